@@ -153,7 +153,7 @@ class NodeServer:
         require_secrets(self.config, makes_own=self._makes_secret)
         raise_descriptor_limit()
         settings = self.config.store
-        shard_limits = ShardLimits(settings.open_shards, settings.shard_copy_bytes)
+        shard_limits = ShardLimits(settings.open_shards, settings.shard_index_bytes, settings.shard_copy_bytes)
         self._store = Store.open(self._drives, mode="a", durability=settings.durability, shard_limits=shard_limits)
         try:
             if self._makes_secret and not self.config.listen.peer_secret_file:

@@ -130,7 +130,9 @@ class EmbeddedTransport:
                     self._paths,
                     mode=self._mode,
                     durability=self.options.durability,
-                    shard_limits=ShardLimits(self.options.open_shards, self.options.shard_copy_bytes),
+                    shard_limits=ShardLimits(
+                        self.options.open_shards, self.options.shard_index_bytes, self.options.shard_copy_bytes
+                    ),
                 )
                 if self._mode == "a":
                     _writers[_drives(self._paths)] = self

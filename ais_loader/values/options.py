@@ -26,13 +26,15 @@ class EmbeddedOptions:
     ("power")."""
     open_shards: int = 128
     """How many archives per drive to keep open for reading their members."""
+    shard_index_bytes: int = 256 << 20
+    """Memory per drive for indexes of archives: about 40 bytes and the name for each member."""
     shard_copy_bytes: int = 4 << 30
     """Space per drive for decompressed copies of archives whose members cannot be read individually."""
 
     def __post_init__(self) -> None:
         if self.durability not in get_args(Durability):
             raise InvalidRequest(f"durability={self.durability!r}: need 'process' or 'power'")
-        for name, least in (("open_shards", 1), ("shard_copy_bytes", 0)):
+        for name, least in (("open_shards", 1), ("shard_index_bytes", 0), ("shard_copy_bytes", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise InvalidRequest(f"{name}={value!r}: need a whole number, {least} or more")

@@ -84,7 +84,11 @@ class StoreSettings(SettingsGroup):
     promote_roots: Annotated[tuple[str, ...], absolute_paths("absolute paths of folders")] = ()
     """Folders on this machine whose files clients may promote into buckets. If empty, no file can be promoted."""
     open_shards: Positive = 128
-    """The number of archives kept open on each drive for reading their members; each takes two descriptors."""
+    """The number of archives kept open on each drive for reading their members; each takes a descriptor, or two
+    if its index takes over 1 MiB."""
+    shard_index_bytes: NotNegative = 256 << 20
+    """Memory for indexes of archives, for each drive: about 40 bytes and the name for each member. Indexes beyond it
+    are read again when they are needed."""
     shard_copy_bytes: NotNegative = 4 << 30
     """Limit, for each drive, on decompressed copies of archives whose members cannot be read piece by piece. The copies
     are files that disappear with the process. Members of an archive that unpacks to more than this are refused."""

@@ -182,7 +182,7 @@ def test_what_archives_may_hold_is_a_setting_with_units_and_a_range() -> None:
     config = configured(ServerConfig(), read_assignments(["shard_copy_bytes=512MiB", "open_shards=7"]))
     assert (config.store.open_shards, config.store.shard_copy_bytes) == (7, 512 << 20)
     assert (config.as_text()["open_shards"], config.as_text()["shard_copy_bytes"]) == ("7", str(512 << 20))
-    for wrong in ("open_shards=0", "shard_copy_bytes=-1"):
+    for wrong in ("open_shards=0", "shard_index_bytes=-1", "shard_copy_bytes=-1"):
         with pytest.raises(WrongSetting, match=wrong.partition("=")[0]):
             read_assignments([wrong])
 

@@ -151,6 +151,30 @@ def test_no_more_files_are_kept_open_than_allowed(tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) <= before + 2 * 5
 
 
+def test_indexes_outlive_the_descriptors_of_their_shards_within_their_bytes(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive", shard_limits=ShardLimits(open_shards=2)) as store:
+        for at in range(12):
+            put(store, f"{at}.tar", packed_tar({"m": b"%d" % at}))
+        (drive,) = store.drives
+        assert drive is not None
+        for at in range(12):
+            assert member(store, f"{at}.tar", "m") == b"%d" % at
+        for path in indexes(tmp_path / "drive"):
+            path.write_bytes(b"nobody reads this again")
+        for at in range(12):
+            assert member(store, f"{at}.tar", "m") == b"%d" % at
+        one = drive.shards._indexes.size_bytes // 12
+        store.delete(BUCKET, "3.tar")
+        drive.reap(everything=True)
+        assert drive.shards._indexes.size_bytes == 11 * one
+    with store_at(tmp_path / "drive", shard_limits=ShardLimits(open_shards=2, index_bytes=5 * one)) as store:
+        (drive,) = store.drives
+        assert drive is not None
+        for at in (*range(3), *range(4, 12), *range(3)):
+            assert member(store, f"{at}.tar", "m") == b"%d" % at
+            assert drive.shards._indexes.size_bytes <= 5 * one
+
+
 def test_a_shard_without_members_is_an_object_and_says_why_each_time(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         data = packed_tar(MEMBERS)[:-20_000]

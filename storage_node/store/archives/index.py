@@ -44,8 +44,10 @@ from storage_node.store.permissions import private
 
 READ_BYTES = 1 << 20
 """Files up to this size, about 17,000 members, are read into memory instead of mapped: the kernel kills a process that
-touches a mapping whose file has been truncated or whose medium fails. With 128 open shards that is at most 128 MiB."""
+touches a mapping whose file has been truncated or whose medium fails. `IndexCache` bounds their memory."""
 _PIECE_BYTES = 1 << 20
+_FEW_NAMES = 16
+_LISTED_AT_ONCE = 1 << 14
 _UNBOUND = ShardState(Version(0, 0), 0, 0)
 
 
@@ -145,6 +147,11 @@ class MemberIndex:
             raise ArchiveIndexError(f"{path}: {error}") from None
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether the index is mapped from its file, and so holds a descriptor."""
+        return isinstance(self._data.obj, mmap.mmap)
+
+    @property
     def is_whole(self) -> bool:
         """Whether the index can be used; False after its mapped file was truncated."""
         mapped = self._data.obj
@@ -189,10 +196,21 @@ class MemberIndex:
         """Iterate over members whose names begin with `prefix`, in the order of the archive, each with its position in
         that order. It begins at position `start`, so that a listing can continue after the end of a page."""
         wanted = prefix.encode("utf-8", "surrogatepass")
-        for place in range(start, len(self)):
-            row = self._body.listing.item(place)
-            if not wanted or self._name(row).startswith(wanted):
-                yield place, self._member(row)
+        for first in range(start, len(self), _LISTED_AT_ONCE):
+            rows = self._body.listing[first : first + _LISTED_AT_ONCE]
+            for at in np.flatnonzero(self._begin_with(rows, wanted)).tolist():
+                yield first + at, self._member(rows.item(at))
+
+    def _begin_with(self, rows: npt.NDArray[np.uint32], prefix: bytes) -> npt.NDArray[np.bool_]:
+        """Return for each row whether its name begins with `prefix`."""
+        body = self._body
+        starts = body.name_at[rows].astype(np.int64)
+        fits = body.name_at[rows.astype(np.int64) + 1].astype(np.int64) - starts >= len(prefix)
+        octets = np.frombuffer(body.names, np.uint8)
+        for at, octet in enumerate(prefix):  # byte by byte: few names are left after the first differing one
+            left = np.flatnonzero(fits)
+            fits[left] = octets[starts[left] + at] == octet
+        return fits
 
     def names(self, prefix: str = "") -> Iterator[str]:
         return (member.name for _, member in self.listed(prefix))
@@ -237,6 +255,23 @@ class MemberIndex:
             np.where(found, body.checksums[rows], np.uint32(0)),
             np.where(found, body.methods[rows], np.uint8(STORED)),
         )
+
+    def places(self, names: Sequence[str]) -> list[tuple[int, int, int] | None]:
+        """Return offset, size and checksum of each member, or None; in a zip those of packed bytes.
+
+        A batch over thousands of shards asks each of them for one or two names, for which arrays cost more than loops.
+        """
+        if len(names) > _FEW_NAMES:
+            members = self.find_many(names)
+            columns = members.offsets.tolist(), members.sizes.tolist(), members.checksums.tolist()
+            rows = zip(members.found.tolist(), zip(*columns, strict=True), strict=True)
+            return [place if found else None for found, place in rows]
+        body, places = self._body, list[tuple[int, int, int] | None]()
+        for name in names:
+            row = self._row(name.encode("utf-8", "surrogatepass"))
+            found = (body.offsets.item(row), body.sizes.item(row), body.checksums.item(row)) if row >= 0 else None
+            places.append(found)
+        return places
 
     def _row(self, name: bytes) -> int:
         """Return the row of a name, or -1."""

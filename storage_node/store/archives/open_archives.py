@@ -24,6 +24,7 @@ from pathlib import Path
 from ais_loader.errors import ArchiveError, ArchiveIndexError, ArchiveIndexStale, CorruptObject, LoaderError
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard
 from storage_node.store.archives.index import MemberIndex
+from storage_node.store.archives.index_cache import IndexCache
 from storage_node.store.archives.index_format import ShardState
 from storage_node.store.archives.kinds import recognise
 from storage_node.store.archives.source import CheckedSource, FdSource, chunks_of
@@ -65,14 +66,18 @@ class ShardLimits:
     """Limits on the open archives and decompressed copies of one drive. Raises ValueError."""
 
     open_shards: int = 128
-    """Maximum number of open shards, least recently used closed first. Each has two descriptors: the shard's and its
-    index's."""
+    """Maximum number of open shards, least recently used closed first. Each has one descriptor, and a second one if
+    its index is mapped."""
+    index_bytes: int = 256 << 20
+    """Memory for indexes of shards, which outlive their descriptors; least recently used dropped first."""
     copy_bytes: int = 4 << 30
     """Disk budget for decompressed copies of shards without restart points. Their files disappear with the process."""
 
     def __post_init__(self) -> None:
         if self.open_shards < 1:
             raise ValueError(f"open_shards={self.open_shards}: need at least 1")
+        if self.index_bytes < 0:
+            raise ValueError(f"shard_index_bytes={self.index_bytes}: need at least 0")
         if self.copy_bytes < 0:
             raise ValueError(f"shard_copy_bytes={self.copy_bytes}: need at least 0")
 
@@ -84,18 +89,18 @@ class OpenShard:
         self,
         archive: Archive,
         fd: int,
-        held: contextlib.ExitStack,
         open_checked: Callable[[], Archive],
         *,
-        is_object: bool = True,
+        copy: contextlib.ExitStack | None = None,
     ) -> None:
+        """`fd`: closed with this object, or with `copy` if the shard is read from a decompressed copy."""
         self.archive = archive
         """Archive to read from. Whole members are verified against their checksums; parts of members are not."""
         self.fd = fd
         """Descriptor of the file that `Archive.file_range` refers to."""
-        self.is_object = is_object
+        self.is_object = copy is None
         """Whether that is the object's own file, and not a decompressed copy of it."""
-        self._held = held
+        self._copy = copy
         self._open_checked = open_checked
         self._checked: Archive | None = None
 
@@ -110,7 +115,10 @@ class OpenShard:
         return self._checked
 
     def __del__(self) -> None:
-        self._held.close()
+        if self._copy is None:
+            os.close(self.fd)
+        else:
+            self._copy.close()
 
 
 class OpenArchives:
@@ -137,6 +145,7 @@ class OpenArchives:
         self._writable = writable
         self._lock = threading.Lock()
         self._open: OrderedDict[bytes, OpenShard] = OrderedDict()
+        self._indexes = IndexCache(self.limits.index_bytes)
         self._refused: OrderedDict[bytes, ArchiveError | CorruptObject] = OrderedDict()
         self._busy: dict[bytes, tuple[threading.Lock, int]] = {}
         """Locks of the shards that are being opened, each with the number of threads that hold or await it."""
@@ -162,19 +171,23 @@ class OpenArchives:
             if found is not None:
                 return found
             try:
-                with naming(name):
-                    shard = self._opened(entry, name)
-            except (ArchiveError, CorruptObject) as error:
-                with self._lock:
-                    self._refused[entry.path] = error
-                    while len(self._refused) > REFUSED_SHARDS:
-                        self._refused.popitem(last=False)
-                raise
+                shard = self._opened(entry, name)
+            except LoaderError as error:
+                named = type(error)(named_message(error, name))
+                if isinstance(named, ArchiveError | CorruptObject):
+                    self._refuse(entry.path, named)
+                raise named from error
             with self._lock:
                 self._open[entry.path] = shard
                 while len(self._open) > self.limits.open_shards:
                     self._open.popitem(last=False)
             return shard
+
+    def _refuse(self, path: bytes, error: ArchiveError | CorruptObject) -> None:
+        with self._lock:
+            self._refused[path] = error
+            while len(self._refused) > REFUSED_SHARDS:
+                self._refused.popitem(last=False)
 
     def _known(self, path: bytes) -> OpenShard | None:
         with self._lock:
@@ -207,19 +220,23 @@ class OpenArchives:
                     self._busy[path] = lock, waiting - 1
 
     def _opened(self, entry: CatalogEntry, name: str) -> OpenShard:
-        with contextlib.ExitStack() as held:
-            fd = self._files.open(entry.path)
-            held.callback(os.close, fd)
-            source = FdSource(fd, entry.size_bytes)
-            archive, is_object = self._indexed(source, entry, name), True
+        fd = self._files.open(entry.path)
+        try:
+            archive = self._indexed(FdSource(fd, entry.size_bytes), entry, name)
             open_checked = partial(self._checked, fd, entry, archive.index)
-            if archive.needs_copy:
+            if not archive.needs_copy:
+                return OpenShard(archive, fd, open_checked)
+            with contextlib.ExitStack() as held:
                 content_bytes = archive.index.content_bytes
                 copy = held.enter_context(
                     self._unpacked().get(entry.path, content_bytes, archive.content, timeout_s=COPY_TIMEOUT_S)
                 )
-                archive, fd, is_object = archive.on_copy(copy), copy.fd, False
-            return OpenShard(archive, fd, held.pop_all(), open_checked, is_object=is_object)
+                archive = archive.on_copy(copy)
+                held.callback(os.close, fd)
+                return OpenShard(archive, copy.fd, open_checked, copy=held.pop_all())
+        except BaseException:
+            os.close(fd)
+            raise
 
     def _checked(self, fd: int, entry: CatalogEntry, index: MemberIndex) -> Archive:
         try:
@@ -244,10 +261,17 @@ class OpenArchives:
             return None
 
     def _indexed(self, source: FdSource, entry: CatalogEntry, name: str) -> Archive:
+        if (known := self._indexes.get(entry.path)) is not None:
+            return Archive(source, known)
+        index = self._open_index(source, entry, name)
+        self._indexes.add(entry.path, index)
+        return Archive(source, index)
+
+    def _open_index(self, source: FdSource, entry: CatalogEntry, name: str) -> MemberIndex:
         self._sweep()
         path, state = self._path(entry.path), _state(entry)
         try:
-            return Archive(source, MemberIndex.open(path, state))
+            return MemberIndex.open(path, state)
         except FileNotFoundError:
             pass
         except (ArchiveIndexError, ArchiveIndexStale) as error:
@@ -255,7 +279,7 @@ class OpenArchives:
         except OSError as error:  # the shard itself may be readable
             log.warning("%s: the index cannot be read and is rebuilt: %s", path, error)
         _verify(source, entry, name)
-        return Archive(source, self._save(index_shard(source, name), path, state))
+        return self._save(index_shard(source, name), path, state)
 
     def _save(self, index: MemberIndex, path: Path, state: ShardState) -> MemberIndex:
         """Save the index, and return it as mapped from its file, so that a large one takes no memory of the process."""
@@ -287,6 +311,7 @@ class OpenArchives:
         """Drop everything kept for a shard whose file has been removed."""
         with self._lock:
             self._open.pop(path, None)
+            self._indexes.drop(path)
             self._refused.pop(path, None)
             if self._copies is not None:
                 self._copies.drop(path)

@@ -249,12 +249,26 @@ class BatchLookup:
             entry = table.records[position]
             if member and entry is not None and not table.status[position]:
                 by_shard.setdefault(entry.path, []).append(position)
-        located: set[int] = set()
+        located: list[int] = []
+        columns: tuple[list[int], ...] = [], [], [], []
         for positions in by_shard.values():
-            located.update(self._locate_in_shard(positions))
-        return located
+            self._locate_in_shard(positions, located, *columns)
+        if located:
+            table.folders[located], table.start[located], table.sizes[located], table.checksum[located] = columns
+            for position in located:
+                table.paths[position] = b""
+        return set(located)
 
-    def _locate_in_shard(self, positions: list[int]) -> list[int]:
+    def _locate_in_shard(
+        self,
+        positions: list[int],
+        located: list[int],
+        folders: list[int],
+        starts: list[int],
+        sizes: list[int],
+        checksums: list[int],
+    ) -> None:
+        """Append the positions of members of one shard, and where their bytes are."""
         table = self._table
         first, request = positions[0], self._request
         entry = table.records[first]
@@ -262,21 +276,18 @@ class BatchLookup:
         try:
             shard = table.drive_of(first).shards.open(entry, table.names[first])
         except (OSError, LoaderError):
-            return []  # the error occurs again, and is reported for each entry
+            return  # the error occurs again, and is reported for each entry
         if not shard.archive.is_plain:
-            return []
-        members = shard.archive.index.find_many([request.member[position] for position in positions])
-        fits = members.found & (members.sizes <= MAX_ITEM_BYTES)
-        at = np.array(positions)[fits]
+            return
         table.shards[shard.fd] = shard
-        table.folders[at] = shard.fd
-        table.start[at] = members.offsets[fits]
-        table.sizes[at] = members.sizes[fits]
-        table.checksum[at] = members.checksums[fits]
-        located: list[int] = at.tolist()
-        for position in located:
-            table.paths[position] = b""
-        return located
+        places = shard.archive.index.places([request.member[position] for position in positions])
+        for position, place in zip(positions, places, strict=True):
+            if place is not None and place[1] <= MAX_ITEM_BYTES:
+                located.append(position)
+                folders.append(shard.fd)
+                starts.append(place[0])
+                sizes.append(place[1])
+                checksums.append(place[2])
 
     def _narrow_to_member(self, position: int, entry: CatalogEntry, member: str) -> None:
         table = self._table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import struct
 import threading
@@ -20,6 +21,7 @@ from storage_node.store.archives import table as table_module
 from storage_node.store.archives.archive import index_shard
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import HEADER_BYTES, ShardState
+from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import Limits, Member
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.table import MemberTable
@@ -65,6 +67,10 @@ def test_many_names_are_answered_in_their_order_repeated_and_missing_ones_too(tm
             assert (answers.offsets[i], answers.sizes[i], answers.checksums[i]) == member[1:4]
         else:
             assert (answers.offsets[i], answers.sizes[i], answers.checksums[i]) == (0, 0, 0)
+    # Few names are looked up one by one, many at once.
+    places = [index.find(name)[1:4] if name in index else None for name in asked]
+    assert index.places(asked * 3) == places * 3
+    assert [index.places([name]) for name in asked] == [[place] for place in places]
 
 
 def test_an_index_without_members_answers_that_there_are_none(tmp_path: Path) -> None:
@@ -277,3 +283,29 @@ def test_a_million_members_are_indexed_and_found_in_bounded_memory(tmp_path: Pat
     assert answers.offsets.tolist() == [512 * i + 512 for i in range(0, 1_000_000, 997)]
     assert opened.find("en/0999999.wav").offset_bytes == 512 * 1_000_000
     assert grown_mib < 500
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "a", "ab", "é", "日本", "zzz/", "a\0", "name that is longer than all the others"]
+)
+def test_a_prefix_finds_what_comparing_each_name_finds(prefix: str) -> None:
+    draw = random.Random(prefix)
+    names = [
+        *NAMES,
+        *("".join(draw.choices(["a", "b", "é", "日", "本", "zzz/"], k=draw.randrange(1, 6))) for _ in range(500)),
+    ]
+    index = index_of(make_tar([(name, b"1") for name in dict.fromkeys(names)]))
+    everything = [member.name for member in index]
+    assert list(index.names(prefix)) == [name for name in everything if name.startswith(prefix)]
+    listed = list(index.listed(prefix))
+    assert [list(index.listed(prefix, start)) for start in (0, 7, len(index))] == [
+        [pair for pair in listed if pair[0] >= start] for start in (0, 7, len(index))
+    ]
+
+
+def test_a_prefix_is_found_over_more_members_than_are_compared_at_once() -> None:
+    table = MemberTable(Limits())
+    for at in range(40_000):
+        table.add_file(b"%02d/%05d" % (at % 64, at), at * 512, 5, 0)
+    index = MemberIndex.of(table.finish(), ArchiveKind.TAR, 40_000 * 512)
+    assert list(index.names("63/")) == [f"63/{at:05}" for at in range(63, 40_000, 64)]
