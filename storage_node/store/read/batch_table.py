@@ -20,6 +20,7 @@ from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_members import MemberPart
 
 MAX_ITEM_BYTES = 256 << 20
+_MIN_DISTINCT = 0.5
 
 
 class BatchTable:
@@ -132,7 +133,8 @@ class BatchTable:
             return False
         if self.packed and not self.packed.isdisjoint(range(at.start, at.stop)):
             return False
-        return not (has_duplicates and len(set(self.sources(at))) < at.stop - at.start)
+        # One call reads duplicates again, which costs less than reading each entry by itself if they are few.
+        return not has_duplicates or len(set(self.sources(at))) >= _MIN_DISTINCT * (at.stop - at.start)
 
     def _any_in_segment(self, at: slice) -> bool:
         return self.shared_files and any(entry is not None and entry.offset for entry in self.records[at])
