@@ -125,7 +125,7 @@ def stage(store: Store, job: Job, source: SourceFile) -> Upload:
     name, metadata = source.found.name, stamp_metadata(source)
     if is_small(source):
         data = source.read()
-        upload = store.begin_put(job.bucket, name, metadata)
+        upload = store.begin_put(job.bucket, name, metadata, grouped=True)
         upload.write(data)
         return upload
     upload = store.begin_put(job.bucket, name, metadata, stage=staging(job, source))

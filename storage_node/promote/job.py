@@ -96,7 +96,7 @@ def staging(job: Job, source: SourceFile) -> Callable[[Drive], StagedFile]:
     """Return how a drive stages the file: by a hard link if it is moved and lies on the drive's own file system."""
     if job.move and not source.found.is_link:
         return partial(_stage_link, source=source)
-    return partial(Drive.stage, held=is_small(source))
+    return Drive.stage
 
 
 def _stage_link(drive: Drive, source: SourceFile) -> StagedFile:

@@ -127,6 +127,19 @@ def test_a_drive_that_is_full_says_so_and_keeps_nothing(
         assert (contents(store), staging(root)) == ({}, [])
 
 
+@pytest.mark.parametrize("move", [False, True])
+def test_small_files_of_a_group_share_one_file_of_the_drive(root: Path, source: Path, move: bool) -> None:
+    """As those of a put of many do: a file for each of them takes a block of its own, and is slower to read."""
+    objects = {f"{at:03d}": seeded_bytes(2000, seed=at) for at in range(GROUP_FILES)}
+    for name, data in objects.items():
+        (source / name).write_bytes(data)
+    with store_at(root) as store:
+        assert [one.error for one in promote(store, source, move=move)] == [None] * GROUP_FILES
+        assert contents(store) == objects
+        assert len([path for path in (root / "objects").rglob("*") if path.is_file()]) == 1
+    assert_sound(root)
+
+
 def test_a_file_that_is_moved_becomes_the_objects_own(root: Path, source: Path) -> None:
     data = seeded_bytes(LARGE)
     (source / "a").write_bytes(data)
