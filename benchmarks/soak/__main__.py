@@ -46,7 +46,10 @@ STORES = ("embedded", "node", "cluster", "damage")
 )
 @click.option("--duration", "duration_s", type=float, help="Longest time for each store, in seconds.")
 @click.option(
-    "--events", type=int, help="Kills and other faults: 1,000 of an embedded store, 200 of a cluster, 60 of damage."
+    "--events",
+    type=int,
+    help="Kills and other faults: 1,000 of an embedded store, 200 of a cluster, 60 of damage. Hostile connections go on"
+    " for the duration, 300 s by default.",
 )
 @click.option("--namespaces/--no-namespaces", default=True, help="Part nodes by network namespaces where possible.")
 @click.option(

@@ -237,13 +237,19 @@ class SoakClient:
         self._read([key], lambda: [_found(self.bucket.get(key, timeout_s=self.timeout_s))], how="get")
 
     def _range(self) -> None:
+        self._one_range(verify=self._draw.random() < 0.5)
+
+    def _verified_range(self) -> None:
+        self._one_range(verify=True)
+
+    def _one_range(self, *, verify: bool) -> None:
         key, start = self._key(), self._draw.randrange(0, LEAST_BYTES - 512)
-        length, verify = self._draw.randint(300, 512), self._draw.random() < 0.5
+        length = self._draw.randint(300, 512)
 
         def call() -> list[list[Any]]:
             return [_found(self.bucket.get(key, start=start, length=length, verify=verify, timeout_s=self.timeout_s))]
 
-        self._read([key], call, how="range", start=start, length=length)
+        self._read([key], call, how="range", start=start, length=length, verify=verify)
 
     def _pinned(self) -> None:
         """Any range of the object that is there, in the version that it has."""

@@ -34,7 +34,8 @@ SETTLED_S = 1.0
 WRITTEN_S = 30.0
 """For the first writes, on a busy machine."""
 SIZES = Sizes(large_share=0.1)
-_READS: Mapping[str, float] = {**READS, "file": 3, "stream": 2}
+_READS: Mapping[str, float] = {**READS, "range": 0, "verified_range": 2, "file": 3, "stream": 2}
+"""All are verified: a range that is not may be delivered with the damage that it has on the drive."""
 _MIXED: Mapping[str, float] = {**_READS, **WRITES, "snapshot": 0.02}
 CLIENTS: Sequence[tuple[str, Mapping[str, float], Sequence[str]]] = (
     ("a", _MIXED, ("auto",)),

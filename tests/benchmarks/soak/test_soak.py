@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from ais_loader.testing import throwaway_folder
+from ais_loader.testing import throwaway_folder, throwaway_store
+from benchmarks.soak.checker import Rules, check
+from benchmarks.soak.clients import WRITES, SoakClient
 from benchmarks.soak.cluster import ClusterSoak
-from benchmarks.soak.damage import DamageSoak
+from benchmarks.soak.content import BLOCK_BYTES, content, size_of
+from benchmarks.soak.damage import CLIENTS, DamageSoak
 from benchmarks.soak.embedded import EmbeddedSoak
 from benchmarks.soak.fuzz import fuzz
-from benchmarks.soak.history import Operation, read_history
+from benchmarks.soak.history import Operation, Recorder, read_history
 from benchmarks.soak.outcome import Outcome, judge_again
 from benchmarks.soak.remote import RemoteSoak
+from tests.store.store_kit import flip_a_byte
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +47,26 @@ def test_a_cluster_delivers_nothing_damaged_and_everything_that_has_an_intact_co
         assert_clean(outcome)
         assert outcome.events["bytes flipped"] == 4 and outcome.figures["damaged copies that were found"] > 0
         assert outcome.counts["read ok"] > 20
+
+
+def test_readers_of_damaged_copies_ask_for_nothing_unverified(tmp_path: Path) -> None:
+    """A range that is not verified may be delivered with its damage, which is no violation."""
+    value = "w-1:100000"
+    with throwaway_store() as client:
+        client.create_bucket("data").put("r0/key", content(value), metadata={"value": value})
+        [file] = [path for path in (Path(client.url.removeprefix("file://")) / "objects").rglob("*") if path.is_file()]
+        for at in range(100, size_of(value), BLOCK_BYTES):  # behind the mark of each block
+            flip_a_byte(file, at)
+        recorder = Recorder(tmp_path / "history.jsonl")
+        for kind in {kind for _, mix, _ in CLIENTS for kind, weight in mix.items() if weight} - {*WRITES}:
+            reader = SoakClient(kind, client, "data", recorder, lambda: ["r0/key"], "1", {kind: 1})
+            for _ in reader.run([kind] * 5):
+                pass
+        recorder.close()
+    history = read_history([tmp_path / "history.jsonl"])
+    assert any(one.arguments.get("verify") for one in history)
+    torn = [found.text for found in check(history, Rules("regular")).violations if found.kind == "torn bytes"]
+    assert torn == []
 
 
 def test_a_remote_bucket_and_its_cloud_agree_after_faults_of_both() -> None:
