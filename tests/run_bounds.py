@@ -210,6 +210,7 @@ def _left(worker: str | None = None) -> list[psutil.Process]:
 
 
 def _end(processes: list[psutil.Process]) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises in the main thread when a worker of a loader is killed
     for process in processes:
         try:
             process.kill()

@@ -35,6 +35,17 @@ def test_b():
 """
 
 
+LEAVES_WORKER = """
+from torch.utils.data import DataLoader
+
+KEPT = []
+
+def test_a():
+    KEPT.append(iter(DataLoader(range(100), num_workers=1)))
+    next(KEPT[0])
+"""
+
+
 def git(root: Path, *command: str) -> None:
     identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
     subprocess.run(["git", *identity, *command], cwd=root, check=True, capture_output=True, text=True)
@@ -91,6 +102,14 @@ def test_a_run_that_leaves_a_process_ends_and_names_it(checkout: Path, method: s
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_run_that_leaves_a_worker_of_a_loader_ends_and_names_it(checkout: Path) -> None:
+    (checkout / "tests" / "test_it.py").write_text(LEAVES_WORKER)
+    code, said = run(checkout)
+    assert code == pytest.ExitCode.TESTS_FAILED and "1 passed" in said, said
+    assert "Processes were left behind" in said and "RuntimeError" not in said, said
+
+
 def test_outside_a_checkout_nothing_is_compared(checkout: Path) -> None:
     (checkout / ".git").rename(checkout.parent / "elsewhere")
     assert run(checkout)[0] == 0
