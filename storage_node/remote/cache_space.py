@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ais_loader.errors import DriveFull, LoaderError, NotFound
+from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.limits.tasks import keep_going
 from storage_node.remote.archives.kept_indexes import KeptIndexes
@@ -37,6 +37,7 @@ from storage_node.remote.eviction_order import EvictionOrder, NeededAt
 from storage_node.remote.object_metadata import is_copy
 from storage_node.remote.urgency import current_urgency
 from storage_node.store.drive.ended_versions import GRACE_S
+from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import CatalogEntry
 from storage_node.store.store import Store
 
@@ -520,8 +521,11 @@ class CacheSpace:
                     continue
                 self.kept.keep_stored(bucket.uuid, name, entry)
                 # By its version: an object that replaces the copy meanwhile need not be a copy.
-                self._store.delete(bucket.name, name, version=entry.version)
-            except NotFound:
+                condition = Condition(if_version=entry.version)
+                [error] = self._store.delete_many(bucket.name, [name], condition, copies_only=True)
+                if error is not None:
+                    raise error
+            except (NotFound, VersionConflict):
                 continue
             except LoaderError as error:
                 log.info("%s/%s is not evicted for now: %s", bucket.name, name, error)

@@ -201,7 +201,8 @@ class RemoteTier:
 
         If another node had a newer copy, this one may be outdated. Other copies are then compared and brought here; but
         the newer one may have been evicted, so that none ever comes. The outdated copy is removed instead, without a
-        tombstone, and the object is cold.
+        tombstone, and the object is cold. In a bucket that is written back, the name stays in doubt: the remote storage
+        may not have the newer one yet.
         """
         try:
             return self._store.head(bucket.name, name)
@@ -211,10 +212,12 @@ class RemoteTier:
             if wanted is None or stale.whole(bucket.uuid):
                 raise
             entry = self._store.replicas.newest_entry(bucket.uuid, name)
-            if entry is not None and not entry.is_tombstone:
+            if entry is not None and not entry.is_tombstone and entry.version < wanted:
                 if not is_copy(entry.metadata):
                     raise
                 self._store.delete(bucket.name, name, version=entry.version)
+            if bucket.remote.is_write_back and (entry is None or entry.version < wanted):
+                raise ObjectNotFound(not_found_message(bucket.name, name)) from None
             stale.trust_name(bucket.uuid, name, wanted)
         return self._store.head(bucket.name, name)
 

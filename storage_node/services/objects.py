@@ -21,7 +21,7 @@ from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
 from storage_node.cluster.map.buckets import ClusterBuckets, requested_remote, requested_settings
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.listing_filter import Listed
+from storage_node.cluster.replication.listing_filter import Filtered
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
 from storage_node.remote.archives.cold_parts import WantedPage
@@ -338,18 +338,18 @@ class ObjectsService:
                 skip_missing=request.skip_missing_drives,
             )
 
-        def answer(page: ListedPage, shown: Listed) -> pb.ListResponse:
+        def answer(page: ListedPage, shown: Filtered) -> pb.ListResponse:
             """Build the response on a thread: thousands of messages would block the event loop."""
             return pb.ListResponse(
-                object=[info_of(request.bucket, name, entry) for name, entry in shown],
+                object=[info_of(request.bucket, name, entry) for name, entry in shown.objects],
                 more=page.next is not None,
                 next=page.next or "",
-                in_doubt=page.in_doubt,
+                in_doubt=sorted([*page.in_doubt, *shown.in_doubt]),
             )
 
         oldest = self._node.membership.lease.version
         page = await self._node.read(look)
-        shown = await self._writes.not_deleted(request.bucket, page.objects)
+        shown = await self._writes.current(request.bucket, page.objects)
         response = await self._node.read(answer, page, shown)
         response.oldest_map_version = oldest
         if (last_removal_s := self._store.replicas.last_removal_s) is not None:

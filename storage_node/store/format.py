@@ -36,6 +36,8 @@ FORGOTTEN_KEY = b"m:forgotten"
 _FILES_TOGETHER = 256
 _PENDING_MARK, _COPY_MARK = (f'"{key}":"'.encode() for key in (REMOTE_PENDING, REMOTE_ETAG))
 """A value cannot contain them: its quotation marks are escaped."""
+EVICTED = b"{" + _COPY_MARK + b'"}'
+"""Metadata of the deletion of a copy of a remote object that was evicted."""
 
 XATTR_NAME = "user.ais_loader"
 ENDED_XATTR_NAME = "user.ais_loader.ended"

@@ -15,6 +15,7 @@ Thread-safe.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import math
 import threading
@@ -32,8 +33,10 @@ from ais_loader.errors import (
     ObjectReplaced,
 )
 from ais_loader.name_matching import PATTERN_HINT, is_pattern
+from storage_node.store import format as fmt
 from storage_node.store.buckets import Buckets, ReplicaStale
 from storage_node.store.drive.preconditions import parse_version
+from storage_node.store.drive.transactions import DeletionLog
 from storage_node.store.drive.version_clock import VersionClock, advice, ms_of, shown
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import merged
@@ -232,6 +235,8 @@ class StoredVersion(NamedTuple):
     is_tombstone: bool
     size_bytes: int
     checksum: int
+    is_evicted: bool = False
+    """The store has no entry of the name: it has evicted this version."""
 
 
 class ListedPage(NamedTuple):
@@ -326,6 +331,22 @@ class ReplicaState:
         Closed."""
         return self._drives.newest(bucket_uuid, name).record
 
+    def evicted_version(self, bucket_uuid: bytes, name: str) -> Version | None:
+        """Return the version of a copy of a remote object that was evicted here, if the store has no entry of the name
+        now. None if there was none, or it is not remembered: copies that no client has written are not, nor are
+        evictions before the last `MAX_DELETIONS` of a drive.
+
+        The remote storage has this version or a newer one, so older replicas on other nodes are outdated.
+        """
+        key = fmt.object_key(bucket_uuid, name)
+        versions = [deletions.evicted_version(key) for deletions in self._deletions()]
+        return max((one for one in versions if one is not None), default=None)
+
+    def _deletions(self) -> Iterator[DeletionLog]:
+        for drive in self._drives.live():
+            with contextlib.suppress(LoaderError):  # it accepts no writes
+                yield drive.changes.deletions
+
     def scan(
         self, bucket: str, prefix: str, start_after: str, *, tombstones: bool, skip_missing: bool = False
     ) -> Iterator[tuple[str, CatalogEntry]]:
@@ -411,11 +432,36 @@ class ReplicaState:
         return ListedPage(objects, sorted(left_out), last if more else None)
 
     def versions(
-        self, bucket: str, start_after: str = "", limit: int | None = None, prefix: str = ""
+        self,
+        bucket: str,
+        start_after: str = "",
+        limit: int | None = None,
+        prefix: str = "",
+        *,
+        with_evicted: bool = False,
     ) -> Iterator[StoredVersion]:
-        """Iterate over objects and tombstones in name order. Raises what `Store.objects` raises."""
-        for name, entry in itertools.islice(self.scan(bucket, prefix, start_after, tombstones=True), limit):
-            yield StoredVersion(name, entry.version, entry.is_tombstone, entry.size_bytes, entry.checksum)
+        """Iterate over objects and tombstones in name order. Raises what `Store.objects` raises.
+
+        `with_evicted`: also over evicted copies; see `evicted_version`.
+        """
+        found = (
+            StoredVersion(name, entry.version, entry.is_tombstone, entry.size_bytes, entry.checksum)
+            for name, entry in self.scan(bucket, prefix, start_after, tombstones=True)
+        )
+        if with_evicted:
+            evicted = self._evicted(self._buckets.get(bucket).uuid_bytes, prefix, start_after)
+            # Code points order names as the bytes of their UTF-8 form do.
+            return itertools.islice(heapq.merge(found, evicted, key=lambda one: one.name), limit)
+        return itertools.islice(found, limit)
+
+    def _evicted(self, bucket_uuid: bytes, prefix: str, start_after: str) -> list[StoredVersion]:
+        found: dict[str, Version] = {}
+        for deletions in self._deletions():
+            for key, version in deletions.evicted():
+                name = fmt.name_of_key(key)
+                if fmt.bucket_of_key(key) == bucket_uuid and name.startswith(prefix) and name > start_after:
+                    found[name] = max(version, found.get(name, version))
+        return [StoredVersion(name, found[name], True, 0, 0, is_evicted=True) for name in sorted(found)]
 
     def tombstones(self, bucket: str) -> Iterator[StoredVersion]:
         """Iterate over tombstones. Raises what `Store.objects` raises."""

@@ -76,6 +76,28 @@ def test_a_copy_of_a_remote_object_that_belongs_elsewhere_goes_when_one_owner_ha
     assert work.push == {2: ["a"]} and not work.drop
 
 
+def evicted(counter: int) -> State:
+    return State(Version(1, counter), True, is_evicted=True)
+
+
+def test_what_an_owner_has_evicted_is_not_kept_elsewhere_nor_sent_back_to_it() -> None:
+    for copy in (page(state(5), [1, 2]), evictable(state(5), [1, 2])):
+        for newest in (5, 6):
+            work = plan(copy, 0, NODES, {1: {"a": evicted(newest)}, 2: {"a": None}})
+            assert work.drop == [("a", state(5))] and not any(
+                "a" in names for at, names in work.push.items() if at == 1
+            )
+        work = repair_plan.plan(copy, 0, NODES, {1: {"a": evicted(6)}, 2: {"a": None}}, {2})
+        assert not work.drop  # by another map
+        work = plan(copy, 0, NODES, {1: {"a": evicted(4)}, 2: {"a": None}})
+        assert 1 in work.push and not work.drop
+    owned = plan(page(state(5), [0, 1]), 0, NODES, {1: {"a": evicted(6)}})
+    assert owned.older_local == {"a": (1, evicted(6))} and not owned.push
+    assert plan(evictable(state(5), [0, 1]), 0, NODES, {1: {"a": evicted(5)}}).is_clean
+    tombstone = page(state(5, dead=True), [0, 1], ripe=True)
+    assert plan(tombstone, 0, NODES, {node: {"a": evicted(4)} for node in (1, 2, 3)}).forget
+
+
 def test_a_page_knows_copies_of_remote_objects_by_their_metadata() -> None:
     map_ = pb.ClusterMap(version=1, node=[pb.MapNode(uuid=b"n" * 16, weight=1)])
     bucket = map_.bucket.add(name="b", uuid=b"b" * 16, copies=1)
@@ -193,6 +215,9 @@ def test_comparing_finds_what_is_owned_and_missing_and_whatever_is_older() -> No
     found = compare(theirs, mine, {"new", "same", "lost"})
     assert set(found.fetch) == {"new", "old"}
     assert found.tombstones == {"gone": state(4, dead=True)}
+    theirs = [(name, evicted(3)) for name in mine]
+    found = compare(theirs, mine, {"new", "same", "lost"})
+    assert found.fetch == {"old": evicted(3)} and not found.tombstones
 
 
 def a_map(states: list[pb.MapNode.State]) -> pb.ClusterMap:

@@ -1,4 +1,4 @@
-"""Lists beside copies on nodes that do not own them: a node that stood in for an owner does not hear of deletions."""
+"""Lists beside copies on nodes that do not own them: a node that stood in for an owner hears of no later writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import Bucket, ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.testing import eventually
 from ais_loader.transport.grpc.node_calls import NodeCalls
@@ -19,7 +19,8 @@ from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import ReplicaLost
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
-from tests.node.write_kit import cluster_of
+from tests.node.write_kit import cluster_of, copies_of
+from tests.replication.test_full_copies import FullDrives
 
 NAMES = [f"{at:02d}" for at in range(30)]
 
@@ -91,3 +92,43 @@ def test_a_node_that_reaches_no_owner_does_not_list_what_it_stood_in_for(
     alone.close()
     with connect(cluster.nodes[0].url) as client:
         assert [info.name for info in client.bucket(BUCKET).objects()] == NAMES  # there are others who have all
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_stand_in_is_not_listed_when_the_owner_of_a_newer_one_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FullDrives(tmp_path, monkeypatch)
+    with (
+        cluster_of(
+            tmp_path, 3, copies=2, linked=True, clients_linked=True, repair_interval_s=3600.0, reach_timeout_s=3.0
+        ) as cluster,
+        connect(",".join(link.url for link in cluster.client_links), options=ClusterOptions(retry_s=1.0)) as client,
+    ):
+        bucket = client.bucket(BUCKET)
+        first, second = cluster.owners("a")
+        (other,) = {0, 1, 2} - {first, second}
+        full.nodes, full.refused = {second}, 1
+        bucket.put("a", b"old")
+        assert {number: data for number, (_, data) in copies_of(cluster, "a").items()} == {first: b"old", other: b"old"}
+        full.nodes = {second, other}
+        bucket.put("a", b"newer")
+        assert {number: data for number, (_, data) in copies_of(cluster, "a").items()} == {
+            first: b"newer",
+            other: b"old",
+        }
+        assert _sizes(bucket) == {"a": len(b"newer")}
+        links = cluster.links[first], cluster.client_links[first]
+        for link in links:
+            link.stall()
+        try:
+            with pytest.raises(NodeUnavailable, match="in doubt"):
+                _sizes(bucket)
+        finally:
+            for link in links:
+                link.flow()
+        eventually(lambda: _sizes(bucket) == {"a": len(b"newer")})
+
+
+def _sizes(bucket: Bucket) -> dict[str, int]:
+    return {info.name: info.size_bytes for info in bucket.objects()}

@@ -338,7 +338,7 @@ class NewestResponse(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ..., map_version: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class ObjectState(_message.Message):
-    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns")
+    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns", "evicted", "announced")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_TOMBSTONE_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +347,8 @@ class ObjectState(_message.Message):
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
     MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: ObjectVersion
     is_tombstone: bool
@@ -355,7 +357,9 @@ class ObjectState(_message.Message):
     unknown: bool
     writes: bytes
     modified_ns: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ...) -> None: ...
+    evicted: ObjectVersion
+    announced: ObjectVersion
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ..., evicted: _Optional[_Union[ObjectVersion, _Mapping]] = ..., announced: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
 
 class BuryRequest(_message.Message):
     __slots__ = ("bucket", "name", "version", "not_above", "is_copy", "wall_ms", "writes", "looked_ms", "metadata")

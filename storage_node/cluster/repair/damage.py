@@ -99,7 +99,7 @@ class DamageRepair:
                 if state is None or state is UNKNOWN:
                     continue
                 if state.version == names[name]:
-                    having.append(name)
+                    having += [] if state.is_evicted else [name]
                 elif state.version > names[name]:
                     newer[name] = state.version
             if newer:  # fetched like a missed write

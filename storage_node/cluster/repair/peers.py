@@ -74,7 +74,7 @@ class RepairPeers:
     async def versions(
         self, endpoint: str, bucket: pb.MapBucket, start_after: str
     ) -> tuple[list[tuple[str, State]], bool]:
-        """Return a page of the node's names, and whether more follow. Raises ReplicaLost."""
+        """Return a page of the names that the node has, or has evicted, and whether more follow. Raises ReplicaLost."""
         request = wire.VersionsRequest(bucket=bucket_ref(bucket), start_after=start_after, limit=PAGE_NAMES)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         with self.channels.reporting(endpoint):
@@ -150,5 +150,5 @@ def state_of(state: wire.ObjectState) -> State | None:
     if state.unknown:
         return UNKNOWN
     if not state.HasField("version"):
-        return None
+        return State(from_wire(state.evicted), True, is_evicted=True) if state.HasField("evicted") else None
     return State(from_wire(state.version), state.is_tombstone, state.size_bytes)

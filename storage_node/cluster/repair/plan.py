@@ -27,6 +27,8 @@ class State:
     version: Version
     is_tombstone: bool
     size_bytes: int = 0
+    is_evicted: bool = False
+    """The node has no entry: it has evicted a copy of a remote object with this version. Older ones are outdated."""
 
 
 UNKNOWN = State(Version(0, 0), False, -1)
@@ -111,6 +113,7 @@ def plan(
     """Decide the steps for a page from the answers of the other nodes.
 
     Copies of remote objects are not made equal: an owner may have evicted its own, and would get it back in every pass.
+    What an owner has evicted is in the remote storage: other nodes need not keep it, nor anything older.
 
     Args:
         by_this_map: the nodes that answered under the map of the page.
@@ -120,10 +123,14 @@ def plan(
         complete, known, newest = True, True, True
         behind: list[int] = []
         evictable, lacking = page.is_evictable(row), 0
+        is_remote = False
         for node in owners:
             if node == local:
                 continue
             theirs = answers.get(node, {}).get(name, UNKNOWN)
+            if theirs is not None and theirs.is_evicted:
+                is_remote |= theirs.version >= mine.version and node in by_this_map
+                theirs = theirs if theirs.version >= mine.version else None
             if theirs is UNKNOWN or node not in by_this_map:
                 complete = known = False
             if theirs is UNKNOWN:
@@ -145,7 +152,7 @@ def plan(
             work.unknown += 1
         for node in behind if newest else ():  # otherwise the node with the newer version pushes that
             work.push.setdefault(node, []).append(name)
-        if local not in owners and complete and owners:
+        if local not in owners and owners and (complete or is_remote):
             work.drop.append((name, mine))
         elif (
             ripe
@@ -169,7 +176,10 @@ def _version(found: tuple[int, State] | None) -> Version:
 
 def _nothing_older(mine: State, others: Iterable[State | None]) -> bool:
     """Return whether every other node has reported no version older than the tombstone."""
-    return all(theirs is None or (theirs is not UNKNOWN and theirs.version >= mine.version) for theirs in others)
+    return all(
+        theirs is None or theirs.is_evicted or (theirs is not UNKNOWN and theirs.version >= mine.version)
+        for theirs in others
+    )
 
 
 @dataclass(slots=True)
@@ -193,10 +203,11 @@ def compare(
     found = Comparison()
     for name, state in theirs:
         local = mine[name]
-        if local is UNKNOWN or (local is None and name not in owned):
+        if local is UNKNOWN or (local is None and (name not in owned or state.is_evicted)):
             continue
         if local is None or local.version < state.version:
-            (found.tombstones if state.is_tombstone else found.fetch)[name] = state
+            is_deleted = state.is_tombstone and not state.is_evicted
+            (found.tombstones if is_deleted else found.fetch)[name] = state
     return found
 
 

@@ -282,8 +282,11 @@ class Reconciler:
             known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in others}
             best_node, best = None, mine
             for node, state in known.items():
-                if state is not None and state is not UNKNOWN and (best is None or state.version > best.version):
+                if state is not None and state is not UNKNOWN and (best is None or _is_better(state, best)):
                     best_node, best = node, state
+            if best is not None and best.is_evicted:
+                await self._node.read(self._remove_outdated, bucket, name, best.version)
+                best_node = None
             if best_node is not None and best is not None and name in owned:
                 sources.setdefault(best_node, []).append((name, best))
             elif best_node is None and name in stale and all(state is not UNKNOWN for state in known.values()):
@@ -300,6 +303,13 @@ class Reconciler:
             if bucket.HasField("remote"):
                 await self._node.read(self._remove_copy, bucket, name)
             self._store.replicas.stale.trust_name(bucket.uuid, name, stale.version)
+
+    def _remove_outdated(self, bucket: pb.MapBucket, name: str, evicted: Version) -> None:
+        """Remove what is older than a copy that another node has evicted. The remote storage has that one."""
+        entry = self._store.replicas.newest_entry(bucket.uuid, name)
+        if entry is not None and not entry.is_tombstone and entry.version < evicted:
+            self._store.delete(bucket.name, name, entry.version)
+        self._store.replicas.stale.trust_name(bucket.uuid, name, evicted)
 
     def _remove_copy(self, bucket: pb.MapBucket, name: str) -> None:
         """Remove a copy of a remote object. The announced version may have been evicted everywhere, and this older one
@@ -329,6 +339,11 @@ class Reconciler:
             else:
                 left[name] = state
         return left
+
+
+def _is_better(state: State, than: State) -> bool:
+    """Return whether a node's state is newer. Of one version, what is stored comes before what was evicted."""
+    return state.version > than.version or (state.version == than.version and than.is_evicted and not state.is_evicted)
 
 
 def copied_buckets(view: ClusterView) -> list[pb.MapBucket]:

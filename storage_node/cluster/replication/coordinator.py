@@ -23,7 +23,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.cluster.replication.commit import CommitProtocol, OnShort
 from storage_node.cluster.replication.conditions import decide, misplaced, resolve
-from storage_node.cluster.replication.listing_filter import Listed, not_deleted
+from storage_node.cluster.replication.listing_filter import Filtered, Listed, current
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.cluster.replication.replicas import (
     LocalReplicaStream,
@@ -99,14 +99,13 @@ class WriteCoordinator:
             raise TooFewCopies("this node is no longer part of the cluster; ask another one")
         return ReplicaSet(view, bucket, position)
 
-    async def not_deleted(self, bucket: str, found: Listed) -> Listed:
-        """Remove the objects from a listing of this node that it may not list, because they may have been deleted
-        elsewhere."""
+    async def current(self, bucket: str, found: Listed) -> Filtered:
+        """Remove the objects from a listing of this node that are outdated, as far as their owners know."""
         try:
             replica_set = self.replica_set(bucket)  # listings of snapshots are already filtered by owner
         except TooFewCopies:
-            return found
-        return found if replica_set is None else await not_deleted(self._replicas, replica_set, found)
+            replica_set = None
+        return Filtered(found, []) if replica_set is None else await current(self._replicas, replica_set, found)
 
     # -- one object
 

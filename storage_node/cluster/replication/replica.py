@@ -225,7 +225,10 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
         states = [_state_or_unknown(store, request.bucket.name, name) for name in request.name]
     else:
         found = store.replicas.newest(request.bucket.name, list(request.name))
-        states = [to_state(name, entry) for name, entry in zip(request.name, found, strict=True)]
+        states = [
+            _known_state(store, request.bucket.uuid, name, entry)
+            for name, entry in zip(request.name, found, strict=True)
+        ]
     return wire.NewestResponse(
         object=states, clock=store.replicas.clock, map_version=map_version, wall_ms=store.clock.wall_ms()
     )
@@ -303,10 +306,12 @@ def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsRespon
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     limit = min(request.limit or 1000, MAX_VERSIONS)
     # Read one more than requested, which shows whether there is another page.
-    found = list(store.replicas.versions(request.bucket.name, request.start_after, limit + 1))
+    found = list(store.replicas.versions(request.bucket.name, request.start_after, limit + 1, with_evicted=True))
     limit = within(PAGE_BYTES, (state.name for state in found[:limit]))
     states = [
-        wire.ObjectState(
+        wire.ObjectState(name=state.name, evicted=to_wire(state.version))
+        if state.is_evicted
+        else wire.ObjectState(
             name=state.name,
             version=to_wire(state.version),
             is_tombstone=state.is_tombstone,
@@ -331,12 +336,23 @@ def forget(store: Store, request: wire.ForgetRequest) -> wire.ForgetResponse:
 
 def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:
     try:
-        entry = store.replicas.newest(bucket, [name])[0]
-        if entry is not None and store.damaged.version_of(store.bucket(bucket).uuid_bytes, name) == entry.version:
+        entry, bucket_uuid = store.replicas.newest(bucket, [name])[0], store.bucket(bucket).uuid_bytes
+        if entry is not None and store.damaged.version_of(bucket_uuid, name) == entry.version:
             return wire.ObjectState(name=name, unknown=True)  # this replica is damaged
-        return to_state(name, entry)
+        return _known_state(store, bucket_uuid, name, entry)
     except errors.DriveFailed:
         return wire.ObjectState(name=name, unknown=True)
+
+
+def _known_state(store: Store, bucket_uuid: bytes, name: str, entry: CatalogEntry | None) -> wire.ObjectState:
+    """Return what this node has of a name, and what it knows of newer versions."""
+    state = to_state(name, entry)
+    if entry is None and (evicted := store.replicas.evicted_version(bucket_uuid, name)) is not None:
+        state.evicted.CopyFrom(to_wire(evicted))
+    wanted = store.replicas.stale.wanted(bucket_uuid, name)
+    if wanted is not None and (entry is None or entry.version < wanted):
+        state.announced.CopyFrom(to_wire(wanted))
+    return state
 
 
 def to_state(name: str, entry: CatalogEntry | None) -> wire.ObjectState:

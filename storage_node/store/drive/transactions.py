@@ -126,7 +126,8 @@ class DeletionLog:
     """Ids of recent deletions that left no tombstone. Thread-safe if callers hold the stripes of the names.
 
     A standalone store keeps no tombstones. The result of a deletion, and the write memory of the deleted object, are
-    kept here until there is an object of that name again, or until MAX_DELETIONS others have been deleted since.
+    kept here until there is an object of that name again, or until MAX_DELETIONS others have been deleted since. So
+    are evicted copies of remote objects that clients have written: older replicas on other nodes are outdated.
     """
 
     def __init__(self, catalog: Catalog, max_entries: int = MAX_DELETIONS) -> None:
@@ -150,6 +151,18 @@ class DeletionLog:
     def get(self, key: bytes) -> CatalogEntry | None:
         """Return the deletion of an object, as a tombstone with the deleted object's version."""
         return self._entries.get(key)
+
+    def evicted_version(self, key: bytes) -> Version | None:
+        """Return the version of a copy of a remote object that was evicted; None if nothing is known of one. The remote
+        storage has this version or a newer one."""
+        entry = self._entries.get(key)
+        return entry.version if entry is not None and fmt.is_remote_copy(entry.raw_metadata) else None
+
+    def evicted(self) -> list[tuple[bytes, Version]]:
+        """Return the keys and versions of evicted copies of remote objects."""
+        with self._lock:
+            entries = list(self._entries.items())
+        return [(key, entry.version) for key, entry in entries if fmt.is_remote_copy(entry.raw_metadata)]
 
     def put(self, batch: WriteBatch, deletions: Mapping[bytes, CatalogEntry]) -> None:
         """Add deletions to a commit; `committed` follows."""
@@ -270,6 +283,10 @@ class Transactions:
                 floor = self.retention.floor(pending.bucket_uuid)
                 if before is not None and pending.is_outdated_copy(before, entries[at]):
                     results[at] = VersionConflict(f"{pending.name!r}: what was put or deleted is not uploaded yet")
+                    continue
+                evicted = self.deletions.evicted_version(key) if before is None and pending.is_copy else None
+                if evicted is not None and entries[at].version < evicted:
+                    results[at] = VersionConflict(f"{pending.name!r}: version {evicted} was here, and was evicted")
                     continue
                 if pending.condition is not None:
                     if before is not None and pending.is_mended(before, entries[at]):
@@ -444,7 +461,8 @@ class Transactions:
                     gone[key] = entry
                     results[at] = not entry.is_tombstone
                     if (memory or entry.writes) and (writes := after([entry], memory, now_ns)):
-                        deletions[key] = fmt.tombstone(entry.version, now_ns, writes)
+                        mark = fmt.EVICTED if copies_only else b""
+                        deletions[key] = fmt.tombstone(entry.version, now_ns, writes, mark)
             ended = self._replace(dict.fromkeys(gone), gone, deletions)
         self.defer_unlink(ended)
         return results

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from ais_loader import errors
-from ais_loader.errors import ObjectNotFound
+from ais_loader.errors import ObjectNotFound, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.reserved import REMOTE_ETAG
+from storage_node.store.drive.preconditions import memory_of
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
@@ -166,3 +168,30 @@ def test_a_bucket_of_tombstones_is_empty_and_goes_with_them(tmp_path: Path) -> N
         assert list(store.drive_set.at(0).catalog.scan(b"o" + bucket_uuid)) == []
         with pytest.raises(errors.BucketNotFound):
             store.delete(BUCKET, "a", V(1, 1, 1), keep_tombstone=True)
+
+
+def test_an_evicted_copy_is_not_replaced_by_an_older_one(tmp_path: Path) -> None:
+    def bring(store: Store, name: str, version: Version, metadata: dict[str, str]) -> object:
+        upload = store.stage(BUCKET, name, [b"%d" % version.counter], metadata)
+        upload.assign(version, writes=memory_of(b"w" * 16), is_copy=True)
+        return store.commit_many([upload])[0]
+
+    with store_at(tmp_path / "drive") as store:
+        bucket_uuid = store.bucket(BUCKET).uuid_bytes
+        for name in ("a", "b"):
+            bring(store, name, V(1, 7, 2), {REMOTE_ETAG: "e"})
+        put(store, "local", b"1")
+        assert store.delete_many(BUCKET, ["a"], copies_only=True) == [None]
+        store.delete_many(BUCKET, ["b", "local"])
+    with store_at(tmp_path / "drive") as store:
+        evicted = [store.replicas.evicted_version(bucket_uuid, name) for name in ("a", "b", "local")]
+        assert evicted == [V(1, 7, 2), None, None]
+        assert [one.name for one in store.replicas.versions(BUCKET)] == []
+        (found,) = store.replicas.versions(BUCKET, with_evicted=True)
+        assert (found.name, found.version, found.is_evicted) == ("a", V(1, 7, 2), True)
+        assert isinstance(bring(store, "a", V(1, 6, 3), {}), VersionConflict)
+        assert names(store) == []
+        bring(store, "a", V(1, 7, 2), {REMOTE_ETAG: "e"})
+        assert contents(store) == {"a": b"7"}
+        assert store.replicas.evicted_version(bucket_uuid, "a") is None
+    assert_sound(tmp_path / "drive")

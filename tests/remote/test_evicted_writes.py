@@ -1,0 +1,102 @@
+"""Writes of a cluster that have been uploaded and evicted: older copies elsewhere do not come back in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Bucket, Client, ClusterOptions, Remote, connect, errors
+from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.testing.waiting import eventually
+from ais_loader.transport.cluster.transport import RemoteTransport
+from tests.remote.conftest import RemoteBucket
+from tests.remote.test_cache_cluster import evict_at
+from tests.remote.test_cluster_faults import process_of
+from tests.remote.test_write_back_kills import _is_flushed
+
+pytestmark = pytest.mark.slow  # nodes
+NAME, OLD, NEW = "written", b"old", b"newer"
+PATIENT = ClusterOptions(retry_s=60.0)
+OFTEN = ["--set", "repair_interval_s=1"]
+
+
+@pytest.fixture
+def cluster(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[ClusterProcesses]:
+    with ClusterProcesses(tmp_path, 3, arguments=OFTEN) as running:
+        yield running
+
+
+def made(client: Client, remote_bucket: RemoteBucket, write: str) -> Bucket:
+    remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, write=write)  # type: ignore[arg-type]
+    return client.create_bucket("train", remote=remote, copies=2)
+
+
+def owners_of(cluster: ClusterProcesses, client: Client) -> tuple[int, int, int]:
+    """The processes of the first owner, of the second one, and of the node that stands in for them."""
+    transport = client._transport
+    assert isinstance(transport, RemoteTransport)
+    view = transport.members.view
+    first, second = (process_of(cluster, client, at) for at in view.owners(view.buckets["train"], NAME))
+    return first, second, ({0, 1, 2} - {first, second}).pop()
+
+
+def evicted(cluster: ClusterProcesses, bucket: Bucket, number: int) -> None:
+    """Evict the copy on one node, once it is uploaded."""
+    eventually(lambda: evict_at(cluster.nodes[number], bucket) == 1, 30.0)
+
+
+def check(bucket: Bucket) -> bool:
+    """Whether all is uploaded and read; lists the newest write before and afterwards."""
+    is_over = False
+    for _ in range(2):
+        assert [(info.name, info.size_bytes) for info in bucket.objects()] == [(NAME, len(NEW))]
+        try:
+            assert bucket.get(NAME) == NEW
+        except errors.RemoteUnavailable:
+            return False  # an owner compares its copies
+        is_flushed, is_over = is_over, _is_flushed(bucket)
+    return is_flushed
+
+
+@pytest.mark.parametrize("write", ["back", "through"])
+def test_an_older_copy_of_a_stand_in_does_not_come_back(
+    cluster: ClusterProcesses, remote_bucket: RemoteBucket, write: str
+) -> None:
+    with connect(cluster.url, options=PATIENT) as client:
+        bucket = made(client, remote_bucket, write)
+        first, second, other = owners_of(cluster, client)
+        cluster.nodes[second].kill()
+        bucket.put(NAME, OLD)
+        cluster.nodes[other].pause()
+        cluster.nodes[second].start()
+        bucket.put(NAME, NEW)
+        eventually(lambda: remote_bucket.get(NAME) == NEW, 30.0)
+        evicted(cluster, bucket, first)
+        if write == "back":  # it is sent to an owner that has just come back
+            evicted(cluster, bucket, second)
+        evict_at(cluster.nodes[second], bucket)
+        cluster.nodes[other].resume()
+        eventually(lambda: check(bucket), 30.0)
+        assert evict_at(cluster.nodes[other], bucket) == 0  # it has let go
+
+
+@pytest.mark.parametrize("write", ["back", "through"])
+def test_an_older_copy_of_an_owner_that_was_away_does_not_come_back(
+    cluster: ClusterProcesses, remote_bucket: RemoteBucket, write: str
+) -> None:
+    with connect(cluster.url, options=PATIENT) as client:
+        bucket = made(client, remote_bucket, write)
+        first, second, other = owners_of(cluster, client)
+        bucket.put(NAME, OLD)
+        bucket.flush(timeout_s=30)
+        cluster.nodes[second].kill()
+        bucket.put(NAME, NEW)
+        eventually(lambda: remote_bucket.get(NAME) == NEW, 30.0)
+        evicted(cluster, bucket, first)
+        cluster.nodes[other].kill()
+        cluster.nodes[second].start()
+        eventually(lambda: evict_at(cluster.nodes[second], bucket) == 0, 30.0)
+        cluster.nodes[other].start()
+        eventually(lambda: check(bucket), 60.0)
