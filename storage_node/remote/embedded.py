@@ -226,9 +226,8 @@ class EmbeddedRemote:
     def delete_later(self, bucket: RemoteBucket, name: str, if_version: str) -> None:
         """Delete an object whose remote object is deleted afterwards. Raises VersionConflict and what `Store.delete`
         raises."""
-        if etag := self._thread.run(self.write_back.cold_etag(bucket, name, if_version)):
-            if_version = ""
-        condition = parse_condition(False, if_version)
+        etag = self._thread.run(self.write_back.cold_etag(bucket, name, if_version))
+        condition = parse_condition(bool(etag), "" if etag else if_version)
         mark = self._thread.run(self.write_back.deletion_mark(bucket, [name], condition, etag))
         self._store.delete(bucket.name, name, keep_tombstone=True, condition=condition, raw_metadata=mark)
 

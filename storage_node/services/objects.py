@@ -288,24 +288,26 @@ class ObjectsService:
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         bucket, write_back = self._tier.remote_bucket(request.bucket), self._tier.write_back
         if bucket is None:
-            await self._delete(request)
+            await self._delete(request, _condition_of(request))
         elif bucket.remote.is_write_back and write_back is not None:
-            if etag := await write_back.cold_etag(bucket, request.name, request.if_version):
-                request.if_version = ""
-            mark = await write_back.deletion_mark(bucket, [request.name], _condition_of(request), etag)
+            etag = await write_back.cold_etag(bucket, request.name, request.if_version)
+            if etag:  # nobody may have put it here meanwhile
+                condition = parse_condition(True, "", request.write_id, request.repeat_ms)
+            else:
+                condition = _condition_of(request)
+            mark = await write_back.deletion_mark(bucket, [request.name], condition, etag)
             with contextlib.suppress(ObjectNotFound):  # a cold object has no copy
-                await self._delete(request, mark)
+                await self._delete(request, condition, mark)
         else:
             async with self._tier.writing.hold([(bucket.uuid, request.name)]):
                 if not await self._was_deleted(request):
                     await self._write_through.delete_one(request)
                     with contextlib.suppress(ObjectNotFound):
-                        await self._delete(request)
+                        await self._delete(request, _condition_of(request))
         return pb.DeleteResponse()
 
-    async def _delete(self, request: pb.DeleteRequest, mark: bytes = b"") -> None:
+    async def _delete(self, request: pb.DeleteRequest, condition: Condition | None, mark: bytes = b"") -> None:
         """Delete an object of the store. `mark`: metadata of a tombstone that is to be uploaded. Raises LoaderError."""
-        condition = _condition_of(request)
         if (replica_set := self._writes.replica_set(request.bucket)) is not None:
             await self._writes.delete(replica_set, request.name, condition, mark)
             return

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -289,3 +290,19 @@ def test_the_version_of_a_cold_object_is_a_condition(back: Bucket, remote_bucket
     back.delete("b", if_version=back.head("b").version)
     back.flush(timeout_s=20)
     assert remote_bucket.keys() == ["a"]
+
+
+def test_one_of_several_conditional_writes_replaces_a_cold_object(
+    back: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    remote_bucket.put("a", b"theirs")
+    version = back.head("a").version
+    with ThreadPoolExecutor(3) as pool:
+        with proxy.held("HEAD", remote_bucket.path("a")) as held:
+            running = [pool.submit(back.put, "a", b"%d" % at, if_version=version) for at in range(3)]
+            held.wait_for(len(running))
+        failures = [one.exception(20) for one in running]
+    won = failures.index(None)
+    assert [type(error) for at, error in enumerate(failures) if at != won] == [errors.VersionConflict] * 2
+    back.flush(timeout_s=20)
+    assert back.get("a") == remote_bucket.get("a") == b"%d" % won

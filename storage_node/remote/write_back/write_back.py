@@ -293,13 +293,13 @@ class WriteBack:
         return not pending or pending + size_bytes <= self._settings.write_back_bytes
 
     async def mark(self, bucket: RemoteBucket, put: objects.PutHeader | objects.SmallObject) -> None:
-        """Mark a put as one that is to be uploaded. A condition on the ETag of a cold object is removed from it: the
-        upload has to meet it. Waits for a drive if the put is conditional.
+        """Mark a put as one that is to be uploaded. A condition on the ETag of a cold object is replaced by one that
+        there is no object here: the upload has to meet it. Waits for a drive if the put is conditional.
 
         Raises InvalidRequest, and what `cold_etag` raises.
         """
         if etag := await self.cold_etag(bucket, put.name, put.condition.if_version):
-            put.condition.if_version = ""
+            put.condition.if_version, put.condition.if_absent = "", True
         condition = condition_of(put)
         await self._note_changes(bucket, [put.name])
         put.metadata[REMOTE_PENDING] = Base(etag).encode() if etag else await self._mark(bucket, put.name, condition)
