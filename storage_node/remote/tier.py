@@ -201,8 +201,8 @@ class RemoteTier:
 
         If another node had a newer copy, this one may be outdated. Other copies are then compared and brought here; but
         the newer one may have been evicted, so that none ever comes. The outdated copy is removed instead, without a
-        tombstone, and the object is cold. In a bucket that is written back, the name stays in doubt: the remote storage
-        may not have the newer one yet.
+        tombstone, and the object is cold. In a bucket that is written back, the name stays in doubt until other owners
+        have been asked (`_bring`): the remote storage may not have the newer one yet.
         """
         try:
             return self._store.head(bucket.name, name)
@@ -410,11 +410,17 @@ class RemoteTier:
     async def _bring(self, bucket: RemoteBucket, name: str) -> bool:
         """Have an object here, if this node is an owner that lacks what another owner has. Returns whether it is here.
 
-        Raises RemoteUnavailable if another owner that may have it does not answer.
+        Afterwards, the name is in doubt no longer: the version that this node was told of has been evicted, or was not
+        committed, if the other owners do not send it. Raises RemoteUnavailable if one that may have it does not answer.
         """
         if await self._is_stored(bucket, name):
             return True
-        return await self._copy_from_owner(bucket, name) and await self._is_stored(bucket, name)
+        stale = self._store.replicas.stale
+        wanted = stale.wanted(bucket.uuid, name)
+        is_sent = await self._copy_from_owner(bucket, name)
+        if wanted is not None:
+            stale.trust_name(bucket.uuid, name, wanted)
+        return is_sent and await self._is_stored(bucket, name)
 
     async def _is_stored(self, bucket: RemoteBucket, name: str) -> bool:
         try:

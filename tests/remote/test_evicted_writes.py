@@ -11,6 +11,12 @@ from ais_loader import Bucket, Client, ClusterOptions, Remote, connect, errors
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.waiting import eventually
 from ais_loader.transport.cluster.transport import RemoteTransport
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
+from ais_loader.wire.generated import ais_replica_pb2_grpc
+from storage_node.cluster.replication.replica import to_wire
+from storage_node.store.drive.preconditions import parse_version
+from tests.peer_kit import peer_at
 from tests.remote.conftest import RemoteBucket
 from tests.remote.test_cache_cluster import evict_at
 from tests.remote.test_cluster_faults import process_of
@@ -33,11 +39,15 @@ def made(client: Client, remote_bucket: RemoteBucket, write: str) -> Bucket:
     return client.create_bucket("train", remote=remote, copies=2)
 
 
-def owners_of(cluster: ClusterProcesses, client: Client) -> tuple[int, int, int]:
-    """The processes of the first owner, of the second one, and of the node that stands in for them."""
+def view_of(client: Client) -> ClusterView:
     transport = client._transport
     assert isinstance(transport, RemoteTransport)
-    view = transport.members.view
+    return transport.members.view
+
+
+def owners_of(cluster: ClusterProcesses, client: Client) -> tuple[int, int, int]:
+    """The processes of the first owner, of the second one, and of the node that stands in for them."""
+    view = view_of(client)
     first, second = (process_of(cluster, client, at) for at in view.owners(view.buckets["train"], NAME))
     return first, second, ({0, 1, 2} - {first, second}).pop()
 
@@ -100,3 +110,26 @@ def test_an_older_copy_of_an_owner_that_was_away_does_not_come_back(
         eventually(lambda: evict_at(cluster.nodes[second], bucket) == 0, 30.0)
         cluster.nodes[other].start()
         eventually(lambda: check(bucket), 60.0)
+
+
+def test_a_write_that_is_announced_and_never_done_hides_no_change_of_others(
+    cluster: ClusterProcesses, remote_bucket: RemoteBucket
+) -> None:
+    with connect(cluster.url, options=PATIENT) as client:
+        remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, write="back", validate="always")
+        bucket = client.create_bucket("train", remote=remote, copies=2)
+        remote_bucket.put(NAME, OLD)
+        assert bucket.get(NAME) == OLD
+        first, _, other = owners_of(cluster, client)
+        view = view_of(client)
+        version = parse_version(bucket.head(NAME).version)
+        missed = replica_pb.MissedRequest(
+            bucket=replica_pb.BucketRef(name="train", uuid=view.buckets["train"].uuid),
+            name=[NAME],
+            version=[to_wire(version._replace(counter=version.counter + 1))],
+        )
+        with peer_at(cluster.nodes[first].peer_endpoint, cluster.uuid_of(other), view.version) as channel:
+            ais_replica_pb2_grpc.RepairStub(channel).Missed(missed, timeout=10)
+        remote_bucket.put(NAME, NEW)
+        assert [bucket.get(NAME) for _ in range(6)] == [NEW] * 6
+        assert [(info.name, info.size_bytes) for info in bucket.objects()] == [(NAME, len(NEW))]
