@@ -67,6 +67,8 @@ class Rules:
     """Every call ends within it."""
     slack_s: float = 0.0
     """Maximum delay of readers beside a writer."""
+    listed_beside: bool = True
+    """This delay is that of listings beside a writer, too. Otherwise they show what is stored, however old it is."""
     copies: int = 1
     """How many copies there are of each object after quiescence."""
     also_allowed: frozenset[str] = frozenset()
@@ -127,7 +129,7 @@ def check(operations: Sequence[Operation], rules: Rules, killed: Callable[[str],
             lists.append(one)
             wrong += _form_faults(one)
             for name, value, version in one.result["items"] if made is None else ():
-                if value == UNTOLD:
+                if value == UNTOLD or (one.arguments.get("beside") and not rules.listed_beside):
                     continue
                 # A listing is made page by page, and each name is found at some moment of it.
                 begin_ns = one.begin_ns - (slack_ns if one.arguments.get("beside") else 0)

@@ -10,8 +10,9 @@ of the bucket, and who writes, depend on the seed:
 | 2 | back | never | no |
 | 3 | back | after 2 s | yes |
 
-Others have names of their own. Reads of these may be behind the cloud by the rule's age, and by one fetch. At the end
-of a round, the store and the cloud must have the same objects, and all that was acknowledged.
+Others have names of their own. Reads of these may be behind the cloud by the rule's age, and by one fetch. Listings
+show the copies that are stored: nothing is validated for them. At the end of a round, the store and the cloud must have
+the same objects, and all that was acknowledged.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class RemoteSoak(ClusterSoak):
             "regular",
             deadline_s=DEADLINE_S,
             slack_s=SLACK_S,
+            listed_beside=False,
             copies=2,
             versions=False,
             also_allowed=frozenset({"remote-unavailable"}),
