@@ -110,7 +110,7 @@ class NodeProcess:
 
     @property
     def peer_endpoint(self) -> str:
-        """The host:port for other nodes and operators, which stays the same over all restarts."""
+        """The host:port for other nodes and operators, whatever it advertises. Stays the same over all restarts."""
         return f"{self._host}:{self.peer_port}"
 
     @property
@@ -155,7 +155,7 @@ class NodeProcess:
         try:
             announced = json.loads(self._announcement())
             self.port = int(str(announced["url"]).rpartition(":")[2])
-            self.peer_port = int(str(announced["peer_endpoint"]).rpartition(":")[2])
+            self.peer_port = int(announced["peer_port"])  # others may reach it elsewhere
             self._metrics_url = str(announced.get("metrics_url", ""))
         except BaseException:
             self.kill()

@@ -90,6 +90,7 @@ def serve(
         described = {
             "url": node.url,
             "peer_endpoint": node.peer_endpoint or f"{listen.peer_host}:{node.peer_port}",
+            "peer_port": node.peer_port,
             "pid": os.getpid(),
             "drives": [str(drive) for drive in drives],
         }
