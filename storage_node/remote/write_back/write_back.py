@@ -162,10 +162,30 @@ class WriteBack:
 
     def _load(self) -> None:
         for bucket_uuid, name, entry in self._store.uploads.pending():
-            upload = pending_upload(bucket_uuid, name, entry)
+            key, upload = (bucket_uuid, name), pending_upload(bucket_uuid, name, entry)
+            if upload is None:
+                continue
+            waiting = _Waiting(upload, entry.modified_ns / 1e9)
             with self._lock:
-                if upload is not None and (bucket_uuid, name) not in self._pending:
-                    self._add((bucket_uuid, name), _Waiting(upload, entry.modified_ns / 1e9))
+                if key in self._pending:
+                    continue
+                self._add(key, waiting)
+            self._drop_ended(key, waiting)  # a change between the look and here was not noted
+
+    def _drop_ended(self, key: Key, waiting: _Waiting) -> bool:
+        """Drop a pending upload if the store has nothing pending of the name. Returns whether it has not. Waits for a
+        drive."""
+        try:
+            entry = self._store.uploads.newest(*key)
+        except LoaderError:
+            return False  # its drive cannot be read now
+        if entry is not None and is_pending(entry.raw_metadata):
+            return False
+        with self._lock:
+            if self._pending.get(key) is waiting:
+                self._drop(key)
+        self._wake_up()
+        return True
 
     @property
     def pending_bytes(self) -> int:
@@ -463,8 +483,9 @@ class WriteBack:
         if state.kind == pb.UploadState.DONE:
             settle = self._store.uploads.settle
             try:
-                await self._read(settle, *key, one.upload.version, state.metadata)
-                self._again(key)
+                is_settled = await self._read(settle, *key, one.upload.version, state.metadata)
+                if is_settled or not await self._ended(key, one):
+                    self._again(key)
             except LoaderError as error:
                 log.info("%s/%s: %s", bucket.name, key[1], error)
                 self._later(key, _RETRY.longest_s)
@@ -477,8 +498,12 @@ class WriteBack:
             and key not in self._running
         ):
             self._start(bucket, key, one)
-        else:
+        elif state.kind == pb.UploadState.PENDING or not await self._ended(key, one):
             self._later(key, ASK_S)
+
+    async def _ended(self, key: Key, waiting: _Waiting) -> bool:
+        """See `_drop_ended`. Two threads may have noted changes of the store in another order than they were made."""
+        return bool(await self._read(self._drop_ended, key, waiting))
 
     async def states(self, bucket: RemoteBucket, request: pb.UploadStatesRequest) -> pb.UploadStatesResponse:
         """Return what this node knows of versions that another owner has pending."""
