@@ -392,14 +392,16 @@ class BuryResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., map_version: _Optional[int] = ...) -> None: ...
 
 class VersionsRequest(_message.Message):
-    __slots__ = ("bucket", "start_after", "limit")
+    __slots__ = ("bucket", "start_after", "limit", "with_evicted")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     START_AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WITH_EVICTED_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     start_after: str
     limit: int
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    with_evicted: bool
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., with_evicted: bool = ...) -> None: ...
 
 class VersionsResponse(_message.Message):
     __slots__ = ("object", "more")

@@ -89,7 +89,7 @@ class ReplicaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Versions(self, request, context):
-        """Objects, tombstones and evicted copies in name order, page by page.
+        """Objects and tombstones in name order, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,7 +75,9 @@ class RepairPeers:
         self, endpoint: str, bucket: pb.MapBucket, start_after: str
     ) -> tuple[list[tuple[str, State]], bool]:
         """Return a page of the names that the node has, or has evicted, and whether more follow. Raises ReplicaLost."""
-        request = wire.VersionsRequest(bucket=bucket_ref(bucket), start_after=start_after, limit=PAGE_NAMES)
+        request = wire.VersionsRequest(
+            bucket=bucket_ref(bucket), start_after=start_after, limit=PAGE_NAMES, with_evicted=True
+        )
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         with self.channels.reporting(endpoint):
             page: wire.VersionsResponse = await stub.Versions(request, timeout=STEP_TIMEOUT_S)

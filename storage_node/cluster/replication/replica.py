@@ -306,7 +306,9 @@ def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsRespon
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     limit = min(request.limit or 1000, MAX_VERSIONS)
     # Read one more than requested, which shows whether there is another page.
-    found = list(store.replicas.versions(request.bucket.name, request.start_after, limit + 1, with_evicted=True))
+    found = list(
+        store.replicas.versions(request.bucket.name, request.start_after, limit + 1, with_evicted=request.with_evicted)
+    )
     limit = within(PAGE_BYTES, (state.name for state in found[:limit]))
     states = [
         wire.ObjectState(name=state.name, evicted=to_wire(state.version))
