@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ais_loader.objects.client import Client, WithOpaque, connect
     from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
     from ais_loader.objects.object_file import ObjectFile, ObjectReader
+    from ais_loader.plans.shuffle_plan import ShufflePlan
     from ais_loader.training.collate import drop_placeholders
     from ais_loader.training.concat import concat
     from ais_loader.training.datasets import BatchIterableDataset, MapDataset
     from ais_loader.training.loader import BatchLoader
-    from ais_loader.training.plan import ShufflePlan
     from ais_loader.transforms.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
     from ais_loader.transforms.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
     from ais_loader.transport.base import PendingUploads, RemoteUsage
@@ -169,7 +169,7 @@ _HOMES = {
     "WarmSummary": "ais_loader.values.changes",
     "RenameSummary": "ais_loader.values.changes",
     "Server": "ais_loader.transforms.etl",
-    "ShufflePlan": "ais_loader.training.plan",
+    "ShufflePlan": "ais_loader.plans.shuffle_plan",
     "SnapshotInfo": "ais_loader.values.snapshots",
     "Stage": "ais_loader.values.pipeline",
     "Status": "ais_loader.values.entry",

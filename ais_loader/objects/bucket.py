@@ -827,7 +827,7 @@ class Bucket(BucketComposing, BucketTransforming):
             on_missing_drive: See `objects`.
 
         Returns:
-            n >= 0 entries, for MapDataset, ShufflePlan and get_batch. Unless `pinned` is set, this is an `EntryTable`,
+            n >= 0 entries, for MapDataset and get_batch. Unless `pinned` is set, this is an `EntryTable`,
             which takes only a few bytes per entry.
 
         Raises BucketNotFound, InvalidRequest for a prefix that no name can have, and the errors of `objects`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ais_loader.errors import InvalidRequest
 from ais_loader.plans.groups import Tail, whole_number
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.plans.permutation import Numbers, permuted
@@ -36,6 +37,11 @@ class ShufflePlan(NumberPlan):
         Raises InvalidRequest, TypeError.
         """
         super().__init__(seed=seed, group=group, tail=tail)
+        if hasattr(n, "__iter__") or hasattr(n, "__getitem__"):
+            raise InvalidRequest(
+                f"ShufflePlan: n is a {type(n).__name__}; need the number of samples: with dataset = MapDataset(store, "
+                "entries), write BatchIterableDataset(dataset, ShufflePlan(len(dataset), batch_size))"
+            )
         self.n = whole_number("ShufflePlan", "n", n, 0)
         self.batch_size = whole_number("ShufflePlan", "batch_size", batch_size, 1)
         self.block = whole_number("ShufflePlan", "block", block, 1)

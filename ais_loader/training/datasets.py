@@ -227,12 +227,11 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
     def __init__(
         self,
-        client_or_url: ClientOrUrl | Dataset[Any],
+        samples: ClientOrUrl | Dataset[Any],
         plan: Plan,
         decode: Decode | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
-        entries: Iterable[EntryLike] | Bucket | None = None,
         bucket: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -247,12 +246,13 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
     ) -> None:
         """
         Args:
-            client_or_url, decode, transform, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
-                Instead of a client, a map-style dataset with `__getitems__` has the samples of a plan over numbers. All
-                of a MapDataset's own arguments apply. Other datasets, such as that of `concat`, read one batch at a
-                time in each worker.
-            plan: An object with the pure functions `batch(epoch, step)` and `steps(epoch)`. See `Plan`.
-            entries: The entries that the numbers of a plan from `ais_loader.plans` stand for. See MapDataset.
+            samples: A map-style dataset with `__getitems__`, whose samples the plan's numbers stand for. All of a
+                MapDataset's own arguments apply. Other datasets, such as that of `concat`, read one batch at a time in
+                each worker. For a plan of your own that returns entries: a Client, or the store's address.
+            plan: A plan of `ais_loader.plans`, or another object with the pure functions `batch(epoch, step)` and
+                `steps(epoch)`. See `Plan`.
+            decode, transform, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset. Only for a plan
+                that returns entries.
             rank, world_size: The part of the plan to read here. By default, they come from torch.distributed when the
                 iteration starts, or else from the environment (RANK, WORLD_SIZE). If neither is set, everything is
                 read.
@@ -271,7 +271,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         if not callable(getattr(plan, "batch", None)) or not callable(getattr(plan, "steps", None)):
             raise TypeError(
                 f"a plan has batch(epoch, step) and steps(epoch), got {type(plan).__name__}; "
-                "a sampler goes with MapDataset and a DataLoader, entries with MapDataset or in a ShufflePlan"
+                "a sampler goes with MapDataset and a DataLoader, and entries go with MapDataset"
             )
         if (rank is None) != (world_size is None):
             raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
@@ -289,25 +289,29 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._samples: Any = None
         self._entries: Sequence[EntryLike] | None = None
         self._digests: list[tuple[int, str]] | None = None
-        if hasattr(client_or_url, "__getitems__"):
-            if any(given is not None for given in (decode, transform, entries, bucket, retry_s, on_batch)) or options:
-                raise InvalidRequest("a dataset of samples has its own entries, decode, transform, and options")
-            self._samples = client_or_url
+        if hasattr(samples, "__getitems__"):
+            given = (decode, transform, bucket, retry_s, on_batch, None if on_error == "raise" else on_error)
+            if any(one is not None for one in given) or options or timeout_s != 30.0:
+                raise InvalidRequest("a dataset of samples has its own decode, transform, and options")
+            self._samples = samples
         else:
-            self._client = ProcessClient(client_or_url, retry_s)
+            self._client = ProcessClient(samples, retry_s)
             self._decode = _decoder(decode, transform)
             self._on_batch, self._bucket = on_batch, bucket
             self._options = _checked_options(BatchIterableDataset, options, on_error, timeout_s)
-            if entries is not None:
-                self._entries = _sequence(self._client, entries, bucket, False)
         if type(self._samples) is MapDataset:
             for name in ("_client", "_decode", "_on_batch", "_bucket", "_options", "_entries"):
                 setattr(self, name, getattr(self._samples, name))
             self._samples = None
-        samples = self._entries if self._samples is None else self._samples
-        if isinstance(plan, NumberPlan) and (samples is None or len(samples) != plan.n):
-            found = "no entries: pass entries=..." if samples is None else f"{len(samples):,} samples"
-            raise InvalidRequest(f"the plan has n={plan.n:,} numbers, for {found}")
+        if isinstance(plan, NumberPlan):
+            if not self._is_numbered:
+                raise InvalidRequest(
+                    "the plan has numbers, which need a dataset: BatchIterableDataset(MapDataset(store, entries, "
+                    "decode), plan)"
+                )
+            count = len(self._samples if self._entries is None else self._entries)
+            if count != plan.n:
+                raise InvalidRequest(f"the plan has n={plan.n:,} numbers, for {count:,} samples")
         self._collate = collate
         self._place = None if rank is None or world_size is None else (rank, world_size)
         self._in_flight = in_flight

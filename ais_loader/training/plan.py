@@ -1,4 +1,4 @@
-"""Sampling plan: the order of an epoch, its division among ranks and workers, and the position to resume at.
+"""Sampling plan: what a plan is, its division among ranks and workers, and the position to resume at.
 
 All functions here are pure: no I/O, no clock, no torch. A *step* is the number of a batch within its epoch, and is the
 same in every process. Ranks and workers own steps, never samples. Therefore, any process that knows the plan and a
@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans.groups import TAILS, Tail
@@ -26,7 +22,6 @@ from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.pipeline import args_text, to_pipeline
 
 STATE_VERSION = 1
-_CHECKED_ENTRIES = 64
 
 
 class Plan(Protocol):
@@ -41,131 +36,11 @@ class Plan(Protocol):
     def steps(self, epoch: int) -> int | None:
         """Return the number of batches in the epoch, or None if it never ends."""
 
-    def batch(self, epoch: int, step: int) -> Sequence[EntryLike]:
-        """Return the entries of one batch, in delivery order, for 0 <= step < steps(epoch)."""
+    def batch(self, epoch: int, step: int) -> Sequence[Any]:
+        """Return one batch, in delivery order, for 0 <= step < steps(epoch).
 
-
-class ShufflePlan:
-    """A plan with `batch_size` entries per batch, in an order that depends on (seed, epoch).
-
-    The order is the stable argsort of n draws of `numpy.random.Philox(key=[seed, epoch])`: the raw 64-bit words of a
-    counter-based generator, whose stream numpy promises never to change. It is the same on every platform and with
-    every version of numpy, which `Generator.shuffle` does not guarantee. The first batch of an epoch computes the order
-    (about 1.5 s and 250 MB for 10 million entries). It then keeps 4 bytes per entry until another epoch is requested.
-
-    Source: https://numpy.org/doc/stable/reference/random/bit_generators/philox.html ("Compatibility Guarantee").
-    """
-
-    def __init__(
-        self,
-        entries: Sequence[EntryLike],
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        *,
-        bucket: str | None = None,
-    ) -> None:
+        It has entries or, for a dataset of samples, their numbers.
         """
-        Args:
-            entries: n >= 0 entries, kept as they are. For many entries, the compact form is an `EntryTable`, as
-                `Bucket.entries` returns it.
-            batch_size: The number of entries per batch. The last batch of an epoch may have fewer, unless `drop_last`.
-            seed: A number from 0 to 2**64 - 1.
-            bucket: The bucket of those entries that are plain names.
-
-        Raises InvalidRequest, TypeError. The constructor checks up to 64 of the entries, evenly spaced.
-        """
-        if isinstance(entries, str) or not (hasattr(entries, "__getitem__") and hasattr(entries, "__len__")):
-            raise TypeError(
-                f"ShufflePlan: entries is a {type(entries).__name__}; need a list of Entry values or ais:// URLs, or "
-                "what Bucket.entries(prefix) returns"
-            )
-        if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
-            raise TypeError(f"ShufflePlan: batch_size is a {type(batch_size).__name__}; need an int")
-        if batch_size < 1:
-            raise InvalidRequest(f"ShufflePlan: batch_size={batch_size}: need at least 1")
-        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-            raise TypeError(f"ShufflePlan: seed is a {type(seed).__name__}; need an int")
-        if not 0 <= seed < 2**64:
-            raise InvalidRequest(f"ShufflePlan: seed={seed}: need 0 to 2**64 - 1")
-        self.entries = entries
-        self.batch_size = batch_size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self._bucket = bucket
-        self._order: tuple[int, npt.NDArray[np.unsignedinteger[Any]]] | None = None
-        self._digest: str | None = None
-        for entry in self._some():
-            if isinstance(entry, (bytes, os.PathLike)):
-                raise TypeError(f"ShufflePlan: an entry is a {type(entry).__name__}; need an Entry, a URL or a name")
-            if isinstance(entry, str):  # a plan of other things may be asked by what knows them
-                try:
-                    to_entry(entry, bucket)
-                except InvalidRequest as error:
-                    raise InvalidRequest(f"ShufflePlan: {error}") from None
-
-    def __repr__(self) -> str:
-        return (
-            f"ShufflePlan({len(self.entries):,} entries, batch_size={self.batch_size}, seed={self.seed}, "
-            f"shuffle={self.shuffle}, drop_last={self.drop_last})"
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_order": None}  # cheaper computed than sent
-
-    def steps(self, epoch: int) -> int:
-        """Return the number of batches in every epoch. A last one that is not full counts, unless `drop_last`."""
-        whole, rest = divmod(len(self.entries), self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
-
-    def batch(self, epoch: int, step: int) -> list[EntryLike]:
-        """Return the entries of a step: `batch_size` of them or, in the last step, possibly fewer.
-
-        Raises IndexError for a step that the epoch does not have.
-        """
-        steps = self.steps(epoch)
-        if not 0 <= step < steps:
-            raise IndexError(f"step {step} of an epoch with {steps:,} steps")
-        first = step * self.batch_size
-        stop = min(first + self.batch_size, len(self.entries))
-        if not self.shuffle:
-            return [self._entry(at) for at in range(first, stop)]
-        return [self._entry(at) for at in self._permutation(epoch)[first:stop].tolist()]
-
-    def _entry(self, at: int) -> EntryLike:
-        entry = self.entries[at]
-        return entry if self._bucket is None else to_entry(entry, self._bucket)
-
-    def _some(self) -> list[EntryLike]:
-        count = len(self.entries)
-        some = min(count, _CHECKED_ENTRIES)
-        return [self.entries[at * count // some] for at in range(some)]
-
-    def _permutation(self, epoch: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-        order = self._order
-        if order is None or order[0] != epoch:
-            count = len(self.entries)
-            draws = np.random.Philox(key=np.array([self.seed, epoch], np.uint64)).random_raw(count)
-            small = np.uint32 if count <= 2**32 else np.uint64
-            # One assignment of one tuple: a thread that asks for another epoch can cost time, never mix two orders.
-            self._order = order = (epoch, np.argsort(draws, kind="stable").astype(small))
-        return order[1]
-
-    @property
-    def fingerprint(self) -> str:
-        """Every argument, and a digest of all entries in their order.
-
-        The first call computes the digest, in about a second for an `EntryTable` of 10 million names, and more slowly
-        for other sequences. The plan, and its copies in workers that start later, then keep it.
-        """
-        if self._digest is None:
-            self._digest = entries_digest(self.entries, self._bucket)
-        return (
-            f"ShufflePlan entries={len(self.entries)} batch_size={self.batch_size} seed={self.seed} "
-            f"shuffle={bool(self.shuffle)} drop_last={bool(self.drop_last)} digest={self._digest}"
-        )
 
 
 def entries_digest(entries: Sequence[EntryLike], bucket: str | None) -> str:

@@ -29,7 +29,7 @@ from pathlib import Path
 import click
 
 import ais_loader
-from ais_loader import BatchIterableDataset, BatchLoader, Client, Remote, ShufflePlan
+from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset, Remote, ShufflePlan
 from ais_loader.testing import NodeProcess, seeded_bytes
 from benchmarks.kit.harness import conclude, page
 from tests.remote.fault_proxy import FaultProxy
@@ -65,8 +65,8 @@ def trained(loader: BatchLoader, compute_s: float) -> tuple[float, float]:
 
 
 def loader_of(client: Client, bucket: str, names: Sequence[str], expect_steps: int) -> BatchLoader:
-    plan = ShufflePlan(names, BATCH, seed=1, bucket=bucket)
-    return BatchLoader(BatchIterableDataset(client, plan), expect_steps=expect_steps)
+    plan = ShufflePlan(len(names), BATCH, seed=1)
+    return BatchLoader(BatchIterableDataset(MapDataset(client, names, bucket=bucket), plan), expect_steps=expect_steps)
 
 
 def lru_misses(orders: Iterable[Sequence[int]], capacity: int) -> list[int]:
@@ -121,8 +121,8 @@ def main(rounds: int, objects: int, size_bytes: int, compute_s: float, table: bo
                 trained(loader, compute_s / 5)
                 if epoch:
                     found.append(proxy.count("GET") / objects)
-    plan = ShufflePlan(range(objects), BATCH, seed=1)  # type: ignore[arg-type]  # numbers stand for the names
-    orders = [[int(n) for step in range(plan.steps(e)) for n in plan.batch(e, step)] for e in range(EPOCHS)]  # type: ignore[call-overload]
+    plan = ShufflePlan(objects, BATCH, seed=1)
+    orders = [[int(n) for step in range(plan.steps(e) or 0) for n in plan.batch(e, step)] for e in range(EPOCHS)]
     lru = [missed / objects for missed in lru_misses(orders, objects // 2)[1:]]
     ratios = [first / second for first, _, second, _ in epochs]
     ratio, share = statistics.median(ratios), statistics.median(shares["with the plan"])

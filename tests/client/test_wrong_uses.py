@@ -290,29 +290,28 @@ WRONG: list[tuple[str, str]] = [
         "MemberNotFound: 'shard.tar' has no member '2.png'",
     ),
     # -- datasets and plans
-    (
-        "ShufflePlan(NAMES, 2)",
-        "InvalidRequest: ShufflePlan: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; for a plain name, "
-        "pass bucket=...",
+    *(
+        (
+            f"ShufflePlan({given}, 2)",
+            f"InvalidRequest: ShufflePlan: n is a {kind}; need the number of samples: with dataset = MapDataset(store, "
+            "entries), write BatchIterableDataset(dataset, ShufflePlan(len(dataset), batch_size))",
+        )
+        for given, kind in (("NAMES", "list"), ("bucket", "Bucket"), ("bucket.entries()", "EntryTable"))
     ),
+    ("ShufflePlan(9, 0)", "InvalidRequest: ShufflePlan: batch_size=0: need at least 1"),
+    ("ShufflePlan(9, 2, seed=0.5)", "TypeError: ShufflePlan: seed is a float; need an int"),
     (
-        "ShufflePlan(bucket, 2)",
-        "TypeError: ShufflePlan: entries is a Bucket; need a list of Entry values or ais:// URLs, or what "
-        "Bucket.entries(prefix) returns",
+        "BatchIterableDataset(client, plan)",
+        "InvalidRequest: the plan has numbers, which need a dataset: BatchIterableDataset(MapDataset(store, entries, "
+        "decode), plan)",
     ),
-    (
-        "ShufflePlan([Path('cat/1.png')], 2)",
-        "TypeError: ShufflePlan: an entry is a PosixPath; need an Entry, a URL or a name",
-    ),
-    ("ShufflePlan(bucket.entries(), 0)", "InvalidRequest: ShufflePlan: batch_size=0: need at least 1"),
-    ("ShufflePlan(bucket.entries(), 2, seed=0.5)", "TypeError: ShufflePlan: seed is a float; need an int"),
     (
         "BatchIterableDataset(client, bucket.entries())",
         "TypeError: a plan has batch(epoch, step) and steps(epoch), got EntryTable; a sampler goes with MapDataset and "
-        "a DataLoader, entries with MapDataset or in a ShufflePlan",
+        "a DataLoader, and entries go with MapDataset",
     ),
     (
-        "next(iter(DataLoader(BatchIterableDataset(client, plan), batch_size=8)))",
+        "next(iter(DataLoader(BatchIterableDataset(MapDataset(client, bucket), plan), batch_size=8)))",
         "InvalidRequest: BatchIterableDataset yields whole batches, and this DataLoader would make batches of them: "
         "give the plan the batch_size, and use BatchLoader(dataset), or DataLoader(dataset, batch_size=None)",
     ),
@@ -396,7 +395,7 @@ def typed() -> Iterator[dict[str, Any]]:
                 "client": client,
                 "reader": reader,
                 "bucket": bucket,
-                "plan": ShufflePlan(bucket.entries("cat/"), 2),
+                "plan": ShufflePlan(len(NAMES) + 1, 2),
                 "files": AISFileSystem(here / "store"),
             }
     AISFileSystem.clear_instance_cache()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conformance_kit import contents, fill
 
-from ais_loader import Bucket, Client, Entry, ShufflePlan, errors
+from ais_loader import Bucket, Client, Entry, errors
 from tests.tar_kit import packed_tar
 
 OBJECTS = {"a": b"1", "t/b.wav": b"22", "t/c.txt": b"333", "t/u/d.wav": b"4444", "train.wav": b"5"}
@@ -83,22 +83,6 @@ def test_a_bucket_is_a_container_of_names(client: Client, bucket: Bucket) -> Non
         client.bucket("no-such-bucket").exists("a")
     with pytest.raises(errors.BucketNotFound):
         list(client.bucket("no-such-bucket"))
-
-
-def test_a_plan_of_names_is_one_of_their_bucket_and_without_it_is_refused(client: Client, bucket: Bucket) -> None:
-    fill(bucket, OBJECTS)
-    plan = ShufflePlan(sorted(OBJECTS), 2, shuffle=False, bucket=bucket.name)
-    assert contents(client.get_batch(plan.batch(0, 1))) == [b"333", b"4444"]
-    assert plan.fingerprint == ShufflePlan(bucket.entries(), 2, shuffle=False).fingerprint
-    for wrong, told in (
-        (sorted(OBJECTS), r"ShufflePlan: 'a': need an Entry.*bucket="),
-        (bucket.objects(), "ShufflePlan: entries is a Listing"),
-        (f"ais://{bucket.name}/", "ShufflePlan: entries is a str; need a list"),
-    ):
-        with pytest.raises((TypeError, errors.InvalidRequest), match=told):
-            ShufflePlan(wrong, 2)  # type: ignore[arg-type]  # the point
-    with pytest.raises(TypeError, match="batch_size is a str"):
-        ShufflePlan(bucket.entries(), "2")  # type: ignore[arg-type]  # the point
 
 
 def test_a_batch_that_has_been_read_says_so_when_it_is_asked_again(bucket: Bucket) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ais_loader import ShufflePlan
+from ais_loader.training.plan import entries_digest
 from ais_loader.transport.base import FrameStream
 from ais_loader.transport.embedded import EmbeddedTransport
 from ais_loader.values.entry import Item
@@ -76,6 +78,23 @@ class RecordingTransport(EmbeddedTransport):
     def open_batch(self, request: pb.BatchRequest, *, timeout_s: float, **options: str) -> FrameStream:
         self.requests.append(len(request.name))
         return super().open_batch(request, timeout_s=timeout_s, **options)
+
+
+class EntryPlan:
+    """A plan that returns entries, as users write one of their own: without a group, and with a fingerprint."""
+
+    def __init__(self, entries: Sequence[str], batch_size: int, *, seed: int = 0, shuffle: bool = True) -> None:
+        self._entries = entries
+        self._numbers = ShufflePlan(len(entries), batch_size, seed=seed, shuffle=shuffle)
+        self.fingerprint = f"{self._numbers.fingerprint} {entries_digest(entries, None)}"
+
+    def steps(self, epoch: int) -> int:
+        steps = self._numbers.steps(epoch)
+        assert steps is not None
+        return steps
+
+    def batch(self, epoch: int, step: int) -> list[str]:
+        return [self._entries[at] for at in self._numbers.batch(epoch, step)]
 
 
 class CountUp:

@@ -16,6 +16,7 @@ from datasets_kit import (
     DEADLINE_S,
     URLS,
     CountUp,
+    EntryPlan,
     RecordingTransport,
     collate_joined,
     contents,
@@ -24,12 +25,12 @@ from datasets_kit import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, RandomSampler
 
-from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset, ShufflePlan
+from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset
 from ais_loader.errors import InvalidRequest
 
 # Three workers on two cores are what some tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-PLAN = ShufflePlan(URLS, 4, seed=9)
+PLAN = EntryPlan(URLS, 4, seed=9)
 STEPS = PLAN.steps(0)
 
 
@@ -108,7 +109,7 @@ class TestOrder:
 
     def test_a_placeholder_keeps_the_others_in_their_places(self, store: Client) -> None:
         urls = [URLS[0], f"ais://{BUCKET}/missing", URLS[1]]
-        dataset = BatchIterableDataset(store, ShufflePlan(urls, 3, shuffle=False), on_error="placeholder")
+        dataset = BatchIterableDataset(store, EntryPlan(urls, 3, shuffle=False), on_error="placeholder")
         assert list(dataset) == [[*contents(URLS[:1]), None, *contents(URLS[1:2])]]
 
 

@@ -60,9 +60,10 @@ def test_a_sample_with_a_placeholder_in_it_is_left_out_whole(numbers: Client) ->
 
 
 def test_another_collation_can_follow_and_it_goes_with_a_plan(numbers: Client) -> None:
-    plan = ShufflePlan([URLS[3], MISSING], 2, shuffle=False)
+    plan = ShufflePlan(2, 2, shuffle=False)
     collate = pickle.loads(pickle.dumps(functools.partial(drop_placeholders, collate=torch.tensor)))
-    dataset = BatchIterableDataset(numbers, plan, decoders.json, collate=collate, on_error="placeholder")
+    samples = MapDataset(numbers, [URLS[3], MISSING], decoders.json, on_error="placeholder")
+    dataset = BatchIterableDataset(samples, plan, collate=collate)
     assert [batch.tolist() for batch in BatchLoader(dataset)] == [[3]]
 
 

@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
-from datasets_kit import BUCKET, CORPUS, URLS, contents
+from datasets_kit import BUCKET, CORPUS, URLS, EntryPlan, contents
 from torch.utils.data import DataLoader
 
 from ais_loader import BatchIterableDataset, Client, Item, MapDataset, ShufflePlan, errors
@@ -62,7 +62,7 @@ def test_a_transform_follows_the_decoder_and_leaves_what_failed_alone(store: Cli
     assert MapDataset(store, [missing], transform=len, on_error="placeholder")[:] == [None]
     again = pickle.loads(pickle.dumps(decoded))
     assert again[:] == ["CAME", "failed"]
-    plan = ShufflePlan(URLS[:4], 2, shuffle=False)
+    plan = EntryPlan(URLS[:4], 2, shuffle=False)
     sizes = [len(data) for data in contents(URLS[:4])]
     assert list(BatchIterableDataset(store, plan, transform=len)) == [sizes[:2], sizes[2:]]
     with pytest.raises(TypeError, match="transform is a int: need a function"):
@@ -104,7 +104,7 @@ def test_what_cannot_be_meant_is_told_at_once(store: Client) -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.sampled(1)
 def test_a_loader_that_would_batch_batches_is_refused_in_the_dataset_s_words(store: Client, num_workers: int) -> None:
-    dataset = BatchIterableDataset(store.url, ShufflePlan(URLS, 4))
+    dataset = BatchIterableDataset(MapDataset(store.url, URLS), ShufflePlan(len(URLS), 4))
     loader = DataLoader(
         dataset, batch_size=8, num_workers=num_workers, multiprocessing_context="spawn" if num_workers else None
     )

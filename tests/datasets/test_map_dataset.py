@@ -49,7 +49,9 @@ class TestIndices:
     def test_it_says_what_it_is(self, local_store: Client) -> None:
         shown = repr(MapDataset(local_store, URLS))
         assert shown == f"<MapDataset of {len(URLS)} entries, {local_store.url!r}>"
-        loader = BatchLoader(BatchIterableDataset("/data/store", ShufflePlan(URLS, batch_size=2, seed=0)))
+        loader = BatchLoader(
+            BatchIterableDataset(MapDataset("/data/store", URLS), ShufflePlan(len(URLS), batch_size=2))
+        )
         assert repr(loader).startswith("<BatchLoader of <BatchIterableDataset of ShufflePlan(")
         assert repr(loader).endswith(", '/data/store'>, num_workers=0>")
 
@@ -232,7 +234,7 @@ class TestArguments:
         with pytest.raises(NodeUnavailable):
             MapDataset("grpc://127.0.0.1:1", entries, retry_s=0)[0]
         assert time.monotonic() - began_s < ClusterOptions().retry_s
-        dataset = BatchIterableDataset("grpc://127.0.0.1:1", ShufflePlan(URLS, 4), retry_s=0)
+        dataset = BatchIterableDataset(MapDataset("grpc://127.0.0.1:1", URLS, retry_s=0), ShufflePlan(len(URLS), 4))
         with pytest.raises(NodeUnavailable):
             next(iter(pickle.loads(pickle.dumps(dataset))))
 

@@ -23,16 +23,16 @@ def planned(plan: Any, epoch: int = 0) -> list[list[bytes]]:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_entries_of_a_client(store: Client, num_workers: int) -> None:
-    loader = BatchLoader(BatchIterableDataset(store, PLAN, entries=URLS), num_workers=num_workers)
+    loader = BatchLoader(BatchIterableDataset(MapDataset(store, URLS), PLAN), num_workers=num_workers)
     assert list(loader) == planned(PLAN)
     assert list(loader) == planned(PLAN, 1)
 
 
 def test_names_of_a_bucket_and_the_url_of_a_prefix(local_store: Client) -> None:
     names = list(CORPUS)
-    assert list(BatchIterableDataset(local_store, PLAN, entries=names, bucket="speech")) == planned(PLAN)
+    assert list(BatchIterableDataset(MapDataset(local_store, names, bucket="speech"), PLAN)) == planned(PLAN)
     ordered = ShufflePlan(len(URLS), 5, shuffle=False)
-    listed = BatchIterableDataset(local_store, ordered, entries="ais://speech/en/")
+    listed = BatchIterableDataset(MapDataset(local_store, "ais://speech/en/"), ordered)
     assert list(listed) == [contents(sorted(URLS)[first : first + 5]) for first in range(0, len(URLS), 5)]
 
 
@@ -73,9 +73,9 @@ def test_buckets_by_size_and_packs_of_bytes(store: Client) -> None:
     sizes = [len(CORPUS[name]) for name in CORPUS]
     buckets = BucketPlan(sizes, [1000, 2000, 3000], [8, 4, 2], group=2)
     assert buckets.left_out.tolist() == [46]
-    assert list(BatchIterableDataset(store, buckets, entries=URLS, rank=0, world_size=1)) == planned(buckets)
+    assert list(BatchIterableDataset(MapDataset(store, URLS), buckets, rank=0, world_size=1)) == planned(buckets)
     packs = PackPlan(sizes[:40], 4096, 2, seed=1)
-    dataset = BatchIterableDataset(store, packs, entries=URLS[:40], collate=collate_packs)
+    dataset = BatchIterableDataset(MapDataset(store, URLS[:40]), packs, collate=collate_packs)
     expected = [
         [b"".join(contents([URLS[at]])[0][start : start + length] for at, start, length in pack) for pack in batch]
         for batch in (packs.batch(0, step) for step in range(packs.steps(0)))
@@ -89,13 +89,13 @@ def collate_packs(packs: list[list[bytes]]) -> list[bytes]:
 
 
 def test_a_state_is_refused_if_an_entry_has_changed(local_store: Client) -> None:
-    loader = BatchLoader(BatchIterableDataset(local_store, PLAN, entries=URLS))
+    loader = BatchLoader(BatchIterableDataset(MapDataset(local_store, URLS), PLAN))
     next(iter(loader))
     state = loader.state_dict()
     same = BatchLoader(BatchIterableDataset(MapDataset(local_store, tuple(URLS)), PLAN))
     same.load_state_dict(state)
     assert list(same) == planned(PLAN)[1:]
-    other = BatchLoader(BatchIterableDataset(local_store, PLAN, entries=[*URLS[:-1], URLS[0]]))
+    other = BatchLoader(BatchIterableDataset(MapDataset(local_store, [*URLS[:-1], URLS[0]]), PLAN))
     with pytest.raises(InvalidRequest, match="another plan"):
         other.load_state_dict(state)
 
@@ -126,8 +126,9 @@ def test_a_dataset_crosses_into_a_process(local_store: Client) -> None:
 
 def test_numbers_need_samples(local_store: Client) -> None:
     with pytest.raises(InvalidRequest, match="n=47 numbers, for 46 samples"):
-        BatchIterableDataset(local_store, PLAN, entries=URLS[:-1])
-    with pytest.raises(InvalidRequest, match="entries"):
+        BatchIterableDataset(MapDataset(local_store, URLS[:-1]), PLAN)
+    with pytest.raises(InvalidRequest, match="need a dataset"):
         BatchIterableDataset(local_store, PLAN)
-    with pytest.raises(InvalidRequest, match="has its own"):
-        BatchIterableDataset(MapDataset(local_store, URLS), PLAN, entries=URLS)
+    for options in ({"decode": len}, {"on_error": "placeholder"}, {"timeout_s": 5.0}, {"bucket": "speech"}):
+        with pytest.raises(InvalidRequest, match="has its own"):
+            BatchIterableDataset(MapDataset(local_store, URLS), PLAN, **options)

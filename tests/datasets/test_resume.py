@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from datasets_kit import URLS, CountUp, contents
+from datasets_kit import URLS, CountUp, EntryPlan, contents
 from torch.utils.data._utils import worker as torch_worker
 
-from ais_loader import BatchIterableDataset, BatchLoader, Client, ShufflePlan
+from ais_loader import BatchIterableDataset, BatchLoader, Client
 from ais_loader.errors import InvalidRequest, ObjectNotFound
 
 # Three workers on two cores are what some tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-PLAN = ShufflePlan(URLS, 4, seed=9)
+PLAN = EntryPlan(URLS, 4, seed=9)
 STEPS = PLAN.steps(0)
 
 
@@ -101,7 +101,7 @@ class TestLoader:
 
     def test_the_batch_that_failed_is_the_one_to_go_on_with(self, local_store: Client) -> None:
         urls = [*URLS[:8], "ais://speech/missing", *URLS[8:11]]
-        plan = ShufflePlan(urls, 4, shuffle=False)
+        plan = EntryPlan(urls, 4, shuffle=False)
         loader = BatchLoader(BatchIterableDataset(local_store, plan))
         with pytest.raises(ObjectNotFound):
             list(loader)
@@ -199,7 +199,7 @@ class TestRanks:
 class TestRefused:
     def test_another_plans_state_is_refused_by_name(self, local_store: Client) -> None:
         state = state_after(loader_of(local_store), 2)
-        other = BatchLoader(BatchIterableDataset(local_store, ShufflePlan(URLS, 4, seed=10)))
+        other = BatchLoader(BatchIterableDataset(local_store, EntryPlan(URLS, 4, seed=10)))
         with pytest.raises(InvalidRequest, match=r"another plan.*seed=9.*seed=10"):
             other.load_state_dict(state)
 

@@ -42,7 +42,7 @@ def loop():
     urls = [f"ais://b/{at}" for at in range(16)]
     options = {"num_workers": 2, "multiprocessing_context": START_METHOD}
     if PLAN == "plan":
-        loader = BatchLoader(BatchIterableDataset(STORE, ShufflePlan(urls, 8), decode), **options)
+        loader = BatchLoader(BatchIterableDataset(MapDataset(STORE, urls, decode), ShufflePlan(16, 8)), **options)
     else:
         loader = DataLoader(MapDataset(STORE, urls, decode), batch_size=8, **options)
     if THREAD == "thread that ends":

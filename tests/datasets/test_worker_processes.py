@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset, ShufflePlan, connect
 from ais_loader.errors import ObjectNotFound
 
-PLAN = ShufflePlan(URLS, 8, seed=2)
+PLAN = ShufflePlan(len(URLS), 8, seed=2)
 MISSING = f"ais://{BUCKET}/missing"
 
 
@@ -34,7 +34,8 @@ def map_loader(client: Client, urls: list[str], decode: Any = None) -> DataLoade
 
 
 def plan_loader(client: Client, urls: list[str], decode: Any = None, collate: Any = None) -> DataLoader[Any]:
-    dataset = BatchIterableDataset(client, ShufflePlan(urls, 8, shuffle=False), decode, collate=collate)
+    plan = ShufflePlan(len(urls), 8, shuffle=False)
+    dataset = BatchIterableDataset(MapDataset(client, urls, decode), plan, collate=collate)
     return BatchLoader(dataset, num_workers=1, timeout=DEADLINE_S)
 
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from ais_loader import BatchIterableDataset, BatchLoader, Remote, ShufflePlan, connect, errors
+from ais_loader import BatchIterableDataset, BatchLoader, MapDataset, Remote, ShufflePlan, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.plans import ShufflePlan as NumberedShufflePlan
 from ais_loader.testing import eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
@@ -28,6 +27,7 @@ from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.remote.plans import MAX_WINDOW_KEYS
 from storage_node.remote.prefetcher import MAX_KEYS
+from tests.datasets.datasets_kit import EntryPlan
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
@@ -38,20 +38,20 @@ ALONE = pytest.mark.parametrize("url", ["embedded", "grpc"], indirect=True)
 NODES = pytest.mark.parametrize("url", ["grpc"], indirect=True)
 
 
-def plan_of(bucket: Bucket, names: list[str]) -> ShufflePlan:
-    return ShufflePlan([f"ais://{bucket.name}/{name}" for name in names], BATCH, seed=3)
+def plan_of(bucket: Bucket, names: list[str]) -> EntryPlan:
+    return EntryPlan([f"ais://{bucket.name}/{name}" for name in names], BATCH, seed=3)
 
 
-def loader_of(client: Client | str, plan: ShufflePlan, **options: Any) -> BatchLoader:
+def loader_of(client: Client | str, plan: EntryPlan, **options: Any) -> BatchLoader:
     return BatchLoader(BatchIterableDataset(client, plan, in_flight=1), **options)
 
 
-def names_of(plan: ShufflePlan, *steps: int) -> list[str]:
+def names_of(plan: EntryPlan, *steps: int) -> list[str]:
     """The names that the plan's epoch 0 needs in these steps."""
     return [str(entry).split("/", 3)[3] for step in steps for entry in plan.batch(0, step)]
 
 
-def contents(plan: ShufflePlan, step: int) -> list[bytes]:
+def contents(plan: EntryPlan, step: int) -> list[bytes]:
     return [data_of(int(name[3:6])) for name in names_of(plan, step)]
 
 
@@ -113,8 +113,8 @@ def test_a_plan_over_numbers_is_sent_too(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
     names = filled(remote_bucket, 40)
-    plan = NumberedShufflePlan(len(names), BATCH, seed=3)
-    dataset = BatchIterableDataset(client, plan, entries=names, bucket=cold.name, in_flight=1)
+    plan = ShufflePlan(len(names), BATCH, seed=3)
+    dataset = BatchIterableDataset(MapDataset(client, names, bucket=cold.name), plan, in_flight=1)
     batches = iter(BatchLoader(dataset, expect_steps=4))
     next(batches)
     ahead = [names[at] for step in range(4) for at in plan.batch(0, step)]
@@ -262,11 +262,11 @@ def test_a_loader_that_stops_early_leaves_nothing(
 
 _TRAINER = """
 import sys
-from ais_loader import BatchIterableDataset, BatchLoader, ShufflePlan
+from ais_loader import BatchIterableDataset, BatchLoader, MapDataset, ShufflePlan
 from ais_loader.training import plan_sender
 plan_sender.LIFETIME_S = 2.0
 url, *entries = sys.argv[1:]
-for batch in BatchLoader(BatchIterableDataset(url, ShufflePlan(entries, 5))):
+for batch in BatchLoader(BatchIterableDataset(MapDataset(url, entries), ShufflePlan(len(entries), 5))):
     print(len(batch), flush=True)
     sys.stdin.read()
 """
@@ -396,7 +396,7 @@ def test_a_plan_that_fails_fails_in_its_place(client: Client, cold: Bucket, remo
 @pytest.mark.parametrize("expect_steps", [-1, 1001, 2.5, True, "4"])
 def test_expect_steps_is_a_number(client: Client, expect_steps: Any) -> None:
     with pytest.raises(errors.InvalidRequest, match="expect_steps"):
-        loader_of(client, ShufflePlan([], 5), expect_steps=expect_steps)
+        loader_of(client, EntryPlan([], 5), expect_steps=expect_steps)
 
 
 # -- hostile requests

@@ -9,11 +9,11 @@ import pytest
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, ShufflePlan
+from ais_loader import BatchIterableDataset, BatchLoader, MapDataset, ShufflePlan
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import throwaway_store
 
-PLAN = ShufflePlan([f"ais://b/{at}" for at in range(16)], 2, seed=1)
+PLAN = ShufflePlan(16, 2, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def store() -> Iterator[str]:
 
 
 def dataset(store: str, **options: Any) -> BatchIterableDataset:
-    return BatchIterableDataset(store, PLAN, **options)
+    return BatchIterableDataset(MapDataset(store, "ais://b/"), PLAN, **options)
 
 
 def test_prepare_returns_a_batch_loader_as_it_is(store: str) -> None:

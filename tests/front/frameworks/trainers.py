@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, Item, MapDataset, ShufflePlan, connect
+from ais_loader import BatchIterableDataset, BatchLoader, Item, MapDataset, ShufflePlan
 
 EPOCHS = 3
 BATCH_SIZE = 4
@@ -33,9 +33,9 @@ def decode(item: Item) -> torch.Tensor:
 
 
 def plan_loader() -> BatchLoader:
-    with connect(STORE, mode="r") as client:
-        plan = ShufflePlan(client.bucket("b").entries(), BATCH_SIZE, seed=3)
-    return BatchLoader(BatchIterableDataset(STORE, plan, decode, collate=torch.stack), num_workers=1)
+    samples = MapDataset(STORE, "ais://b/", decode)
+    plan = ShufflePlan(len(samples), BATCH_SIZE, seed=3)
+    return BatchLoader(BatchIterableDataset(samples, plan, collate=torch.stack), num_workers=1)
 
 
 def map_loader() -> DataLoader[Any]:
