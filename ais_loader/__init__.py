@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
     from ais_loader.objects.object_file import ObjectFile, ObjectReader
     from ais_loader.plans.shuffle_plan import ShufflePlan
+    from ais_loader.training.batch_sampler import BatchSampler
     from ais_loader.training.collate import drop_placeholders
     from ais_loader.training.concat import concat
     from ais_loader.training.datasets import BatchIterableDataset, MapDataset
@@ -60,6 +61,7 @@ __all__ = [
     "BatchIterableDataset",
     "BatchLoader",
     "BatchOptions",
+    "BatchSampler",
     "BatchTiming",
     "Bucket",
     "BucketSummary",
@@ -119,6 +121,7 @@ if "torch" not in sys.modules and find_spec("torch") is None:
     # `import *` takes the available names; requested individually, these say which extra installs torch.
     __all__.remove("BatchIterableDataset")
     __all__.remove("BatchLoader")
+    __all__.remove("BatchSampler")
     __all__.remove("MapDataset")
     __all__.remove("concat")
     __all__.remove("drop_placeholders")
@@ -128,6 +131,7 @@ _HOMES = {
     "BatchIterableDataset": "ais_loader.training.datasets",
     "BatchLoader": "ais_loader.training.loader",
     "BatchOptions": "ais_loader.values.requests",
+    "BatchSampler": "ais_loader.training.batch_sampler",
     "BatchTiming": "ais_loader.values.timing",
     "Bucket": "ais_loader.objects.bucket",
     "BucketSummary": "ais_loader.values.summary",

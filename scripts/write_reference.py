@@ -27,7 +27,15 @@ GROUPS: dict[str, list[str]] = {
     "Connecting": ["connect", "Client", "EmbeddedOptions", "ClusterOptions"],
     "Buckets and objects": ["Bucket", "BucketSummary", "ObjectInfo", "MemberInfo", "ObjectFile", "ObjectReader"],
     "Batches": ["Entry", "BatchOptions", "Batch", "Item", "Status", "PackedBatch", "BatchTiming", "WithOpaque"],
-    "Datasets": ["MapDataset", "concat", "drop_placeholders", "BatchIterableDataset", "BatchLoader", "ShufflePlan"],
+    "Datasets": [
+        "MapDataset",
+        "concat",
+        "drop_placeholders",
+        "BatchIterableDataset",
+        "BatchLoader",
+        "ShufflePlan",
+        "BatchSampler",
+    ],
     "Changes of many objects": [
         "Progress",
         "Failure",

@@ -9,7 +9,7 @@ from typing import Any
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.training.datasets import MapDataset, take_samples
-from ais_loader.training.number_batches import as_integers, checked_index
+from ais_loader.training.number_batches import checked_index, in_packs, sample_numbers
 from ais_loader.values.entry import Item
 
 with needs("torch", "concat"):
@@ -62,7 +62,7 @@ class ConcatDataset(torch.utils.data.ConcatDataset[Any]):  # type: ignore[misc] 
         count = len(self)
         samples: list[Any] = []
         requests: dict[int, list[tuple[int, Any, int]]] = {}
-        for at, index in enumerate(as_integers(indices)):
+        for at, index in enumerate(sample_numbers(indices)):
             position = checked_index(index, count)
             number = bisect.bisect_right(self.cumulative_sizes, position)
             within = position - (self.cumulative_sizes[number - 1] if number else 0)
@@ -71,7 +71,7 @@ class ConcatDataset(torch.utils.data.ConcatDataset[Any]):  # type: ignore[misc] 
         for lead, parts in requests.items():
             for (at, _, _), sample in zip(parts, _fetched(self.datasets[lead], parts), strict=True):
                 samples[at] = sample
-        return samples
+        return in_packs(samples, indices)
 
 
 def _sources(dataset: Any) -> list[Any]:

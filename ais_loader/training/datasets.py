@@ -24,7 +24,7 @@ from ais_loader.extras import needs
 from ais_loader.objects.bucket import Bucket
 from ais_loader.plans.groups import Tail, check_world_size
 from ais_loader.plans.number_plan import NumberPlan
-from ais_loader.training.number_batches import as_integers, checked_index, in_packs, part_digests, sample_numbers
+from ais_loader.training.number_batches import checked_index, in_packs, part_digests, sample_numbers
 from ais_loader.training.plan import (
     Plan,
     Position,
@@ -178,15 +178,18 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         return self.__getitems__((index,))[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """Return the samples at these indices, in order, with one request. The DataLoader calls this per batch."""
+        """Return the samples at these indices, in order, with one request. The DataLoader calls this per batch.
+
+        For the packs of a PackPlan's batch, it returns the list of each pack's pieces.
+        """
         count = len(self._entries)
-        wanted = [checked_index(index, count) for index in as_integers(indices)]
+        wanted = [checked_index(index, count) for index in sample_numbers(indices)]
         entries = self._entries
         if self._decode is None and isinstance(entries, EntryTable):
             batch = self._client.get().bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
         else:
             batch = self._request([entries[at] for at in wanted])
-        return take_samples(batch, self._decode, self._on_batch)
+        return in_packs(take_samples(batch, self._decode, self._on_batch), indices)
 
     def __add__(self, other: Any) -> Dataset[Any]:
         """Return `ais_loader.concat([self, other])`."""
@@ -466,14 +469,12 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         return self._deliver(self.begin_run())
 
     def _deliver(self, run: Run) -> Iterator[Any]:
-        epoch = run.start.epoch
-        steps = self._plan().steps(epoch) or sys.maxsize
         drawn: deque[Sequence[Any]] = deque()
         """Batches of the plan whose samples have not arrived."""
 
         def wanted() -> Iterator[Sequence[Any]]:
             for step in run.left:
-                drawn.append(self._draw(epoch, step, steps))
+                drawn.append(self.draw(run.start.epoch, step))
                 yield self._fetched(drawn[-1])
 
         for samples in self._read(wanted()):
@@ -492,12 +493,14 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         ):
             yield take_samples(batch, self._decode, self._on_batch)
 
-    def _draw(self, epoch: int, step: int, steps: int) -> Sequence[Any]:
-        """Return the plan's batch of a step. Past the end of the epoch's `steps`, ranks repeat: `split_steps`."""
+    def draw(self, epoch: int, step: int) -> Sequence[Any]:
+        """Return the plan's batch of a step. Past the end of the epoch's steps, ranks repeat: `split_steps`."""
+        plan = self._plan()
+        step %= plan.steps(epoch) or sys.maxsize
         if get_worker_info() is not None:  # has its own plan, and perhaps a lock that was inherited while it was held
-            return self._plan().batch(epoch, step % steps)
+            return plan.batch(epoch, step)
         with self._drawing:
-            return self._plan().batch(epoch, step % steps)
+            return plan.batch(epoch, step)
 
     def _fetched(self, batch: Sequence[Any]) -> Sequence[Any]:
         """Return the entries that a batch of the plan needs, or its numbers for a dataset of samples."""
@@ -511,10 +514,9 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         if not expect_steps or not run.left or self._samples is not None or not self._client.is_shared:
             return None
         epoch = run.start.epoch
-        steps = self._plan().steps(epoch) or sys.maxsize
 
         def draw(step: int) -> Sequence[EntryLike]:
-            return [to_entry(entry, self._bucket) for entry in self._fetched(self._draw(epoch, step, steps))]
+            return [to_entry(entry, self._bucket) for entry in self._fetched(self.draw(epoch, step))]
 
         return PlanSender(self._client, draw, run.left, expect_steps, epoch)
 
@@ -529,15 +531,23 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         only with the same number of workers and ranks.
         """
         run = self._run
-        group: int | None = getattr(self._plan(), "group", None)
-        if run is None or not run.is_workers:
-            start = self._start if run is None else run.position()
-            if run is None and self._share is not None:
-                return worker_state(start, self._share, self._fingerprint(start, self._share), group)
-            start = self._begin(start)
-            world_size = self.place()[1] if run is None else run.world_size
-            return position_state(start, world_size, self._fingerprint(start), group)
-        return worker_state(run.start, run.share(), self._fingerprint(run.start, run.share()), group)
+        start, share = self._start, self._share
+        if run is not None:
+            if not run.is_workers:
+                return self.state_after(run, run.delivered)
+            start, share = run.start, run.share()
+        if share is not None:
+            return worker_state(start, share, self._fingerprint(start, share), self._plan_group())
+        start = self._begin(start)
+        return position_state(start, self.place()[1], self._fingerprint(start), self._plan_group())
+
+    def state_after(self, run: Run, batches: int) -> dict[str, Any]:
+        """For BatchSampler: Return the position after this number of a run's batches."""
+        position = self._begin(run.position(batches))
+        return position_state(position, run.world_size, self._fingerprint(position), self._plan_group())
+
+    def _plan_group(self) -> int | None:
+        return getattr(self._plan(), "group", None)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue from this state.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from ais_loader.training.plan import entries_digest
 
 
-def sample_numbers(batch: Sequence[Any]) -> list[int]:
+def sample_numbers(batch: Iterable[Any]) -> list[int]:
     """Return the numbers of the samples to fetch, of a batch of numbers or of packs."""
-    return [number for pack in batch for number, *_ in pack] if _is_packed(batch) else list(as_integers(batch))
+    if _is_packed(batch):
+        return [number for pack in batch for number, *_ in pack]
+    return list(as_integers(batch))
 
 
-def in_packs(samples: list[Any], batch: Sequence[Any]) -> list[Any]:
+def in_packs(samples: list[Any], batch: Iterable[Any]) -> list[Any]:
     """Return the samples or, for a batch of packs, the list of each pack's pieces: `sample[start : start + length]`."""
     if not _is_packed(batch):
         return samples
@@ -33,7 +35,7 @@ def part_digests(parts: Iterable[Any]) -> list[tuple[int, str]]:
     return found
 
 
-def _is_packed(batch: Sequence[Any]) -> bool:
+def _is_packed(batch: Iterable[Any]) -> bool:
     return isinstance(batch, list) and bool(batch) and isinstance(batch[0], list)
 
 

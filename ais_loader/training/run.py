@@ -43,9 +43,9 @@ class Run:
         """The steps that are left to deliver here."""
         return self.mine[self.delivered :]
 
-    def position(self) -> Position:
-        """Return the position. Ranks take turns, so each batch delivered here stands for a whole round."""
-        return Position(self.start.epoch, self.start.step + self.delivered * self.world_size)
+    def position(self, batches: int) -> Position:
+        """Return the position after so many batches. Ranks take turns, so each one here stands for a whole round."""
+        return Position(self.start.epoch, self.start.step + batches * self.world_size)
 
     def share(self) -> WorkerShare:
         return WorkerShare(self.worker, self.num_workers, self.world_size, self.delivered)

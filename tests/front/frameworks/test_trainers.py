@@ -69,9 +69,12 @@ def check(folder: Path, processes: int) -> None:
     "framework, data",
     [
         ("lightning", "plan"),
+        ("lightning", "sampler"),
         ("accelerate", "plan"),
+        ("accelerate", "sampler"),
         ("accelerate", "map"),
         ("transformers", "plan"),
+        ("transformers", "sampler"),
         ("transformers", "map"),
     ],
 )

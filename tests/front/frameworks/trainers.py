@@ -1,7 +1,8 @@
 """Trainers as their users write them: one program for Lightning, accelerate and Hugging Face's Trainer.
 
 python trainers.py FRAMEWORK DATA FOLDER STORE STOP_AFTER
-    DATA is "plan" (BatchLoader) or "map" (MapDataset with a DataLoader). The program trains for EPOCHS epochs, from the
+    DATA is "plan" (BatchLoader), "sampler" (DataLoader with a BatchSampler, stateful for Lightning), or "map"
+    (MapDataset with a DataLoader). The program trains for EPOCHS epochs, from the
     checkpoint in FOLDER if there is one. Each rank writes the samples of every step to FOLDER/seen-RANK.jsonl. After
     STOP_AFTER steps, if above 0, it saves a checkpoint and ends without ceremony.
 """
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, Item, MapDataset, ShufflePlan
+from ais_loader import BatchIterableDataset, BatchLoader, BatchSampler, Item, MapDataset, ShufflePlan
 
 EPOCHS = 3
 BATCH_SIZE = 4
@@ -38,6 +39,12 @@ def plan_loader() -> BatchLoader:
     return BatchLoader(BatchIterableDataset(samples, plan, collate=torch.stack), num_workers=1)
 
 
+def sampler_loader(loader: Any = DataLoader, **options: Any) -> Any:
+    samples = MapDataset(STORE, "ais://b/", decode)
+    sampler = BatchSampler(ShufflePlan(len(samples), BATCH_SIZE, seed=3))
+    return loader(samples, batch_sampler=sampler, num_workers=1, **options)
+
+
 def map_loader() -> DataLoader[Any]:
     return DataLoader(MapDataset(STORE, "ais://b/", decode), BATCH_SIZE, shuffle=True, num_workers=1)
 
@@ -54,6 +61,7 @@ def end() -> None:
 def lightning() -> None:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
     class Model(lightning.LightningModule):
         def __init__(self) -> None:
@@ -80,9 +88,10 @@ def lightning() -> None:
         callbacks=[save],
         enable_progress_bar=False,
         enable_model_summary=False,
+        use_distributed_sampler=DATA != "sampler",
     )
     kept = CHECKPOINT.with_suffix(".ckpt")
-    loader = plan_loader() if DATA == "plan" else map_loader()
+    loader = {"plan": plan_loader, "map": map_loader}.get(DATA, lambda: sampler_loader(StatefulDataLoader))()
     trainer.fit(Model(), loader, ckpt_path=kept if kept.exists() else None, weights_only=False)
 
 
@@ -95,8 +104,10 @@ def accelerate() -> None:
     accelerator = Accelerator(cpu=True, dataloader_config=seeded)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    loader = plan_loader() if DATA == "plan" else map_loader()
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    loader: Any = {"plan": plan_loader, "map": map_loader, "sampler": sampler_loader}[DATA]()
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if DATA != "sampler":
+        loader = accelerator.prepare(loader)
     if DATA == "plan":
         accelerator.register_for_checkpointing(loader)
     first_epoch = steps = 0
@@ -106,8 +117,8 @@ def accelerate() -> None:
         first_epoch = steps // len(loader)
     for epoch in range(first_epoch, EPOCHS):
         batches = loader
-        if DATA == "map":
-            loader.set_epoch(epoch)
+        if DATA != "plan":
+            (loader if DATA == "map" else loader.batch_sampler).set_epoch(epoch)
             if epoch == first_epoch and steps % len(loader):
                 batches = accelerator.skip_first_batches(loader, steps % len(loader))
         for batch in batches:
@@ -177,6 +188,9 @@ def transformers() -> None:
         trainer = PlanTrainer(Model(), arguments, callbacks=[LoaderState(), End()])
         if kept:
             loader.load_state_dict(torch.load(kept[0] / "loader.pt"))
+    elif DATA == "sampler":
+        loader = sampler_loader(collate_fn=collate)
+        trainer = PlanTrainer(Model(), arguments, callbacks=[End()])
     else:
         dataset = MapDataset(STORE, "ais://b/", decode)
         trainer = OwnTrainer(Model(), arguments, train_dataset=dataset, data_collator=collate, callbacks=[End()])

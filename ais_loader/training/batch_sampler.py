@@ -1,0 +1,111 @@
+"""Batch sampler: the steps of a plan for torch's own DataLoader, and for what is built on it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ais_loader.plans.number_plan import NumberPlan
+from ais_loader.training.datasets import BatchIterableDataset
+from ais_loader.training.number_batches import as_integers
+from ais_loader.training.refused_loaders import refuse_shards
+from ais_loader.training.run import Run
+
+
+class BatchSampler:
+    """The batches of a plan, as `batch_sampler` of a DataLoader over the dataset that the plan's numbers count.
+
+    A MapDataset fetches each batch with one request. Ranks and epochs work as in a BatchLoader: each rank has its own
+    steps, the next iteration reads the next epoch, and any number of ranks that divides the plan's group may resume.
+    Do not pass the loader to accelerate's `prepare`, which would divide the steps of a rank once more.
+
+    A DataLoader with workers draws batches ahead of the trainer. `state_dict(batches)` is the position of the trainer
+    if it counts its batches. torchdata's StatefulDataLoader keeps the right position by itself.
+    """
+
+    def __init__(self, plan: NumberPlan, rank: int | None = None, world_size: int | None = None) -> None:
+        """
+        Args:
+            plan: A plan of `ais_loader.plans`, over the numbers of the loader's dataset.
+            rank, world_size: See BatchIterableDataset.
+
+        Raises InvalidRequest, TypeError.
+        """
+        if not isinstance(plan, NumberPlan):
+            raise TypeError(f"BatchSampler: plan is a {type(plan).__name__}; need a plan of ais_loader.plans")
+        self._steps = BatchIterableDataset(_Numbers(plan.n), plan, rank=rank, world_size=world_size)
+        self._run: Run | None = None
+
+    def __repr__(self) -> str:
+        return f"BatchSampler({self._steps.plan!r})"
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in a whole epoch. Raises TypeError if the epoch has no end."""
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Return the batches that are left in the epoch: lists of numbers or, of a PackPlan, of packs."""
+        self._steps.end_run()
+        refuse_shards(sys._getframe(1), self._steps.place)
+        self._run = run = self._steps.begin_run()
+        return self._hand_out(run)
+
+    def _hand_out(self, run: Run) -> Iterator[list[Any]]:
+        for step in run.left:
+            batch = self._steps.draw(run.start.epoch, step)
+            run.delivered += 1
+            yield list(as_integers(batch))
+
+    @property
+    def batch_sampler(self) -> BatchSampler:
+        """The sampler itself: Hugging Face's Trainer sets the epoch of `loader.batch_sampler.batch_sampler`."""
+        return self
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that an iteration started now would read."""
+        self._steps.end_run()
+        return self._steps.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that the next iteration reads.
+
+        The iteration starts at the beginning of the epoch or, if it is the epoch that `load_state_dict` set, at the
+        restored position.
+        """
+        self._steps.end_run()
+        self._steps.set_epoch(epoch)
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Return a position, as numbers and strings: the same on all ranks that have had equally many batches.
+
+        Args:
+            batches: The number of batches of the latest iteration that the trainer has had. By default, all that this
+                sampler has handed out. These are the same in a DataLoader without workers.
+        """
+        if batches is None or self._run is None:
+            return self._steps.state_dict()
+        return self._steps.state_after(self._run, batches)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration continue from this state.
+
+        Raises InvalidRequest if it is not a state, or belongs to another plan, or if the ranks cannot divide the group
+        of steps that form one update.
+        """
+        self._steps.load_state_dict(state)
+        self._run = None
+
+
+class _Numbers:
+    """A dataset of n samples without content."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitems__(self, numbers: Iterable[int]) -> list[int]:
+        return list(numbers)
