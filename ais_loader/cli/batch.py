@@ -1,10 +1,11 @@
-"""`ais-loader batch`: fetches many objects with one request, in the order of a list, as a trainer does."""
+"""`ais-loader batch` and `ledger`: fetch a list of objects with one request, and list what a trainer has had."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import runpy
 import sys
 import time
 from typing import Any
@@ -138,6 +139,93 @@ def batch(
     _summarize(fetched, fetched_bytes, failed, time.monotonic() - began)
     if failed:
         raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.argument("state_file", metavar="STATE", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option("--step", type=click.IntRange(min=0), required=True, help="Step of the plan, counted from 0.")
+@click.option("--epoch", type=click.IntRange(min=0), help="Epoch of the step.  [default: that of STATE]")
+@click.option(
+    "--loader",
+    metavar="FILE.py:NAME",
+    help="The loader of the run, or a function that makes it: a BatchLoader, or a DataLoader with a BatchSampler. The "
+    'file is run, without what is under `if __name__ == "__main__"`.',
+)
+@click.option(
+    "--entries",
+    metavar="URL",
+    help="For a ShufflePlan: what the dataset was made of, such as ais://speech/en/. STATE holds the plan.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per sample, which `batch` takes as well.")
+@takes_store
+def ledger(
+    state_file: str,
+    step: int,
+    epoch: int | None,
+    loader: str | None,
+    entries: str | None,
+    as_json: bool,
+    store: StoreChoice,
+) -> None:
+    """Name the exact samples of a training step, in the order of its batch.
+
+    STATE is a file, or - for standard input, with what `loader.state_dict()` returned, as JSON. It has the digests of
+    the plan and of its entries, not the entries themselves. Therefore, --loader or --entries has to say where these
+    are. If they have changed since, the command fails. Steps before the position of STATE are exactly those that the
+    run has had. No data is read.
+
+    A line has the rank, the number of the sample, its source in a mixture, and its object. Ranks are those of the
+    number of ranks in STATE.
+    """
+    from ais_loader.training.datasets import BatchIterableDataset, MapDataset
+    from ais_loader.training.ledger import ledger as lines_of
+    from ais_loader.training.ledger import plan_of
+
+    if (loader is None) == (entries is None):
+        raise click.UsageError("give either --loader or --entries")
+    try:
+        with click.open_file(state_file) as opened:
+            state = json.load(opened)
+    except ValueError as error:
+        raise click.ClickException(f"{click.format_filename(state_file)} is not JSON: {error}") from None
+    if not isinstance(state, dict):
+        raise click.ClickException(f"{click.format_filename(state_file)} has no JSON object")
+    try:
+        if loader is not None:
+            found = lines_of(_made(loader), state, step, epoch)
+        else:
+            with store.reading() as client:
+                samples = MapDataset(client, str(entries))
+                planned = BatchIterableDataset(samples, plan_of(state), rank=0, world_size=1)
+                found = lines_of(planned, state, step, epoch)
+    except IndexError as error:
+        raise click.ClickException(str(error)) from None
+    with Lines() as lines:
+        for line in found:
+            lines.add(json.dumps(line) if as_json else _ledger_line(line))
+
+
+def _made(name: str) -> Any:
+    """Return what FILE.py:NAME names or, if it is a function, what it returns."""
+    path, _, attribute = name.rpartition(":")
+    if not os.path.isfile(path):
+        raise click.BadParameter(f"{name!r}: need FILE.py:NAME", param_hint="'--loader'")
+    members = runpy.run_path(path)
+    if attribute not in members:
+        raise click.BadParameter(f"{path} has no {attribute!r}", param_hint="'--loader'")
+    return members[attribute]() if callable(members[attribute]) else members[attribute]
+
+
+def _ledger_line(line: dict[str, Any]) -> str:
+    shown = [f"{line.get('rank', ''):>4}  {line.get('number', ''):>10}"]
+    shown += [line["source"]] if "source" in line else []
+    if "bucket" in line:
+        member = f"/{line['member']}" if "member" in line else ""
+        shown.append(f"{line['bucket']}/{line['name']}{member}")
+    shown += [f"version={line['version']}"] if "version" in line else []
+    shown += [f"bytes {line.get('start', 0)}+{line.get('length', '')}"] if {"start", "length"} & line.keys() else []
+    shown += [f"piece {line['piece'][0]}+{line['piece'][1]}"] if "piece" in line else []
+    return printable("  ".join(shown))
 
 
 def _write_archive(made: BatchArchive, output: str, *, force: bool) -> None:

@@ -15,8 +15,8 @@ from ais_loader.values.entry import Entry
 _FIELDS: dict[str, type] = {"bucket": str, "name": str, "member": str, "start": int, "length": int, "version": str}
 _REQUIRED = frozenset({"bucket", "name"})
 _NULLABLE = frozenset({"member", "length", "version"})
-# Fields of `ls --json` beyond an object's identity.
-_IGNORED = frozenset({"size_bytes", "crc32c", "modified", "metadata"})
+# Fields of `ls --json` and `ledger --json` beyond what is fetched.
+_IGNORED = frozenset({"size_bytes", "crc32c", "modified", "metadata", "step", "rank", "number", "source", "piece"})
 
 
 def parse_list(lines: Iterable[bytes], origin: str) -> list[Entry]:

@@ -14,7 +14,7 @@ import numpy as np
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans.groups import Tail, whole_number
 from ais_loader.plans.mix_order import SCALE, MixOrder
-from ais_loader.plans.number_plan import NumberPlan
+from ais_loader.plans.number_plan import Drawn, NumberPlan
 from ais_loader.plans.permutation import Numbers
 from ais_loader.plans.shuffle_plan import ShufflePlan
 
@@ -222,9 +222,15 @@ class MixPlan(NumberPlan):
             for turn in range(int(turns[0]), int(turns[-1]) + 1):
                 plan = self._plans[source]
                 assert isinstance(plan, ShufflePlan)
-                found = plan.at(_epoch(epoch, turn), within[turns == turn])
+                found = plan.numbers_at(_epoch(epoch, turn), within[turns == turn])
                 result[places[turns == turn]] = found + self._offsets[source]
         return result
+
+    def at(self, epoch: int, step: int) -> list[Drawn]:
+        return [one._replace(source=self._name_of(one.number)) for one in super().at(epoch, step)]
+
+    def _name_of(self, number: int) -> str:
+        return self.names[bisect.bisect_right(self._offsets, number) - 1]
 
     def sources(self, epoch: int, step: int) -> list[str]:
         """Return the name of the source of each sample of a step, in the order of `batch`."""

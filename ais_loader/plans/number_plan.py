@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,16 @@ import numpy.typing as npt
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans.groups import TAILS, Tail, whole_number
 from ais_loader.plans.permutation import ORDER
+
+
+class Drawn(NamedTuple):
+    """One sample of a step."""
+
+    number: int
+    source: str | None = None
+    """Name of its source in a mixture."""
+    piece: tuple[int, int] | None = None
+    """(start, length) of what a pack has of it."""
 
 
 class NumberPlan:
@@ -83,6 +93,13 @@ class NumberPlan:
     def batch(self, epoch: int, step: int) -> Any:
         """Return the numbers of a step, shape (batch,), int64. Raises IndexError for a step the epoch does not have."""
         return self._batch(epoch, self._own_step(epoch, step))
+
+    def at(self, epoch: int, step: int) -> list[Drawn]:
+        """Return the samples of a step in the order of `batch`, with their sources. Raises IndexError as it does."""
+        batch = self.batch(epoch, step)
+        if isinstance(batch, list):
+            return [Drawn(number, piece=(start, length)) for pack in batch for number, start, length in pack]
+        return [Drawn(number) for number in batch.tolist()]
 
     @property
     def fingerprint(self) -> str:

@@ -64,9 +64,9 @@ class ShufflePlan(NumberPlan):
 
     def _batch(self, epoch: int, step: int) -> Numbers:
         first = step * self.batch_size
-        return self.at(epoch, np.arange(first, min(first + self.batch_size, self.n)))
+        return self.numbers_at(epoch, np.arange(first, min(first + self.batch_size, self.n)))
 
-    def at(self, epoch: int, places: Numbers) -> Numbers:
+    def numbers_at(self, epoch: int, places: Numbers) -> Numbers:
         """Return the numbers at places of the epoch's order. Shapes: (k,) to (k,), int64."""
         if not self.shuffle:
             return places

@@ -38,7 +38,7 @@ from ais_loader.training.plan import (
 from ais_loader.training.plan_sender import PlanSender
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
 from ais_loader.training.refused_loaders import refuse_accelerate, refuse_batches_of_batches
-from ais_loader.training.run import Run
+from ais_loader.training.run import Run, is_distributed, process_place
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
 from ais_loader.values.entry_table import EntryTable
@@ -330,7 +330,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
     def __getstate__(self) -> dict[str, Any]:
         refuse_accelerate(sys._getframe(1), self.place)  # a spawned worker does not know who asks
         state = self.__dict__ | {"_run": None, "_drawing": None}
-        if self._place is None and _distributed():
+        if self._place is None and is_distributed():
             state["_place"] = self.place()  # a spawned worker could not ask: its process group is not set up
         return state
 
@@ -383,17 +383,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
         Raises InvalidRequest if the environment sets only one of them, or if they are not numbers.
         """
-        if self._place is not None:
-            return self._place
-        if _distributed():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        if not rank and not world_size:
-            return 0, 1
-        try:
-            return int(rank), int(world_size)
-        except ValueError:
-            raise InvalidRequest(f"environment: RANK={rank!r}, WORLD_SIZE={world_size!r}: need two numbers") from None
+        return process_place() if self._place is None else self._place
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the whole epoch, wherever the iteration starts.
@@ -564,10 +554,6 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             self._group = before
             raise
         self._move(position, share)
-
-
-def _distributed() -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:

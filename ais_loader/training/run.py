@@ -1,13 +1,36 @@
-"""Run: one iteration's share of a plan."""
+"""Run: one iteration's share of a plan, and the place of this process among those that share it."""
 
 from __future__ import annotations
+
+import os
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.training.plan import Position, WorkerShare
 
 with needs("torch", "datasets"):
+    import torch.distributed
     from torch.utils.data import get_worker_info
+
+
+def is_distributed() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def process_place() -> tuple[int, int]:
+    """Return (rank, world_size) of this process, from torch.distributed or else from the environment.
+
+    Raises InvalidRequest if the environment sets only one of them, or if they are not numbers.
+    """
+    if is_distributed():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not rank and not world_size:
+        return 0, 1
+    try:
+        return int(rank), int(world_size)
+    except ValueError:
+        raise InvalidRequest(f"environment: RANK={rank!r}, WORLD_SIZE={world_size!r}: need two numbers") from None
 
 
 class Run:
