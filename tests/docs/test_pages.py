@@ -50,6 +50,12 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
     assert [one for one in left_out if len(one.partition(": ")[2]) < 10] == []
 
 
+def test_training_scripts_are_short() -> None:
+    page = ROOT / "docs" / "training.md"
+    scripts = [block.text for at, block in BLOCKS if at == page and block.language == "python"]
+    assert max(sum(bool(line.strip()) for line in script.splitlines()) for script in scripts) <= 15
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", RUN, ids=name)
