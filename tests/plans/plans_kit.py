@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ais_loader import BatchIterableDataset, BatchLoader
+from ais_loader import BatchIterableDataset, BatchLoader, BatchSampler
 from ais_loader.plans import permuted
 
 
@@ -115,6 +115,23 @@ def loaders(plan: Any, world_size: int, state: dict[str, Any] | None = None) -> 
         found.append(BatchLoader(dataset))
         if state is not None:
             found[-1].load_state_dict(state)
+    return found
+
+
+class Sampled(BatchSampler):
+    """A batch sampler that yields what a DataLoader makes of its batches, with Numbers as the dataset."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            is_packed = bool(batch) and isinstance(batch[0], list)
+            yield [[tokens_of([piece]) for piece in pack] for pack in batch] if is_packed else batch
+
+
+def samplers(plan: Any, world_size: int, state: dict[str, Any] | None = None) -> list[Sampled]:
+    found = [Sampled(plan, rank, world_size) for rank in range(world_size)]
+    if state is not None:
+        for sampler in found:
+            sampler.load_state_dict(state)
     return found
 
 

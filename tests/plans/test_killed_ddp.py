@@ -79,7 +79,7 @@ def test_every_update_is_that_of_a_run_that_was_never_stopped(tmp_path: Path) ->
             first = updates_in(tmp_path)
             with job(tmp_path, client.url, attempt, world_size, 0 if killed_after else UPDATES) as ranks:
                 eventually(
-                    lambda ranks=ranks, last=killed_after: is_over(ranks) or 0 < last <= updates_in(tmp_path), 200
+                    lambda ranks=ranks, last=killed_after: is_over(ranks) or 0 < last <= updates_in(tmp_path), 400
                 )
                 if not killed_after:
                     assert [rank.wait(TIMEOUT_S) for rank in ranks] == [0] * world_size

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans_kit import Numbers, divisors, finished, loaders, shuffled_batches, tokens_of
+from plans_kit import Numbers, divisors, finished, loaders, samplers, shuffled_batches, tokens_of
 
 from ais_loader import BatchIterableDataset, BatchLoader
 from ais_loader.errors import InvalidRequest
@@ -114,7 +114,7 @@ def test_stops_and_other_world_sizes_change_no_update(kind: Any, data: st.DataOb
     found: list[list[str]] = []
     state: dict[str, Any] | None = None
     for number, world_size in enumerate(world_sizes):
-        ranks = loaders(plan, world_size, state)
+        ranks = data.draw(st.sampled_from([loaders, samplers]))(plan, world_size, state)
         updates = data.draw(st.integers(0, 4)) if number < len(world_sizes) - 1 else len(expected) - len(found)
         updates = min(updates, len(expected) - len(found))
         got = [list(islice(iter(rank), updates * group // world_size)) for rank in ranks]
