@@ -16,8 +16,11 @@ from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.store.drive.preconditions import parse_version
+from tests.node.write_kit import cluster_of
 from tests.peer_kit import peer_at
 from tests.remote.conftest import RemoteBucket
+from tests.remote.fault_proxy import Fault, FaultProxy
+from tests.remote.s3_server import S3Server
 from tests.remote.test_cache_cluster import evict_at
 from tests.remote.test_cluster_faults import process_of
 from tests.remote.test_write_back_kills import _is_flushed
@@ -133,3 +136,22 @@ def test_a_write_that_is_announced_and_never_done_hides_no_change_of_others(
         remote_bucket.put(NAME, NEW)
         assert [bucket.get(NAME) for _ in range(6)] == [NEW] * 6
         assert [(info.name, info.size_bytes) for info in bucket.objects()] == [(NAME, len(NEW))]
+
+
+def test_an_upload_that_ends_while_a_node_lists_what_is_pending_is_forgotten(
+    s3: S3Server, remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster_of(tmp_path, 3) as cluster, connect(cluster.nodes[0].url, options=PATIENT) as client:
+        bucket = made(client, remote_bucket, "back")
+        down = proxy.on("PUT", "*", Fault(status=503))
+        bucket.put(NAME, OLD)
+        stores = [cluster.batches(number).node.store for number in range(3)]
+        listed = next(found for store in stores if (found := store.uploads.pending()))
+        down.remove()
+        bucket.flush(timeout_s=60)
+        for number, store in enumerate(stores):
+            write_back = cluster.batches(number).resources.remote.write_back
+            assert write_back is not None
+            monkeypatch.setattr(store.uploads, "pending", lambda: listed)
+            write_back._load()
+            assert not write_back.rows()
