@@ -94,7 +94,7 @@ def test_what_is_missing_is_told_or_passed_over_as_the_handler_says(shards: list
         writer.write({"__key__": "k", "txt": "lost"})
 
 
-@pytest.mark.parametrize(("cut_bytes", "reason"), [(0, "without an end of archive"), (200, "ends within a header")])
+@pytest.mark.parametrize(("cut_bytes", "reason"), [(0, "no end-of-archive mark"), (200, "ends within a header")])
 def test_a_shard_that_is_cut_off_at_a_header_is_an_error_where_a_file_just_ends(
     cut_bytes: int, reason: str, bucket: Bucket, installed: None, tmp_path: Path
 ) -> None:
