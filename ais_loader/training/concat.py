@@ -8,9 +8,10 @@ from typing import Any
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
-from ais_loader.training.datasets import MapDataset, take_samples
+from ais_loader.training.datasets import fetches_entries
 from ais_loader.training.number_batches import checked_index, in_packs, sample_numbers
-from ais_loader.values.entry import Item
+from ais_loader.training.sample_parts import SampleParts, raw
+from ais_loader.training.take_samples import take_samples
 
 with needs("torch", "concat"):
     import torch.utils.data
@@ -85,12 +86,12 @@ def _sources(dataset: Any) -> list[Any]:
 
 def _lead(at: int, sources: list[Any]) -> int:
     """Return the number of the first source that shares its requests with number `at`."""
-    if type(sources[at]) is not MapDataset:
+    if not fetches_entries(sources[at]):
         return at
     return next(
         number
         for number, other in enumerate(sources)
-        if type(other) is MapDataset and other._request_key == sources[at]._request_key
+        if fetches_entries(other) and other._request_key == sources[at]._request_key
     )
 
 
@@ -102,17 +103,18 @@ def _fetched(lead: Any, parts: list[tuple[int, Any, int]]) -> list[Any]:
         indices = [within for _, _, within in parts]
         many = getattr(source, "__getitems__", None)
         return [source[index] for index in indices] if many is None else list(many(indices))
-    batch = lead._request([source._entry(within) for _, source, within in parts])
+    wanted = [source._entry(within) for _, source, within in parts]
+    several = SampleParts.of(wanted, [within for _, _, within in parts])
+    batch = lead._request(wanted if several is None else several.entries)
     decoders = [source._decode for _, source, _ in parts]
     is_decoded = any(decoder is not None for decoder in decoders)  # a decoder may be false, such as an empty Sequential
+    coming = iter(decoders)
 
-    def decode(item: Item) -> Any:
-        own = decoders[item.index]
-        if own is None:
-            return item.tobytes() if item.ok else None
-        return own(item)
+    def decode(items: Any) -> Any:
+        own = next(coming)
+        return raw(items) if own is None else own(items)
 
-    samples = take_samples(batch, decode if is_decoded else None)
+    samples = take_samples(batch, decode if is_decoded else None, parts=several)
     called: list[Any] = []
     for source in sources.values():
         if source._on_batch is not None and source._on_batch not in called:

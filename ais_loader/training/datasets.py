@@ -39,19 +39,18 @@ from ais_loader.training.plan_sender import PlanSender
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
 from ais_loader.training.refused_loaders import refuse_accelerate, refuse_batches_of_batches
 from ais_loader.training.run import Run, is_distributed, process_place
+from ais_loader.training.sample_parts import SampleLike, SampleParts, flat_entries, mapped, pinned_sample
+from ais_loader.training.take_samples import Decode, OnBatch, decoder, take_samples
 from ais_loader.values.batch import Batch
-from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
+from ais_loader.values.entry import EntryLike, to_entry
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.requests import OnError, batch_options
-from ais_loader.values.timing import BatchTiming
 
 with needs("torch", "datasets"):
     import torch
     from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-Decode: TypeAlias = Callable[[Item], Any]
 Collate: TypeAlias = Callable[[list[Any]], Any]
-OnBatch: TypeAlias = Callable[[BatchTiming], object]
 
 _ELSEWHERE = dict.fromkeys(
     ("num_workers", "prefetch_factor", "sampler", "batch_sampler", "pin_memory", "worker_init_fn"),
@@ -59,51 +58,6 @@ _ELSEWHERE = dict.fromkeys(
 ) | dict.fromkeys(
     ("batch_size", "shuffle", "drop_last"), "with MapDataset the DataLoader takes it, otherwise the plan, ShufflePlan"
 )
-
-
-def take_samples(batch: Batch, decode: Decode | None, on_batch: OnBatch | None = None) -> list[Any]:
-    """Return the samples of one fetched batch, in order: what a dataset returns, and a worker sends to the trainer.
-
-    They do not refer to the batch's buffers unless `decode` kept a view. This is the one place to change how a batch's
-    bytes reach another process.
-    """
-    with batch:
-        batch.between_frames = "decode"
-        samples = batch.tobytes() if decode is None else list(_decoded(batch, decode))
-    if on_batch is not None:
-        on_batch(batch.timing)
-    return samples
-
-
-def _decoded(batch: Batch, decode: Decode) -> Iterator[Any]:
-    for item in batch:
-        try:
-            yield decode(item)
-        except Exception as error:
-            entry = to_entry(item.entry)
-            place = f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
-            error.add_note(f"raised by decode() for entry {item.index} of its batch, {place}")
-            raise
-
-
-class _Transformed:
-    """A decoder followed by a transform. Samples of failed entries are returned as the decoder leaves them."""
-
-    def __init__(self, decode: Decode | None, transform: Callable[[Any], Any]) -> None:
-        self._decode, self._transform = decode, transform
-
-    def __call__(self, item: Item) -> Any:
-        if not item.ok:
-            return None if self._decode is None else self._decode(item)
-        return self._transform(item.tobytes() if self._decode is None else self._decode(item))
-
-
-def _decoder(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Decode | None:
-    """Combine the decoder and the transform. Raises TypeError."""
-    for name, given in (("decode", decode), ("transform", transform)):
-        if given is not None and not callable(given):
-            raise TypeError(f"{name} is a {type(given).__name__}: need a function")
-    return decode if transform is None else _Transformed(decode, transform)
 
 
 class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
@@ -118,7 +72,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     def __init__(
         self,
         client_or_url: ClientOrUrl,
-        entries: Iterable[EntryLike] | Bucket,
+        entries: Iterable[SampleLike] | Bucket,
         decode: Decode | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
@@ -138,16 +92,21 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
                 read. You can also pass a bucket, or the single str "ais://bucket/prefix": the objects whose names begin
                 with the prefix are then listed immediately, in the order of names. The URL of a remote place, such as
                 "s3://corpus/v3/en/", creates a remote bucket for the cloud bucket if there is none.
-            decode: A function from an Item to a sample, such as those of `ais_loader.decoders`. It runs in the process
-                that fetched the batch. `item.data` is a view, so copy what you want to keep. The function must be
-                picklable if workers are spawned. Without `decode`, a sample is bytes.
+                An element may also be a tuple or a dict of entries, which form one sample and are fetched with the same
+                request. `Bucket.samples` lists those of shards.
+            decode: A function from an Item to a sample, such as those of `ais_loader.decoders`. For a sample of several
+                entries, it gets a tuple or a dict of Items, in the same form. It runs in the process that fetched the
+                batch. `item.data` is a view, so copy what you want to keep. The function must be picklable if workers
+                are spawned. Without `decode`, a sample is bytes.
             transform: A function from a sample to a sample. It runs after `decode`, in the same process. Samples of
                 failed entries do not pass through it.
             bucket: The bucket of those entries that are plain names.
             pinned: Whether to pin the listed objects to their current versions. If such an object is replaced later,
                 reading it raises ObjectNotFound.
             on_error: With "raise", the first failed entry raises its error out of the DataLoader, with its own type.
-                With "placeholder", its sample is None, or what `decode` returns for an item that is not `ok`.
+                With "placeholder", its sample is None, or what `decode` returns for an item that is not `ok`. One
+                failed entry of several counts as a failure of the sample: the error's note names the sample and the
+                entry, and `decode` gets all of its Items.
             timeout_s: The longest time to wait for the next data, in seconds.
             retry_s: With the URL of storage nodes: how long to keep trying to reach a node that does not answer, in
                 seconds. The default is that of ClusterOptions. A Client has its own.
@@ -159,10 +118,10 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         and those of `decode` and `transform`.
         """
         self._client = ProcessClient(client_or_url, retry_s)
-        self._decode = _decoder(decode, transform)
+        self._decode = decoder(decode, transform)
         self._on_batch = on_batch
         self._bucket = bucket
-        self._entries = _sequence(self._client, entries, bucket, pinned)
+        self._entries = entry_sequence(self._client, entries, bucket, pinned)
         self._options = _checked_options(MapDataset, options, on_error, timeout_s)
 
     def __repr__(self) -> str:
@@ -188,7 +147,10 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         if self._decode is None and isinstance(entries, EntryTable):
             batch = self._client.get().bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
         else:
-            batch = self._request([entries[at] for at in wanted])
+            samples = [entries[at] for at in wanted]
+            parts = SampleParts.of(samples, wanted)
+            batch = self._request(samples if parts is None else parts.entries)
+            return in_packs(take_samples(batch, self._decode, self._on_batch, parts), indices)
         return in_packs(take_samples(batch, self._decode, self._on_batch), indices)
 
     def __add__(self, other: Any) -> Dataset[Any]:
@@ -204,10 +166,10 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         # Datasets with equal keys can fetch their entries with one request.
         return self._client.address, self._client.options, tuple(sorted(self._options.items()))
 
-    def _entry(self, at: int) -> Entry:
-        return to_entry(self._entries[at], self._bucket)
+    def _entry(self, at: int) -> Any:
+        return mapped(self._entries[at], lambda entry: to_entry(entry, self._bucket))
 
-    def _request(self, entries: Sequence[EntryLike]) -> Batch:
+    def _request(self, entries: Sequence[Any]) -> Batch:
         batch: Batch = self._client.get().get_batch(entries, bucket=self._bucket, **self._options)
         return batch
 
@@ -290,7 +252,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._group = 0
         """The plan's group in the state that was loaded, or 0."""
         self._samples: Any = None
-        self._entries: Sequence[EntryLike] | None = None
+        self._entries: Sequence[SampleLike] | None = None
         self._digests: list[tuple[int, str]] | None = None
         if hasattr(samples, "__getitems__"):
             given = (decode, transform, bucket, retry_s, on_batch, None if on_error == "raise" else on_error)
@@ -299,10 +261,10 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             self._samples = samples
         else:
             self._client = ProcessClient(samples, retry_s)
-            self._decode = _decoder(decode, transform)
+            self._decode = decoder(decode, transform)
             self._on_batch, self._bucket = on_batch, bucket
             self._options = _checked_options(BatchIterableDataset, options, on_error, timeout_s)
-        if type(self._samples) is MapDataset:
+        if fetches_entries(self._samples):
             for name in ("_client", "_decode", "_on_batch", "_bucket", "_options", "_entries"):
                 setattr(self, name, getattr(self._samples, name))
             self._samples = None
@@ -462,26 +424,36 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         drawn: deque[Sequence[Any]] = deque()
         """Batches of the plan whose samples have not arrived."""
 
-        def wanted() -> Iterator[Sequence[Any]]:
+        def batches() -> Iterator[Sequence[Any]]:
             for step in run.left:
                 drawn.append(self.draw(run.start.epoch, step))
-                yield self._fetched(drawn[-1])
+                yield drawn[-1]
 
-        for samples in self._read(wanted()):
+        for samples in self._read(batches()):
             samples = in_packs(samples, drawn.popleft()) if self._is_numbered else samples
             result = samples if self._collate is None else self._collate(samples)
             run.delivered += 1
             yield result
 
-    def _read(self, wanted: Iterator[Sequence[Any]]) -> Iterator[list[Any]]:
-        """Return the samples of each batch."""
+    def _read(self, drawn: Iterator[Sequence[Any]]) -> Iterator[list[Any]]:
+        """Return the samples of each batch of the plan."""
         if self._samples is not None:
-            yield from (list(self._samples.__getitems__(numbers)) for numbers in wanted)
+            yield from (list(self._samples.__getitems__(sample_numbers(batch))) for batch in drawn)
             return
+        waiting: deque[SampleParts | None] = deque()
+        """Parts of the requested samples that have not arrived."""
+
+        def wanted() -> Iterator[Sequence[Any]]:
+            for batch in drawn:
+                samples = self._fetched(batch)
+                parts = SampleParts.of(samples, sample_numbers(batch) if self._is_numbered else None)
+                waiting.append(parts)
+                yield samples if parts is None else parts.entries
+
         for batch in self._client.get().get_batches(
-            wanted, in_flight=self._in_flight, bucket=self._bucket, **self._options
+            wanted(), in_flight=self._in_flight, bucket=self._bucket, **self._options
         ):
-            yield take_samples(batch, self._decode, self._on_batch)
+            yield take_samples(batch, self._decode, self._on_batch, waiting.popleft())
 
     def draw(self, epoch: int, step: int) -> Sequence[Any]:
         """Return the plan's batch of a step. Past the end of the epoch's steps, ranks repeat: `split_steps`."""
@@ -493,11 +465,10 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             return plan.batch(epoch, step)
 
     def _fetched(self, batch: Sequence[Any]) -> Sequence[Any]:
-        """Return the entries that a batch of the plan needs, or its numbers for a dataset of samples."""
-        if not self._is_numbered:
+        """Return the samples that a batch of the plan needs, each as its entry or entries."""
+        if self._entries is None:
             return batch
-        wanted = sample_numbers(batch)
-        return wanted if self._entries is None else [self._entries[at] for at in wanted]
+        return [self._entries[at] for at in sample_numbers(batch)]
 
     def send_plan(self, run: Run, expect_steps: int) -> PlanSender | None:
         """For BatchLoader: Begin to tell the store what a run will read; None if this is of no use there."""
@@ -506,7 +477,8 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         epoch = run.start.epoch
 
         def draw(step: int) -> Sequence[EntryLike]:
-            return [to_entry(entry, self._bucket) for entry in self._fetched(self.draw(epoch, step))]
+            samples = self._fetched(self.draw(epoch, step))
+            return [to_entry(entry, self._bucket) for entry in flat_entries(samples)]
 
         return PlanSender(self._client, draw, run.left, expect_steps, epoch)
 
@@ -556,6 +528,14 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._move(position, share)
 
 
+def fetches_entries(dataset: Any) -> bool:
+    """Whether a dataset's samples are its entries after its decoder, so that others can fetch them with theirs."""
+    own = type(dataset)
+    return isinstance(dataset, MapDataset) and all(
+        getattr(own, name) is getattr(MapDataset, name) for name in ("__getitem__", "__getitems__", "__len__")
+    )
+
+
 def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:
     chosen = {"on_error": on_error, "timeout_s": timeout_s, **options}
     if not batch_options(
@@ -568,9 +548,9 @@ def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError
     return chosen
 
 
-def _sequence(
-    client: ProcessClient, entries: Iterable[EntryLike] | Bucket, bucket: str | None, pinned: bool
-) -> Sequence[EntryLike]:
+def entry_sequence(
+    client: ProcessClient, entries: Iterable[SampleLike] | Bucket, bucket: str | None, pinned: bool
+) -> Sequence[SampleLike]:
     """Return the entries, listed if necessary. Raises InvalidRequest, TypeError, and the errors of listing."""
     if isinstance(entries, str):
         entries = client.listed(entries, pinned=pinned)
@@ -585,7 +565,9 @@ def _sequence(
     if not indexable:
         entries = list(entries)
     if not isinstance(entries, (list, tuple)):
-        return cast(Sequence[EntryLike], entries)
+        return cast(Sequence[SampleLike], entries)
     if pinned:
-        entries = [entry.entry(pinned=True) if isinstance(entry, ObjectInfo) else entry for entry in entries]
+        entries = [pinned_sample(sample) for sample in entries]
+    if flat_entries(entries) is not entries:
+        return entries
     return EntryTable.of(entries, bucket) or entries

@@ -57,7 +57,8 @@ class Batch:
         self.opaque = opaque
         """The value that you passed to `get_batch` or `get_batches` with the entries. It is never sent."""
         self.failures: dict[int, LoaderError] = {}
-        """After `tobytes` or `packed`: the error of each entry that failed, by its index."""
+        """After `tobytes` or `packed`: the error of each entry that failed, by its index. With on_error="raise": the
+        error of the entry that ended the batch."""
         self._joined = joined  # ranges of `entries`, which are then requested separately
         requested = len(entries) if joined is None else len(joined.requested)
         self._watch = Stopwatch()
@@ -144,6 +145,7 @@ class Batch:
         error = entry_error(status, message, fault.kind)
         if self._raising:
             self.close()
+            self.failures[index] = error
             raise error
         return error
 

@@ -1,0 +1,125 @@
+"""Parts of samples: several entries that form one sample, as a tuple or a dict, and that a batch fetches together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ais_loader.errors import InvalidRequest, LoaderError
+from ais_loader.values.batch import Batch
+from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
+
+SampleLike: TypeAlias = EntryLike | tuple[EntryLike, ...] | Mapping[str, EntryLike]
+"""An entry, or a tuple or dict of entries that form one sample."""
+
+
+class SampleParts:
+    """The samples of one request, of which at least one has several entries. `entries` are those of all of them."""
+
+    def __init__(self, samples: Sequence[Any], numbers: Sequence[int] | None = None) -> None:
+        """`numbers` are those of the samples in their dataset. Raises InvalidRequest, TypeError."""
+        self._samples = samples
+        self._numbers = numbers
+        self.entries = flat_entries(samples)
+
+    @classmethod
+    def of(cls, samples: Sequence[Any], numbers: Sequence[int] | None = None) -> SampleParts | None:
+        """Return the parts of these samples, or None if each is one entry."""
+        return cls(samples, numbers) if any(map(has_parts, samples)) else None
+
+    def samples(self, batch: Batch, decode: Callable[[Any], Any] | None) -> Iterator[Any]:
+        """Yield what `decode` returns for the items of each sample, in the form of the sample; bytes without it."""
+        items = iter(batch)
+        for at, sample in enumerate(self._samples):
+            try:
+                whole = in_form(sample, [next(items) for _ in range(len(sample) if has_parts(sample) else 1)])
+            except LoaderError as error:
+                for index, failed in batch.failures.items():
+                    if failed is error:
+                        error.add_note(self._failed(index))
+                raise
+            try:
+                yield raw(whole) if decode is None else decode(whole)
+            except Exception as error:
+                error.add_note(f"raised by decode() for {self._name(at)}, {', '.join(map(place_of, parts_of(sample)))}")
+                raise
+
+    def _failed(self, index: int) -> str:
+        """Return a text that names an entry and its sample."""
+        first = 0
+        for at, sample in enumerate(self._samples):
+            parts = parts_of(sample)
+            if index < first + len(parts):
+                keys = list(sample) if isinstance(sample, dict) else range(len(parts))
+                return f"{self._name(at)}, entry {keys[index - first]!r}: {place_of(parts[index - first])}"
+            first += len(parts)
+        return f"entry {index} of the batch"
+
+    def _name(self, at: int) -> str:
+        return f"sample {at} of its batch" if self._numbers is None else f"sample {self._numbers[at]} of its dataset"
+
+
+def has_parts(sample: Any) -> bool:
+    """Whether an element of a dataset's entries is several entries. An Entry is never a tuple."""
+    return isinstance(sample, (tuple, dict))
+
+
+def parts_of(sample: Any) -> Sequence[Any]:
+    """Return the entries of a sample, in order."""
+    if isinstance(sample, dict):
+        return list(sample.values())
+    return sample if isinstance(sample, tuple) else (sample,)
+
+
+def flat_entries(samples: Sequence[Any]) -> Sequence[Any]:
+    """Return the entries of all samples, in order. Raises InvalidRequest, TypeError."""
+    if not any(map(has_parts, samples)):
+        return samples
+    entries: list[Any] = []
+    for sample in samples:
+        parts = parts_of(sample)
+        if not parts:
+            raise InvalidRequest("a sample has no entries: a tuple or dict of entries has at least one")
+        if any(map(has_parts, parts)):
+            raise TypeError(f"the parts of a sample are entries, not tuples or dicts of them: {sample!r}")
+        entries += parts
+    return entries
+
+
+def in_form(sample: Any, values: Sequence[Any]) -> Any:
+    """Return the values, one for each entry of a sample, in the form of the sample."""
+    if isinstance(sample, dict):
+        return dict(zip(sample, values, strict=True))
+    if not isinstance(sample, tuple):
+        return values[0]
+    return type(sample)(*values) if hasattr(sample, "_fields") else tuple(values)
+
+
+def mapped(sample: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a sample with the function applied to each of its entries."""
+    return in_form(sample, [function(part) for part in parts_of(sample)])
+
+
+def is_complete(items: Any) -> bool:
+    """Whether all entries of a sample were delivered."""
+    return all(item.ok for item in parts_of(items))
+
+
+def raw(items: Any) -> Any:
+    """Return the bytes of a sample in its form. None if one of its entries failed."""
+    return mapped(items, Item.tobytes) if is_complete(items) else None
+
+
+def place_of(part: Any) -> str:
+    entry = part if isinstance(part, Entry) else None
+    if entry is None:
+        try:
+            entry = to_entry(part)
+        except InvalidRequest:
+            return str(part)  # a plain name
+    return f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
+
+
+def pinned_sample(sample: Any) -> Any:
+    """Return a sample whose listed objects are pinned to their versions."""
+    return mapped(sample, lambda part: part.entry(pinned=True) if isinstance(part, ObjectInfo) else part)
