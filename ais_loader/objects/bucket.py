@@ -35,6 +35,7 @@ from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, 
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.objects.reshard import reshard
+from ais_loader.objects.sample_table import SampleTable, bucket_samples
 from ais_loader.objects.transformed_file import spooled
 from ais_loader.objects.warm import evict, flush, warm
 from ais_loader.transport.base import (
@@ -843,6 +844,26 @@ class Bucket(BucketComposing, BucketTransforming):
                 return table
         listed = self.objects(prefix, on_missing_drive=on_missing_drive)
         return listed_entries(listed, self.name, pattern=pattern, pinned=pinned)
+
+    def samples(self, prefix: str = "", *, pattern: str | Sequence[str] | None = None) -> SampleTable:
+        """Return the samples in the shards whose names begin with `prefix`, for MapDataset and BatchIterableDataset.
+
+        A shard is an object with an archive's extension (see `Entry.from_url`). As in WebDataset, adjacent members with
+        the same name up to the first dot after the last slash form a sample, and the rest of the name, in lower case,
+        is the field. Members without a dot, and those below `__...__`, are skipped.
+
+        Args:
+            pattern: Only shards that match a shell pattern, or one of several, as for `entries`.
+
+        Returns:
+            n >= 0 samples, in the order of the shards' names and of their members. Each is a dict from field to Entry,
+            in the shard's current version: reading it raises ObjectNotFound once the shard is replaced. `keys()` and
+            `sizes_bytes(field=None)` describe all of them. It takes a member's name and 16 bytes per member.
+
+        Reads only the shards' indexes. Raises BucketNotFound, InvalidRequest for a field that occurs twice in a sample,
+        ArchiveError for a shard that is no archive or has two members of one name, and the errors of `objects`.
+        """
+        return bucket_samples(self, prefix, pattern)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all objects, in order, fetched page by page. Raises BucketNotFound."""

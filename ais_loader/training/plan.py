@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.objects.sample_table import SampleTable
 from ais_loader.plans.groups import TAILS, Tail
 from ais_loader.plans.permutation import ORDER
+from ais_loader.training.sample_parts import has_parts, parts_of
 from ais_loader.values.entry import EntryLike, to_entry
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.pipeline import args_text, to_pipeline
@@ -43,19 +45,26 @@ class Plan(Protocol):
         """
 
 
-def entries_digest(entries: Sequence[EntryLike], bucket: str | None) -> str:
-    """Return a digest of what the entries fetch, in their order. It is the same for equal entries in any form."""
-    table = entries if isinstance(entries, EntryTable) else EntryTable.of(entries, bucket)
+def entries_digest(entries: Sequence[Any], bucket: str | None) -> str:
+    """Return a digest of what the entries fetch, in their order. It is the same for equal entries in any form, except
+    that a SampleTable has one of its own. An element may be several entries."""
+    if isinstance(entries, (EntryTable, SampleTable)):
+        return entries.digest()
+    table = None if any(map(has_parts, entries)) else EntryTable.of(entries, bucket)
     if table is not None:
         return table.digest()
     digest = hashlib.blake2b(digest_size=16)
     for at in range(len(entries)):
-        entry = to_entry(entries[at], bucket)
-        # `opaque` is left out: it is not fetched, and may have no stable representation.
-        parts = (entry.bucket, entry.name, entry.member, entry.start, entry.length, entry.version, entry.ranges)
-        stages = () if entry.etl is None else to_pipeline(entry.etl, entry.args).stages
-        transforms = [(stage.name, args_text(stage.args)) for stage in stages]
-        digest.update(repr((*parts, transforms)).encode("utf-8", "surrogatepass"))
+        sample: Any = entries[at]
+        if has_parts(sample):
+            digest.update(repr(list(sample) if isinstance(sample, dict) else len(sample)).encode())
+        for part in parts_of(sample):
+            entry = to_entry(part, bucket)
+            # `opaque` is left out: it is not fetched, and may have no stable representation.
+            fields = (entry.bucket, entry.name, entry.member, entry.start, entry.length, entry.version, entry.ranges)
+            stages = () if entry.etl is None else to_pipeline(entry.etl, entry.args).stages
+            transforms = [(stage.name, args_text(stage.args)) for stage in stages]
+            digest.update(repr((*fields, transforms)).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from ais_loader import Batch, Client, Entry, WithOpaque, errors
 from ais_loader.extras import needs
+from ais_loader.objects.sample_table import Rename, Select
 
 from ..shared_store import StoreReference, named_url
-from .sample_table import Rename, SampleTable, Select, expanded
+from .sample_table import expanded, listed
 
 with needs("webdataset", "samples of shards"):
     from webdataset.compat import FluidInterface
@@ -81,16 +82,15 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
             timeout_s: The longest time to wait for the store's next data.
 
         Raises:
-            InvalidRequest: There are no shards, or a URL is not one of the store.
+            InvalidRequest: There are no shards, a URL is not one of the store, or a field occurs twice in a sample.
             ArchiveDamaged, NotAnArchive: A shard is truncated, or is not an archive.
             ArchiveError: A name occurs twice in a shard.
-            ValueError: A field occurs twice in a sample.
             ObjectNotFound, BucketNotFound, NodeUnavailable, SilenceTimeout.
         """
         self._store = store if isinstance(store, Client) else StoreReference(named_url(store))
         self._handler = handler
         self._timeout_s = timeout_s
-        self._table = SampleTable.listed(
+        self._table = listed(
             self._client(),
             expanded(urls),
             select=select_files,
@@ -115,7 +115,7 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
 
         This is for samplers by length.
         """
-        return self._table.sizes() if field is None else self._table.field_sizes(field)
+        return self._table.sizes_bytes(field)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the shards that are read, by URL."""
