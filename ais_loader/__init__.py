@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ais_loader.training.concat import concat
     from ais_loader.training.datasets import BatchIterableDataset, MapDataset
     from ais_loader.training.loader import BatchLoader
+    from ais_loader.training.plan import ShufflePlan
+    from ais_loader.training.token_windows import TokenWindows
     from ais_loader.transforms.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
     from ais_loader.transforms.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
     from ais_loader.transport.base import PendingUploads, RemoteUsage
@@ -106,6 +108,7 @@ __all__ = [
     "SnapshotInfo",
     "Stage",
     "Status",
+    "TokenWindows",
     "TransformInfo",
     "TransformJob",
     "UploadInfo",
@@ -123,6 +126,7 @@ if "torch" not in sys.modules and find_spec("torch") is None:
     __all__.remove("BatchLoader")
     __all__.remove("BatchSampler")
     __all__.remove("MapDataset")
+    __all__.remove("TokenWindows")
     __all__.remove("concat")
     __all__.remove("drop_placeholders")
 
@@ -177,6 +181,7 @@ _HOMES = {
     "SnapshotInfo": "ais_loader.values.snapshots",
     "Stage": "ais_loader.values.pipeline",
     "Status": "ais_loader.values.entry",
+    "TokenWindows": "ais_loader.training.token_windows",
     "TransformInfo": "ais_loader.transforms.etl",
     "TransformJob": "ais_loader.transforms.transform_job",
     "UploadInfo": "ais_loader.objects.multipart",

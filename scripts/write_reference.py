@@ -29,6 +29,7 @@ GROUPS: dict[str, list[str]] = {
     "Batches": ["Entry", "BatchOptions", "Batch", "Item", "Status", "PackedBatch", "BatchTiming", "WithOpaque"],
     "Datasets": [
         "MapDataset",
+        "TokenWindows",
         "concat",
         "drop_placeholders",
         "BatchIterableDataset",

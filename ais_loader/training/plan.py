@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.objects.sample_table import SampleTable
 from ais_loader.plans.groups import TAILS, Tail
 from ais_loader.plans.permutation import ORDER
 from ais_loader.training.sample_parts import has_parts, parts_of
@@ -46,10 +45,11 @@ class Plan(Protocol):
 
 
 def entries_digest(entries: Sequence[Any], bucket: str | None) -> str:
-    """Return a digest of what the entries fetch, in their order. It is the same for equal entries in any form, except
-    that a SampleTable has one of its own. An element may be several entries."""
-    if isinstance(entries, (EntryTable, SampleTable)):
-        return entries.digest()
+    """Return a digest of what the entries fetch, in their order: that of a table by its own method. An element may be
+    several entries. For an EntryTable and equal entries in any other form it is the same."""
+    if callable(own := getattr(entries, "digest", None)):
+        digest_of_table: str = own()
+        return digest_of_table
     table = None if any(map(has_parts, entries)) else EntryTable.of(entries, bucket)
     if table is not None:
         return table.digest()

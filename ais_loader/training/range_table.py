@@ -1,0 +1,93 @@
+"""Range table: samples that are byte ranges of objects, in flat buffers, and the objects in the versions they had."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.errors import InvalidRequest, ObjectNotFound
+from ais_loader.objects.client import Client
+from ais_loader.values.entry import Entry, ObjectInfo, to_entry
+from ais_loader.wire.object_info import has_version
+from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
+
+
+class RangeTable(Sequence[Entry]):
+    """Immutable sequence of n ranges, object after object. A subclass says where each range of an object is."""
+
+    def __init__(self, objects: Sequence[ObjectInfo], counts: Iterable[int]) -> None:
+        """`counts`: the number of ranges in each object."""
+        self._objects = [(info.bucket, info.name, pin_of(info)) for info in objects]
+        self._stops: npt.NDArray[np.int64] = np.fromiter(counts, np.int64, len(objects)).cumsum()
+
+    def __len__(self) -> int:
+        return self._stops.item(-1) if len(self._stops) else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Entry]: ...
+    def __getitem__(self, index: Any) -> Any:
+        indices = range(len(self))[index]
+        if isinstance(indices, range):
+            return [self[at] for at in indices]
+        number = int(self._stops.searchsorted(indices, "right"))
+        within = indices - (self._stops.item(number - 1) if number else 0)
+        start, length = self.range_of(number, within)
+        bucket, name, version = self._objects[number]
+        return Entry(bucket, name, None, start, length, version)
+
+    def range_of(self, number: int, within: int) -> tuple[int, int]:
+        """Return the start and length in bytes of a range of object `number`."""
+        raise NotImplementedError
+
+    def digest(self) -> str:
+        """Return a digest of what the ranges fetch, in their order, the same on every platform."""
+        digest = hashlib.blake2b(repr(self._objects).encode("utf-8", "surrogatepass"), digest_size=16)
+        for column in self.columns():
+            digest.update(np.ascontiguousarray(column, "<i8").data)
+        return digest.hexdigest()
+
+    def columns(self) -> Iterable[npt.NDArray[np.integer[Any]]]:
+        """Return the arrays that say where the ranges are."""
+        return (self._stops,)
+
+
+def described(client: Client, entries: Iterable[Any], bucket: str | None) -> list[ObjectInfo]:
+    """Return the properties of whole objects as they are now, in order, with a request for each thousand of a bucket.
+
+    Raises InvalidRequest for anything but whole objects; ObjectNotFound for an object that does not exist, or has
+    another version than its entry; TypeError.
+    """
+    wanted = [to_entry(entry, bucket) for entry in entries]
+    names: dict[str, dict[str, None]] = {}
+    for entry in wanted:
+        if (entry.member, entry.start, entry.length, entry.ranges, entry.etl) != (None, 0, None, None, None):
+            raise InvalidRequest(f"{entry.bucket}/{entry.name}: need whole objects, not members, ranges or transforms")
+        names.setdefault(entry.bucket, {})[entry.name] = None
+    found = {
+        (of, name): info
+        for of, several in names.items()
+        for name, info in zip(several, client.bucket(of).head_many(list(several)), strict=True)
+    }
+    return [_checked(found[entry.bucket, entry.name], entry) for entry in wanted]
+
+
+def _checked(info: ObjectInfo | None, entry: Entry) -> ObjectInfo:
+    if info is None:
+        raise ObjectNotFound(f"{entry.bucket}/{entry.name} does not exist")
+    if entry.version is not None and not has_version(info, entry.version):
+        raise ObjectNotFound(f"{entry.bucket}/{entry.name}: not in version {entry.version} but in {info.version}")
+    return info
+
+
+def pin_of(info: ObjectInfo) -> str | None:
+    """Return the version to read: of a copy of a remote object its ETag, which it keeps if it is evicted and fetched
+    again. None if no ETag is known of a cold object."""
+    if etag := info.metadata.get(REMOTE_ETAG):
+        return f"{ETAG_VERSION}{etag}"
+    return None if info.version == ETAG_VERSION else info.version

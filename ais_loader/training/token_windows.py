@@ -1,0 +1,212 @@
+"""Token windows: a map-style dataset of equally long ranges of arrays of tokens, as language models are trained on."""
+
+from __future__ import annotations
+
+import io
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.client import Client
+from ais_loader.training.datasets import MapDataset, entry_sequence
+from ais_loader.training.process_client import ClientOrUrl, ProcessClient
+from ais_loader.training.range_table import RangeTable, described, pin_of
+from ais_loader.training.take_samples import OnBatch
+from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
+from ais_loader.values.requests import OnError
+
+_HEADER_BYTES = 256
+"""Bytes of each .npy file that are read for its header. That of a one-dimensional array of numbers takes 128."""
+
+
+class TokenWindows(MapDataset):
+    """A map-style dataset of the windows of `window` tokens in arrays, for any sampler or plan.
+
+    A sample is a numpy array of shape (window,), in the machine's byte order, that nothing else refers to. Windows
+    begin at every `stride` tokens of each array and never extend over its end: tokens that are left over at the end are
+    in no window. The windows of an array follow each other, array after array.
+
+    A batch is one request, whatever arrays its windows are in. Only the windows' bytes are read, and verified. Arrays
+    are read in the version that they had when the dataset was made: if one is replaced later, reading it raises
+    ObjectNotFound. All else is as in a MapDataset, also `+` and `concat`.
+
+    Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
+    """
+
+    def __init__(
+        self,
+        client_or_url: ClientOrUrl,
+        entries: Iterable[EntryLike] | Bucket,
+        window: int,
+        *,
+        dtype: npt.DTypeLike,
+        stride: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        bucket: str | None = None,
+        on_error: OnError = "raise",
+        timeout_s: float = 30.0,
+        retry_s: float | None = None,
+        on_batch: OnBatch | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            client_or_url, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+            entries: Whole objects, as in MapDataset, or the URL of a prefix. An object whose name ends with `.npy` is a
+                one-dimensional array of numpy's format; its first 256 bytes are read, of all objects with one request.
+                Any other object is the array's bytes alone, and nothing of it is read. `Bucket.entries(prefix,
+                pattern="*.bin")` leaves out what is no array.
+            window: The number of tokens in a sample.
+            dtype: The integer type of the tokens, such as "uint16" or "<u4". That of a .npy file must be equal.
+            stride: The number of tokens from one window to the next; `window` by default. For targets that are shifted
+                by one: window=2049, stride=2048.
+            transform: A function from the array to a sample. It must be picklable if workers are spawned.
+
+        Raises InvalidRequest for a window or stride below 1, a dtype that is not of integers, and an object that is no
+        array of them, which the message names; ObjectNotFound, TypeError, and the errors of listing and reading.
+        """
+        stored = _token_type(dtype)
+        size, step = _count("window", window), _count("stride", window if stride is None else stride)
+        reader = ProcessClient(client_or_url, retry_s)
+        listed = entry_sequence(reader, entries, bucket, False)
+        with reader.opened() as client:
+            objects = described(client, listed, bucket)
+            arrays = _arrays(client, objects, stored, timeout_s)
+        super().__init__(
+            client_or_url,
+            _WindowTable(objects, arrays, size, step, stored.itemsize),
+            _Tokens(stored),
+            transform=transform,
+            on_error=on_error,
+            timeout_s=timeout_s,
+            retry_s=retry_s,
+            on_batch=on_batch,
+            **options,
+        )
+        self.window, self.stride, self.dtype = size, step, stored.newbyteorder("=")
+
+    def __repr__(self) -> str:
+        return f"<TokenWindows of {len(self):,} windows of {self.window:,} {self.dtype.name} tokens, {self._client!r}>"
+
+
+class _Array(NamedTuple):
+    start_bytes: int
+    """Where the tokens begin in the object."""
+    tokens: int
+
+
+class _WindowTable(RangeTable):
+    def __init__(
+        self, objects: Sequence[ObjectInfo], arrays: Sequence[_Array], window: int, stride: int, item_bytes: int
+    ) -> None:
+        super().__init__(objects, (max(0, (array.tokens - window) // stride + 1) for array in arrays))
+        self._starts: npt.NDArray[np.int64] = np.fromiter(
+            (array.start_bytes for array in arrays), np.int64, len(arrays)
+        )
+        self._window_bytes, self._stride_bytes = window * item_bytes, stride * item_bytes
+
+    def range_of(self, number: int, within: int) -> tuple[int, int]:
+        return self._starts.item(number) + within * self._stride_bytes, self._window_bytes
+
+    def columns(self) -> Iterable[npt.NDArray[np.integer[Any]]]:
+        return self._stops, self._starts, np.array([self._window_bytes, self._stride_bytes])
+
+
+class _Tokens:
+    """Decoder of a window. It copies the bytes, so that the sample keeps no frame in memory."""
+
+    def __init__(self, stored: np.dtype[Any]) -> None:
+        self._stored = stored
+
+    def __call__(self, item: Item) -> npt.NDArray[Any] | None:
+        return np.frombuffer(item.data, self._stored).astype(self._stored.newbyteorder("=")) if item.ok else None
+
+
+def _token_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"dtype={dtype!r}: {error}") from None
+    if dtype is None or found.kind not in "iu":
+        raise InvalidRequest(f"dtype={dtype!r}: need an integer type for tokens, such as 'uint16'")
+    return found
+
+
+def _count(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is a {type(value).__name__}; need an int") from None
+    if isinstance(value, bool) or number < 1:
+        raise InvalidRequest(f"{name}={value!r}: need at least 1 token")
+    return number
+
+
+def _arrays(client: Client, objects: Sequence[ObjectInfo], stored: np.dtype[Any], timeout_s: float) -> list[_Array]:
+    with_header = [info for info in objects if info.name.lower().endswith(".npy")]
+    heads = _heads(client, with_header, timeout_s)
+    return [
+        _npy_array(info, next(heads), stored) if info.name.lower().endswith(".npy") else _raw_array(info, stored)
+        for info in objects
+    ]
+
+
+def _heads(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) -> Iterator[bytes]:
+    """Yield the first bytes of each object, fetched with one request."""
+    if not objects:
+        return
+    entries = [
+        Entry(info.bucket, info.name, None, 0, min(_HEADER_BYTES, info.size_bytes), pin_of(info)) for info in objects
+    ]
+    with client.get_batch(entries, timeout_s=timeout_s) as batch:
+        for item in batch:
+            yield item.tobytes()
+
+
+def _raw_array(info: ObjectInfo, stored: np.dtype[Any]) -> _Array:
+    if info.name.lower().endswith(".npz"):
+        raise InvalidRequest(f"{_place(info)}: an .npz file is an archive of arrays; store each as an .npy file")
+    tokens, rest = divmod(info.size_bytes, stored.itemsize)
+    if rest:
+        raise InvalidRequest(
+            f"{_place(info)}: its {info.size_bytes:,} bytes are no multiple of the {stored.itemsize} bytes of a "
+            f"{stored.name} token"
+        )
+    return _Array(0, tokens)
+
+
+def _npy_array(info: ObjectInfo, head: bytes, stored: np.dtype[Any]) -> _Array:
+    """Parse the header of an .npy file. Raises InvalidRequest unless it is a one-dimensional array of this type."""
+    file = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, is_fortran, found = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, is_fortran, found = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"format {version[0]}.{version[1]}, which arrays of integers do not need")
+    except ValueError as error:
+        raise InvalidRequest(f"{_place(info)}: not an .npy file with a header that can be read: {error}") from None
+    if is_fortran:
+        raise InvalidRequest(f"{_place(info)}: in Fortran order; store it in C order, and with one dimension")
+    if len(shape) != 1:
+        raise InvalidRequest(f"{_place(info)}: an array of shape {shape}; need one dimension, the tokens")
+    if found != stored:
+        raise InvalidRequest(f"{_place(info)}: an array of {found.str}; need dtype={stored.str!r}")
+    start_bytes, tokens = file.tell(), int(shape[0])
+    if start_bytes + tokens * stored.itemsize != info.size_bytes:
+        raise InvalidRequest(
+            f"{_place(info)}: {info.size_bytes:,} bytes; its header says {start_bytes:,} and {tokens:,} tokens of "
+            f"{stored.itemsize} bytes"
+        )
+    return _Array(start_bytes, tokens)
+
+
+def _place(info: ObjectInfo) -> str:
+    return f"ais://{info.bucket}/{info.name}"

@@ -1,0 +1,257 @@
+"""TokenWindows: ranges of arrays of tokens, one request per batch, and arrays that are refused."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from datasets_kit import RecordingTransport
+from torch.utils.data import DataLoader
+
+from ais_loader import (
+    BatchIterableDataset,
+    BatchLoader,
+    Bucket,
+    Client,
+    Entry,
+    MapDataset,
+    TokenWindows,
+    concat,
+    errors,
+)
+from ais_loader.plans import ShufflePlan
+
+_draw = np.random.default_rng(7)
+ARRAYS = {
+    "a.npy": _draw.integers(0, 2**16, 1000, np.uint16),
+    "b.bin": _draw.integers(0, 2**16, 777, np.uint16),
+    "c.npy": _draw.integers(0, 2**16, 9, np.uint16),  # shorter than a window
+    "d.npy": _draw.integers(0, 2**16, 200_000, np.uint16),  # of several blocks of the checksums
+    "e.bin": _draw.integers(0, 2**16, 0, np.uint16),
+}
+
+
+def npy(array: npt.NDArray[Any], **options: Any) -> bytes:
+    target = io.BytesIO()
+    np.save(target, array, **options)
+    return target.getvalue()
+
+
+def windows(window: int, stride: int | None = None) -> list[list[int]]:
+    """The tokens of every window, by slices of the arrays."""
+    return [
+        array[start : start + window].tolist()
+        for array in ARRAYS.values()
+        for start in range(0, len(array) - window + 1, stride or window)
+    ]
+
+
+def as_lists(samples: list[Any]) -> list[list[int]]:
+    return [sample.tolist() for sample in samples]
+
+
+@pytest.fixture(params=["embedded", "grpc"])
+def tokens(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    client: Client = request.getfixturevalue("local_store" if request.param == "embedded" else "node_store")
+    bucket = client.create_bucket("tokens")
+    for name, array in ARRAYS.items():
+        bucket.put(f"train/{name}", npy(array) if name.endswith(".npy") else array.tobytes())
+    yield bucket
+    client.delete_bucket("tokens", force=True)
+
+
+@pytest.fixture
+def recorded(local_store: Client) -> Iterator[RecordingTransport]:
+    bucket = local_store.create_bucket("tokens")
+    for name, array in ARRAYS.items():
+        bucket.put(f"train/{name}", npy(array) if name.endswith(".npy") else array.tobytes())
+    transport = RecordingTransport(local_store.url.removeprefix("file://"))
+    yield transport
+    transport.close()
+    local_store.delete_bucket("tokens", force=True)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(64, None), (65, 64), (64, 10), (7, 100), (1, 1000)])
+def test_windows_are_slices_of_the_arrays(tokens: Bucket, window: int, stride: int | None) -> None:
+    dataset = TokenWindows(tokens.client, "ais://tokens/train/", window, dtype="uint16", stride=stride)
+    expected = windows(window, stride)
+    assert len(dataset) == len(expected)
+    drawn = [*np.random.default_rng(1).integers(-len(expected), len(expected), 200).tolist(), 0, len(expected) - 1, -1]
+    assert as_lists(dataset.__getitems__(drawn)) == [expected[at] for at in drawn]
+    assert as_lists(dataset[3:9]) == expected[3:9]
+    sample = dataset[1]
+    assert (sample.dtype, sample.shape) == (np.uint16, (window,))
+    sample[:] = 0  # its own memory
+    assert dataset[1].tolist() == expected[1]
+    with pytest.raises(IndexError):
+        dataset[len(expected)]
+
+
+def test_headers_are_one_request_and_a_batch_is_one(recorded: RecordingTransport) -> None:
+    client = Client(recorded)
+    dataset = TokenWindows(client, "ais://tokens/train/", 64, dtype=np.uint16)
+    assert recorded.requests == [3]  # the files in numpy's format
+    loader = DataLoader(dataset, batch_size=1000, shuffle=True)
+    batches = list(loader)
+    assert recorded.requests == [3, 1000, 1000, 1000, len(dataset) - 3000]
+    assert all(batch.dtype == torch.uint16 for batch in batches)
+    assert sorted(torch.cat(batches).tolist()) == sorted(windows(64))
+    raw = TokenWindows(client, client.bucket("tokens").entries("train/", pattern="*.bin"), 64, dtype="uint16")
+    assert len(recorded.requests) == 5
+    assert len(raw) == 777 // 64
+
+
+def test_bytes_in_another_order_and_other_sizes(tokens: Bucket) -> None:
+    values = np.array([1, 2, 70000, 4, 5])
+    tokens.put("big.bin", values.astype(">u4").tobytes())
+    tokens.put("big.npy", npy(values.astype(">u4")))
+    tokens.put("long.npy", npy(values))
+    for name in ("big.bin", "big.npy"):
+        dataset = TokenWindows(tokens.client, [name], 3, dtype=">u4", bucket="tokens")
+        assert dataset[0].tolist() == [1, 2, 70000]
+        assert dataset[0].dtype == np.dtype("uint32")
+    assert TokenWindows(tokens.client, [Entry("tokens", "long.npy")], 5, dtype=int)[0].tolist() == values.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_plan_draws_windows_and_resumes(tokens: Bucket, num_workers: int) -> None:
+    def loader(stride: int = 64) -> BatchLoader:
+        dataset = TokenWindows(tokens.client.url, "ais://tokens/train/", 64, dtype="uint16", stride=stride)
+        plan = ShufflePlan(len(dataset), 500, seed=3)
+        return BatchLoader(BatchIterableDataset(dataset, plan), num_workers=num_workers)
+
+    expected, plan = windows(64), ShufflePlan(len(windows(64)), 500, seed=3)
+    first = loader()
+    running = iter(first)
+    head = [next(running), next(running)]
+    state = first.state_dict()
+    again = loader()
+    again.load_state_dict(state)
+    got = [as_lists(batch) for batch in [*head, *again]]
+    assert got == [[expected[at] for at in plan.batch(0, step)] for step in range(plan.steps(0) or 0)]
+    tokens.put("train/a.npy", npy(ARRAYS["a.npy"]))
+    with pytest.raises(errors.InvalidRequest, match="belongs to another plan"):
+        loader().load_state_dict(state)
+
+
+def test_sums_fetch_with_one_request(recorded: RecordingTransport) -> None:
+    client = Client(recorded)
+    entries = client.bucket("tokens").entries("train/")
+    first = TokenWindows(client, entries[:1], 64, dtype="uint16", transform=np.sum)
+    second = TokenWindows(client, entries[1:], 64, dtype="uint16")
+    both = first + second
+    expected = windows(64)
+    assert len(both) == len(expected) == len(concat([first, second]))
+    recorded.requests.clear()
+    got = both.__getitems__([0, 20, 5, -1])
+    assert recorded.requests == [4]
+    assert [got[0], got[2]] == [sum(expected[0]), sum(expected[5])]
+    assert as_lists([got[1], got[3]]) == [expected[20], expected[-1]]
+    mixed = first + MapDataset(client, ["ais://speech/en/001.wav"])
+    recorded.requests.clear()
+    assert len(mixed.__getitems__([1, len(first)])[1]) > 0
+    assert recorded.requests == [2]
+
+
+def test_a_pickled_dataset_is_small_and_reads(tokens: Bucket) -> None:
+    dataset = TokenWindows(tokens.client.url, "ais://tokens/train/", 64, dtype="uint16")
+    assert pickle.loads(pickle.dumps(dataset))[5].tolist() == windows(64)[5]
+    assert len(pickle.dumps(dataset)) < 4000  # of files, not of windows
+
+
+@pytest.mark.slow
+def test_spawned_workers_read(tokens: Bucket) -> None:
+    dataset = TokenWindows(tokens.client.url, "ais://tokens/train/", 64, dtype="uint16")
+    loader = DataLoader(dataset, batch_size=2000, num_workers=1, multiprocessing_context="spawn")
+    assert torch.cat(list(loader)).tolist() == windows(64)
+
+
+def test_a_replaced_array_is_never_other_tokens(tokens: Bucket) -> None:
+    dataset = TokenWindows(tokens.client, "ais://tokens/train/", 64, dtype="uint16")
+    tokens.put("train/b.bin", ARRAYS["b.bin"][::-1].tobytes())
+    at = 1000 // 64
+    with pytest.raises(errors.ObjectNotFound, match=r"b\.bin"):
+        dataset[at]
+    assert dataset[at - 1].tolist() == windows(64)[at - 1]
+    skipping = TokenWindows(tokens.client, "ais://tokens/train/", 64, dtype="uint16", on_error="placeholder")
+    tokens.put("train/b.bin", ARRAYS["b.bin"].tobytes())
+    assert skipping[at] is None
+
+
+FORTRAN = npy(np.asfortranarray(np.zeros((2, 3), np.uint16)))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("odd.bin", bytes(7), "odd.bin: its 7 bytes are no multiple of the 2 bytes of a uint16 token"),
+        ("f.npy", FORTRAN, "f.npy: in Fortran order"),
+        ("two.npy", npy(np.zeros((2, 3), np.uint16)), "two.npy: an array of shape (2, 3)"),
+        ("none.npy", npy(np.array(5, np.uint16)), "none.npy: an array of shape ()"),
+        ("object.npy", npy(np.array([None, 1]), allow_pickle=True), "object.npy: an array of |O"),
+        ("float.npy", npy(np.zeros(9, np.float32)), "float.npy: an array of <f4; need dtype='<u2'"),
+        ("signed.npy", npy(np.zeros(9, np.int16)), "signed.npy: an array of <i2; need dtype='<u2'"),
+        ("short.npy", npy(np.zeros(9, np.uint16))[:-1], "short.npy: 145 bytes; its header says 128 and 9 tokens"),
+        ("long.npy", npy(np.zeros(9, np.uint16)) + b"12", "long.npy: 148 bytes; its header says"),
+        ("cut.npy", npy(np.zeros(9, np.uint16))[:50], "cut.npy: not an .npy file with a header that can be read"),
+        ("text.npy", b"these are no tokens", "text.npy: not an .npy file"),
+        ("empty.npy", b"", "empty.npy: not an .npy file"),
+        ("fields.npy", npy(np.zeros(9, [(f"field{at}", "u2") for at in range(40)])), "fields.npy: not an .npy file"),
+        ("new.npy", b"\x93NUMPY\x09\x00" + bytes(200), "new.npy: not an .npy file with a header that can be read"),
+        ("many.npz", bytes(8), "many.npz: an .npz file is an archive"),
+    ],
+)
+def test_an_object_that_is_no_array_of_tokens_is_named(tokens: Bucket, name: str, data: bytes, message: str) -> None:
+    tokens.put(f"bad/{name}", data)
+    with pytest.raises(errors.InvalidRequest, match=re.escape(f"ais://tokens/bad/{message}")):
+        TokenWindows(tokens.client, ["train/a.npy", f"bad/{name}"], 4, dtype="uint16", bucket="tokens")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("TokenWindows(client, url, 0, dtype='u2')", "InvalidRequest: window=0: need at least 1 token"),
+        ("TokenWindows(client, url, -4, dtype='u2')", "InvalidRequest: window=-4: need at least 1 token"),
+        ("TokenWindows(client, url, 4, dtype='u2', stride=0)", "InvalidRequest: stride=0: need at least 1 token"),
+        ("TokenWindows(client, url, 4.0, dtype='u2')", "TypeError: window is a float"),
+        ("TokenWindows(client, url, 4, dtype='word')", "InvalidRequest: dtype='word'"),
+        ("TokenWindows(client, url, 4, dtype='f4')", "InvalidRequest: dtype='f4': need an integer type"),
+        ("TokenWindows(client, url, 4, dtype=object)", "need an integer type"),
+        ("TokenWindows(client, url, 4, dtype=None)", "InvalidRequest: dtype=None: need an integer type"),
+        ("TokenWindows(client, ['ais://tokens/none'], 4, dtype='u2')", "ObjectNotFound: tokens/none does not exist"),
+        ("TokenWindows(client, ['ais://none/none'], 4, dtype='u2')", "BucketNotFound: bucket 'none' does not exist"),
+        (
+            "TokenWindows(client, [Entry('tokens', 'x', length=8)], 4, dtype='u2')",
+            "InvalidRequest: tokens/x: need whole",
+        ),
+        (
+            "TokenWindows(client, ['ais://tokens/s.tar/a.npy'], 4, dtype='u2')",
+            "InvalidRequest: tokens/s.tar: need whole",
+        ),
+        ("TokenWindows(client, [('ais://tokens/a', 'ais://tokens/b')], 4, dtype='u2')", "TypeError: need an Entry"),
+        ("TokenWindows(client, 'ais://tokens/nothing/', 4, dtype='u2')", "InvalidRequest: 'ais://tokens/nothing/'"),
+        (
+            "TokenWindows(client, [Entry('tokens', 'train/a.npy', version='1.1.1')], 4, dtype='u2')",
+            "ObjectNotFound: tokens/train/a.npy: not in version 1.1.1",
+        ),
+    ],
+)
+def test_bad_arguments(tokens: Bucket, call: str, message: str) -> None:
+    names = {"TokenWindows": TokenWindows, "Entry": Entry, "client": tokens.client, "url": "ais://tokens/train/"}
+    kind, _, text = message.rpartition(": ")
+    with pytest.raises((errors.LoaderError, TypeError), match=re.escape(text)) as raised:
+        eval(call, names)
+    assert f"{type(raised.value).__name__}: {raised.value}".startswith(kind)
+
+
+def test_no_windows(tokens: Bucket) -> None:
+    assert len(TokenWindows(tokens.client, ["train/c.npy", "train/e.bin"], 64, dtype="uint16", bucket="tokens")) == 0
+    assert len(TokenWindows(tokens.client, [], 64, dtype="uint16")) == 0
