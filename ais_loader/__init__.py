@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ais_loader.training.collate import drop_placeholders
     from ais_loader.training.concat import concat
     from ais_loader.training.datasets import BatchIterableDataset, MapDataset
+    from ais_loader.training.lines import Lines
     from ais_loader.training.loader import BatchLoader
     from ais_loader.training.plan import ShufflePlan
     from ais_loader.training.token_windows import TokenWindows
@@ -81,6 +82,7 @@ __all__ = [
     "Item",
     "JobCounts",
     "JobFailures",
+    "Lines",
     "LoaderError",
     "MapDataset",
     "MemberInfo",
@@ -125,6 +127,7 @@ if "torch" not in sys.modules and find_spec("torch") is None:
     __all__.remove("BatchIterableDataset")
     __all__.remove("BatchLoader")
     __all__.remove("BatchSampler")
+    __all__.remove("Lines")
     __all__.remove("MapDataset")
     __all__.remove("TokenWindows")
     __all__.remove("concat")
@@ -152,6 +155,7 @@ _HOMES = {
     "Item": "ais_loader.values.entry",
     "JobCounts": "ais_loader.transforms.transform_job",
     "JobFailures": "ais_loader.transforms.transform_job",
+    "Lines": "ais_loader.training.lines",
     "LoaderError": "ais_loader.errors",
     "MapDataset": "ais_loader.training.datasets",
     "MemberInfo": "ais_loader.values.entry",

@@ -30,6 +30,7 @@ GROUPS: dict[str, list[str]] = {
     "Datasets": [
         "MapDataset",
         "TokenWindows",
+        "Lines",
         "concat",
         "drop_placeholders",
         "BatchIterableDataset",

@@ -11,6 +11,7 @@ from ais_loader.errors import InvalidName, InvalidRequest
 from ais_loader.transport.base import PutSpec
 from ais_loader.values.source import Content, Source
 from ais_loader.wire.inventory import PREFIX as INVENTORY_PREFIX
+from ais_loader.wire.line_index import PREFIX as LINES_PREFIX
 from ais_loader.wire.reserved import ETAG_VERSION
 
 ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]
@@ -89,7 +90,9 @@ def check_version(version: str, *, or_etag: bool = False) -> None:
 
 
 def require_ordinary(name: str) -> None:
-    """Require an ordinary object name. Raises InvalidName for names reserved for parts and inventories."""
+    """Require an ordinary object name. Raises InvalidName for names that the store keeps to itself."""
+    if isinstance(name, str) and name.startswith(LINES_PREFIX):
+        raise InvalidName(f"object name {name[:80]!r}: names below {LINES_PREFIX} are those of indexes of lines")
     if isinstance(name, str) and name.startswith(INVENTORY_PREFIX):
         raise InvalidName(f"object name {name[:80]!r}: names below {INVENTORY_PREFIX} are those of inventories")
     if isinstance(name, str) and name.startswith(PARTS_PREFIX):

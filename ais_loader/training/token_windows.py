@@ -13,9 +13,9 @@ import numpy.typing as npt
 from ais_loader.errors import InvalidRequest
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
+from ais_loader.objects.range_table import RangeTable, described, pin_of
 from ais_loader.training.datasets import MapDataset, entry_sequence
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
-from ais_loader.training.range_table import RangeTable, described, pin_of
 from ais_loader.training.take_samples import OnBatch
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
 from ais_loader.values.requests import OnError

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from ais_loader.errors import BucketNotFound, InvalidName
 from ais_loader.name_matching import nearest
 from ais_loader.wire.inventory import PREFIX as INVENTORY_PREFIX
+from ais_loader.wire.line_index import PREFIX as LINES_PREFIX
 
 MAX_OBJECT_NAME_BYTES = 1024
 SNAPSHOT_MARK = "@"
@@ -18,8 +19,8 @@ PARTS_PREFIX = "/.parts/"
 begins with it, and listings contain them only if this prefix is requested. They are placed, replicated and repaired
 like all objects."""
 HIDDEN = "/."
-"""Beginning of the names of parts, and of the objects of inventories (ais_loader/wire/inventory.py). No other name
-begins with a slash."""
+"""Beginning of the names of parts, of the objects of inventories (ais_loader/wire/inventory.py), and of indexes of
+lines (ais_loader/wire/line_index.py). No other name begins with a slash."""
 _PART = re.compile(r"/\.parts/[0-9a-f]{32}/(?:upload|[0-9]{5})\Z")
 _OF_INVENTORY = re.compile(
     r"/\.inventory/[0-9a-f]{16}/(?:current|data-[0-9a-f]{16}|changed/(?P<changed>.+))\Z", re.DOTALL
@@ -62,6 +63,8 @@ def object_name_fault(name: str) -> str | None:
     """Return what is wrong with an object's name; None if it is valid."""
     if name.startswith(INVENTORY_PREFIX) and (of_inventory := _OF_INVENTORY.match(name)):
         return object_name_fault(of_inventory["changed"]) if of_inventory["changed"] else None
+    if name.startswith(LINES_PREFIX) and not name.startswith("/", len(LINES_PREFIX)):
+        return object_name_fault(name.removeprefix(LINES_PREFIX))
     try:
         size_bytes = len(name.encode())
     except UnicodeEncodeError:

@@ -60,7 +60,7 @@ print(json.dumps(ended))
 PUBLIC_NAMES = """
 import ais_loader
 found = {}
-of_torch = "BatchIterableDataset", "BatchLoader", "MapDataset", "TokenWindows", "concat", "drop_placeholders"
+of_torch = "BatchIterableDataset", "BatchLoader", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"
 for name in {*ais_loader.__all__, *of_torch}:
     try:
         getattr(ais_loader, name)
@@ -187,7 +187,7 @@ def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(pack
         assert kind == RAISED.get(case, "MissingExtra"), f"{case}: {kind} {text}"
         assert_named(package, text)
     needing = (
-        ["BatchIterableDataset", "BatchLoader", "MapDataset", "TokenWindows", "concat", "drop_placeholders"]
+        ["BatchIterableDataset", "BatchLoader", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"]
         if "torch" in packages
         else []
     )

@@ -85,9 +85,12 @@ def _checked(info: ObjectInfo | None, entry: Entry) -> ObjectInfo:
     return info
 
 
-def pin_of(info: ObjectInfo) -> str | None:
-    """Return the version to read: of a copy of a remote object its ETag, which it keeps if it is evicted and fetched
-    again. None if no ETag is known of a cold object."""
-    if etag := info.metadata.get(REMOTE_ETAG):
-        return f"{ETAG_VERSION}{etag}"
-    return None if info.version == ETAG_VERSION else info.version
+def pin_of(info: ObjectInfo) -> str:
+    """Return the version to read: of a copy of a remote object its ETag, which stays if the copy is evicted.
+
+    Raises InvalidRequest for a cold object without an ETag, which an inventory may have.
+    """
+    etag = info.metadata.get(REMOTE_ETAG)
+    version = f"{ETAG_VERSION}{etag}" if etag else info.entry(pinned=True).version
+    assert version is not None
+    return version

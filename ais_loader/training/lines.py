@@ -1,0 +1,112 @@
+"""Lines: a map-style dataset of the lines of text objects, such as JSON Lines, by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.line_index import line_bounds
+from ais_loader.objects.range_table import RangeTable, described
+from ais_loader.training.datasets import MapDataset, entry_sequence
+from ais_loader.training.process_client import ClientOrUrl, ProcessClient
+from ais_loader.training.take_samples import OnBatch
+from ais_loader.values.entry import EntryLike, Item, ObjectInfo
+from ais_loader.values.requests import OnError
+
+_COMPRESSED = (".gz", ".zst", ".lz4", ".bz2", ".xz")
+
+
+class Lines(MapDataset):
+    """A map-style dataset of the lines in text objects, by number, for any sampler or plan.
+
+    A sample is the bytes of a line without its line ending, or what `decode` makes of them. A line ends with a line
+    feed, or a carriage return and a line feed; the last one of an object may have no ending. A line without any
+    character is no sample and has no number. The lines of an object follow each other, object after object.
+
+    A batch is one request, whatever objects its lines are in. Only those lines are read, and verified. Objects are read
+    in the version that they had when the dataset was made: if one is replaced later, reading it raises ObjectNotFound.
+    All else is as in a MapDataset, also `+` and `concat`.
+
+    Where lines begin is found by reading an object once, and kept in the store for later datasets, with 4 bytes per
+    line, until the object is replaced. It is kept if the store can be written to: through nodes, or a Client that may
+    write. With the path of an embedded store it is not, and neither in remote buckets. A dataset takes 8 bytes of
+    memory per line, which forked workers share.
+    """
+
+    def __init__(
+        self,
+        client_or_url: ClientOrUrl,
+        entries: Iterable[EntryLike] | Bucket,
+        decode: Callable[[bytes], Any] | None = None,
+        *,
+        bucket: str | None = None,
+        on_error: OnError = "raise",
+        timeout_s: float = 30.0,
+        retry_s: float | None = None,
+        on_batch: OnBatch | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            client_or_url, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+            entries: Whole objects, as in MapDataset, or the URL of a prefix.
+            decode: A function from the bytes of a line to a sample, such as `json.loads`. It runs in the process that
+                fetched the batch, and must be picklable if workers are spawned.
+
+        Raises InvalidRequest for an object that is compressed, by its name; ObjectNotFound, TypeError, and the errors
+        of listing and reading.
+        """
+        reader = ProcessClient(client_or_url, retry_s)
+        listed = entry_sequence(reader, entries, bucket, False)
+        with reader.opened("a" if reader.is_shared else "r") as client:
+            objects = described(client, listed, bucket)
+            for info in objects:
+                if info.name.lower().endswith(_COMPRESSED):
+                    raise InvalidRequest(f"{info.bucket}/{info.name}: compressed, so no line can be read by itself")
+            bounds = line_bounds(client, objects, timeout_s=timeout_s)
+        super().__init__(
+            client_or_url,
+            _LineTable(objects, bounds),
+            _Line(decode),
+            on_error=on_error,
+            timeout_s=timeout_s,
+            retry_s=retry_s,
+            on_batch=on_batch,
+            **options,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Lines, {len(self):,} in all, {self._client!r}>"
+
+
+class _LineTable(RangeTable):
+    def __init__(self, objects: Sequence[ObjectInfo], bounds: Sequence[npt.NDArray[np.int64]]) -> None:
+        super().__init__(objects, (len(one) - 1 for one in bounds))
+        self._bounds = np.concatenate([np.zeros(0, np.int64), *bounds])
+
+    def range_of(self, number: int, within: int) -> tuple[int, int]:
+        # Each object before has one bound more than lines.
+        at = (self._stops.item(number - 1) if number else 0) + number + within
+        start = self._bounds.item(at)
+        return start, self._bounds.item(at + 1) - start
+
+
+class _Line:
+    """Decoder of a line."""
+
+    def __init__(self, decode: Callable[[bytes], Any] | None) -> None:
+        if decode is not None and not callable(decode):
+            raise TypeError(f"decode is a {type(decode).__name__}: need a function")
+        self._decode = decode
+
+    def __call__(self, item: Item) -> Any:
+        if not item.ok:
+            return None
+        # Blank lines that follow are in the range too.
+        line = item.tobytes().partition(b"\n")[0].removesuffix(b"\r")
+        return line if self._decode is None else self._decode(line)
