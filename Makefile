@@ -60,7 +60,7 @@ help:
 	@echo "make test-remote  set up emulators of Azure and Google (needs npm and Go), then run one suite over all kinds of"
 	@echo "                remote storage; ONLY=tests/remote runs more"
 	@echo "make test-front set up environments with Lhotse and NeMo, with Lhotse 2, WebDataset and Ray Data, and with"
-	@echo "                Lightning, accelerate and transformers; test in each"
+	@echo "                Lightning, accelerate, transformers and Grain; test in each"
 	@echo "make test-front-nemo, -front, -frameworks: one of them; ONLY=tests/front/lhotse runs that alone"
 	@echo "make bench-quick  set up, then compare ratios of rates to the recorded ones (2 minutes; on a quiet machine)"
 	@echo "make bench      set up, then measure a node and a cluster, and write benchmarks/report (15 minutes)"
