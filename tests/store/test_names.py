@@ -45,6 +45,10 @@ BAD_NAMES = {
     "a/..": "component '..'",
     "a/../../etc/passwd": "component '..'",
     "\ud800": "lone surrogate",
+    "/.lines/": "this one has 0",
+    "/.lines//a": "begins or ends with '/'",
+    "/.lines/../a": "component '..'",
+    "/.lines/" * 50_000: "begins or ends with '/'|names have 1 to 1,024 bytes",
 }
 GOOD_BUCKETS = ("a", "A-b_c.9", "x" * 63, "9", "a..b", "-", "_")
 BAD_BUCKETS = ("", "x" * 64, ".hidden", "a/b", "a b", "ä", "a\n", "a\0", "..")
@@ -60,6 +64,11 @@ def test_a_good_object_name_has_no_fault(name: str) -> None:
 def test_a_bad_object_name_is_refused_with_its_fault(name: str) -> None:
     with pytest.raises(InvalidName, match=BAD_NAMES[name]):
         check_object_name(name)
+
+
+def test_an_index_of_lines_has_the_name_of_its_object() -> None:
+    for name in GOOD_NAMES:
+        check_object_name(f"/.lines/{name}")
 
 
 def test_a_long_name_is_not_repeated_in_full_in_the_message() -> None:
