@@ -115,6 +115,28 @@ def test_an_older_copy_of_an_owner_that_was_away_does_not_come_back(
         eventually(lambda: check(bucket), 60.0)
 
 
+def test_an_older_deletion_of_an_owner_that_was_away_does_not_hide_a_later_write(
+    cluster: ClusterProcesses, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    with connect(cluster.url, options=PATIENT) as client:
+        bucket = made(client, remote_bucket, "back")
+        first, second, other = owners_of(cluster, client)
+        bucket.put(NAME, OLD)
+        bucket.flush(timeout_s=30)
+        down = proxy.on("*", "*", Fault(status=503))
+        bucket.delete(NAME)
+        cluster.nodes[second].kill()
+        bucket.put(NAME, NEW)
+        down.remove()
+        eventually(lambda: remote_bucket.get(NAME) == NEW, 30.0)
+        evicted(cluster, bucket, first)
+        eventually(lambda: evict_at(cluster.nodes[other], bucket) == 0, 30.0)
+        cluster.nodes[second].start()
+        eventually(lambda: _is_flushed(bucket), 60.0)
+        assert bucket.get(NAME) == remote_bucket.get(NAME) == NEW
+        assert [info.name for info in bucket.objects()] == [NAME]
+
+
 def test_a_write_that_is_announced_and_never_done_hides_no_change_of_others(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket
 ) -> None:

@@ -307,7 +307,7 @@ class Reconciler:
     def _remove_outdated(self, bucket: pb.MapBucket, name: str, evicted: Version) -> None:
         """Remove what is older than a copy that another node has evicted. The remote storage has that one."""
         entry = self._store.replicas.newest_entry(bucket.uuid, name)
-        if entry is not None and not entry.is_tombstone and entry.version < evicted:
+        if entry is not None and entry.version < evicted:
             self._store.delete(bucket.name, name, entry.version)
         self._store.replicas.stale.trust_name(bucket.uuid, name, evicted)
 

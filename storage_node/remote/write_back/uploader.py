@@ -72,6 +72,8 @@ class Uploader:
                 raw_metadata = _settled(entry, found if step is Step.DONE else None)
                 settle = functools.partial(uploads.settle, bucket.uuid, name, upload.version, raw_metadata)
                 return step if await self._read(settle) else None
+            if step is Step.OBSOLETE:
+                await self._drop(bucket, upload, entry)
             return step
         raise RemoteUnavailable(f"{bucket.name}/{name}: others keep changing the remote object; not uploaded yet")
 
