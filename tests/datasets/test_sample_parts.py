@@ -92,18 +92,18 @@ def test_a_batch_is_one_request(recording: RecordingTransport, how: str) -> None
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_plan_draws_samples_and_resumes(store: Client, num_workers: int) -> None:
     plan = ShufflePlan(len(PAIRS), 4, seed=5)
-    loader = BatchLoader(BatchIterableDataset(store, plan, entries=PAIRS), num_workers=num_workers)
+    loader = BatchLoader(BatchIterableDataset(MapDataset(store, PAIRS), plan), num_workers=num_workers)
     expected = [[pair(at) for at in plan.batch(0, step)] for step in range(plan.steps(0) or 0)]
     running = iter(loader)
     assert [next(running) for _ in range(3)] == expected[:3]
     state = loader.state_dict()
-    again = BatchLoader(BatchIterableDataset(store, plan, entries=PAIRS), num_workers=num_workers)
+    again = BatchLoader(BatchIterableDataset(MapDataset(store, PAIRS), plan), num_workers=num_workers)
     again.load_state_dict(state)
     assert list(again) == expected[3:]
-    other = BatchLoader(BatchIterableDataset(store, plan, entries=[*PAIRS[:-1], PAIRS[0]]))
+    other = BatchLoader(BatchIterableDataset(MapDataset(store, [*PAIRS[:-1], PAIRS[0]]), plan))
     with pytest.raises(errors.InvalidRequest, match="belongs to another plan"):
         other.load_state_dict(state)
-    renamed = BatchLoader(BatchIterableDataset(store, plan, entries=DICTS))
+    renamed = BatchLoader(BatchIterableDataset(MapDataset(store, DICTS), plan))
     with pytest.raises(errors.InvalidRequest, match="belongs to another plan"):
         renamed.load_state_dict(state)
 

@@ -91,7 +91,7 @@ def test_a_batch_is_one_request(shards: Bucket) -> None:
 def test_a_plan_over_samples_resumes_and_notices_a_replaced_shard(shards: Bucket) -> None:
     def loader() -> BatchLoader:
         plan = ShufflePlan(30, 7, seed=2)
-        return BatchLoader(BatchIterableDataset(shards.client, plan, entries=shards.samples("train/")))
+        return BatchLoader(BatchIterableDataset(MapDataset(shards.client, shards.samples("train/")), plan))
 
     first = loader()
     running = iter(first)

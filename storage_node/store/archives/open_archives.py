@@ -263,15 +263,15 @@ class OpenArchives:
     def _indexed(self, source: FdSource, entry: CatalogEntry, name: str) -> Archive:
         if (known := self._indexes.get(entry.path)) is not None:
             return Archive(source, known)
-        index = self._open_index(source, entry, name)
-        self._indexes.add(entry.path, index)
-        return Archive(source, index)
+        archive = self._newly_indexed(source, entry, name)
+        self._indexes.add(entry.path, archive.index)
+        return archive
 
-    def _open_index(self, source: FdSource, entry: CatalogEntry, name: str) -> MemberIndex:
+    def _newly_indexed(self, source: FdSource, entry: CatalogEntry, name: str) -> Archive:
         self._sweep()
         path, state = self._path(entry.path), _state(entry)
         try:
-            return MemberIndex.open(path, state)
+            return Archive(source, MemberIndex.open(path, state))
         except FileNotFoundError:
             pass
         except (ArchiveIndexError, ArchiveIndexStale) as error:
@@ -279,7 +279,7 @@ class OpenArchives:
         except OSError as error:  # the shard itself may be readable
             log.warning("%s: the index cannot be read and is rebuilt: %s", path, error)
         _verify(source, entry, name)
-        return self._save(index_shard(source, name), path, state)
+        return Archive(source, self._save(index_shard(source, name), path, state))
 
     def _save(self, index: MemberIndex, path: Path, state: ShardState) -> MemberIndex:
         """Save the index, and return it as mapped from its file, so that a large one takes no memory of the process."""
