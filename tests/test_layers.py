@@ -35,7 +35,7 @@ storage_node
 ais_loader.transport.embedded_puts ais_loader.transport.embedded_streams
 ais_loader.transport.embedded
 ais_loader.transforms
-ais_loader.objects
+ais_loader.objects ais_loader.objects.remote
 ais_loader
 ais_loader.testing
 ais_loader.ui

@@ -19,7 +19,13 @@ from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_ma
 from ais_loader.objects.download import download
 from ais_loader.objects.folders import put_folder
 from ais_loader.objects.head_many import head_many
-from ais_loader.objects.inventory import (
+from ais_loader.objects.listing import Listing, listed_entries
+from ais_loader.objects.metadata import set_metadata
+from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
+from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
+from ais_loader.objects.put_many import iter_put_many, put_many
+from ais_loader.objects.put_spec import ToPut, check_version, put_spec
+from ais_loader.objects.remote.inventory import (
     drop_inventory,
     forget_inventories,
     inventory,
@@ -27,17 +33,11 @@ from ais_loader.objects.inventory import (
     refresh_inventory,
     table_of_inventory,
 )
-from ais_loader.objects.listing import Listing, listed_entries
-from ais_loader.objects.manifest import Manifest
-from ais_loader.objects.metadata import set_metadata
-from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
-from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
-from ais_loader.objects.put_many import iter_put_many, put_many
-from ais_loader.objects.put_spec import ToPut, check_version, put_spec
-from ais_loader.objects.reshard import reshard
+from ais_loader.objects.remote.manifest import Manifest
+from ais_loader.objects.remote.reshard import reshard
+from ais_loader.objects.remote.warm import evict, flush, warm
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
 from ais_loader.objects.transformed_file import spooled
-from ais_loader.objects.warm import evict, flush, warm
 from ais_loader.transport.base import (
     MAX_COPIES,
     BucketChange,

@@ -11,7 +11,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.name_matching import is_pattern
 from ais_loader.objects.client import Client, connect
-from ais_loader.objects.remote_places import is_place, place_bucket
+from ais_loader.objects.remote.remote_places import is_place, place_bucket
 from ais_loader.training.worker_exit import exit_with_trainer
 from ais_loader.values.entry import Entry
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions

@@ -19,7 +19,7 @@ import pytest
 
 from ais_loader import Remote, errors
 from ais_loader.objects.bucket import Bucket
-from ais_loader.objects.manifest import Manifest
+from ais_loader.objects.remote.manifest import Manifest
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.wire.inventory import Row, rows_of
 from tests.remote.conftest import RemoteBucket

@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ais_loader import MapDataset, Remote, connect, errors
-from ais_loader.objects.remote_places import split_place
+from ais_loader.objects.remote.remote_places import split_place
 from ais_loader.testing.node import NodeProcess
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy

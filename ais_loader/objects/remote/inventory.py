@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ais_loader import errors
-from ais_loader.objects.manifest import Manifest
+from ais_loader.objects.remote.manifest import Manifest
 from ais_loader.transport.base import BucketChange, Transport, require_text
 from ais_loader.transport.remote_inventory import UNREADABLE, InventoryReader, NamesBlock, readable
 from ais_loader.values.entry_table import EntryTable
