@@ -15,6 +15,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.plans.groups import Tail, whole_number
 from ais_loader.plans.mix_order import SCALE, MixOrder
 from ais_loader.plans.number_plan import Drawn, NumberPlan
+from ais_loader.plans.pack_plan import Packs
 from ais_loader.plans.permutation import Numbers
 from ais_loader.plans.shuffle_plan import ShufflePlan
 
@@ -272,4 +273,6 @@ def _epoch(epoch: int, turn: int) -> int:
 def _moved(batch: Any, offset: int) -> Any:
     if isinstance(batch, np.ndarray):
         return batch + offset
-    return [[(number + offset, *rest) for number, *rest in pack] for pack in batch]
+    moved = Packs([(number + offset, *rest) for number, *rest in pack] for pack in batch)
+    moved.item_bytes = batch.item_bytes
+    return moved

@@ -19,6 +19,13 @@ Pack: TypeAlias = list[tuple[int, int, int]]
 """Pieces of documents: (number, first token, number of tokens)."""
 
 
+class Packs(list[Pack]):
+    """The packs of one batch."""
+
+    item_bytes: int | None = None
+    """The size of a token in a document, in bytes, if pieces can be read as ranges of it."""
+
+
 class PackPlan(NumberPlan):
     """A plan whose batches are packs: sequences of at most `tokens` tokens, made of documents.
 
@@ -37,6 +44,7 @@ class PackPlan(NumberPlan):
         batch_size: int,
         *,
         whole: bool = False,
+        item_bytes: int | None = None,
         balance: Balance = "linear",
         group: int | None = None,
         block: int = 10_000,
@@ -49,6 +57,9 @@ class PackPlan(NumberPlan):
             tokens: The number of tokens of a pack.
             batch_size: The number of packs per batch.
             whole: Whether documents are never cut.
+            item_bytes: The size of a token in bytes, if the documents are objects of tokens alone. A MapDataset then
+                requests only the bytes of each piece, and `decode` gets these. Otherwise it fetches whole documents,
+                and takes the piece from what `decode` returns.
             balance: Whether the numbers of tokens of a group's batches are brought within 2 % of each other, or the
                 totals of squared pieces too, as attention within documents needs it.
             block: The number of documents in a block, about. A position forms one block or two.
@@ -65,6 +76,7 @@ class PackPlan(NumberPlan):
         if balance not in BALANCES:
             raise InvalidRequest(f"PackPlan: balance={balance!r}: need 'linear' or 'quadratic'")
         self.whole, self.balance = bool(whole), balance
+        self.item_bytes = None if item_bytes is None else whole_number("PackPlan", "item_bytes", item_bytes, 1)
         self._is_packed = (self._counts > 0) & ((self._counts <= self.tokens) | (not self.whole))
         self.left_out: Numbers = np.flatnonzero(~self._is_packed)
         self._blocks = BlockOrder(self.n, self.block, self.seed)
@@ -101,7 +113,7 @@ class PackPlan(NumberPlan):
         whole, rest = divmod(self._packs, group * self.batch_size)
         return whole * group + min(rest, group)
 
-    def _batch(self, epoch: int, step: int) -> list[Pack]:
+    def _batch(self, epoch: int, step: int) -> Packs:
         at, turn = divmod(step, self.group or 1)
         if self._last is None or self._last[0] != (epoch, at):
             size = (self.group or 1) * self.batch_size
@@ -112,7 +124,9 @@ class PackPlan(NumberPlan):
                 costs = np.concatenate([costs, squares])
             parts = balanced(costs, min(self.group or 1, len(packs)))
             self._last = ((epoch, at), [[packs[place] for place in sorted(part.tolist())] for part in parts])
-        return self._last[1][turn]
+        batch = Packs(self._last[1][turn])
+        batch.item_bytes = self.item_bytes
+        return batch
 
     def _pack(self, epoch: int, number: int) -> Pack:
         block, place = self._blocks.locate(epoch, number)

@@ -55,7 +55,7 @@ class BatchSampler:
         for step in run.left:
             batch = self._steps.draw(run.start.epoch, step)
             run.delivered += 1
-            yield list(as_integers(batch))
+            yield batch if isinstance(batch, list) else list(as_integers(batch))
 
     @property
     def batch_sampler(self) -> BatchSampler:

@@ -24,7 +24,14 @@ from ais_loader.extras import needs
 from ais_loader.objects.bucket import Bucket
 from ais_loader.plans.groups import Tail, check_world_size
 from ais_loader.plans.number_plan import NumberPlan
-from ais_loader.training.number_batches import checked_index, in_packs, part_digests, sample_numbers
+from ais_loader.training.number_batches import (
+    byte_ranges,
+    checked_index,
+    in_packs,
+    part_digests,
+    sample_numbers,
+    samples_of,
+)
 from ais_loader.training.plan import (
     Plan,
     Position,
@@ -144,13 +151,14 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         count = len(self._entries)
         wanted = [checked_index(index, count) for index in sample_numbers(indices)]
         entries = self._entries
-        if self._decode is None and isinstance(entries, EntryTable):
+        are_pieces = byte_ranges(indices) is not None
+        if self._decode is None and isinstance(entries, EntryTable) and not are_pieces:
             batch = self._client.get().bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
         else:
-            samples = [entries[at] for at in wanted]
+            samples = samples_of(entries, wanted, indices, self._bucket)
             parts = SampleParts.of(samples, wanted)
             batch = self._request(samples if parts is None else parts.entries)
-            return in_packs(take_samples(batch, self._decode, self._on_batch, parts), indices)
+            return in_packs(take_samples(batch, self._decode, self._on_batch, parts), indices, are_pieces=are_pieces)
         return in_packs(take_samples(batch, self._decode, self._on_batch), indices)
 
     def __add__(self, other: Any) -> Dataset[Any]:
@@ -432,7 +440,10 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
                 yield drawn[-1]
 
         for samples in self._read(batches()):
-            samples = in_packs(samples, drawn.popleft()) if self._is_numbered else samples
+            batch = drawn.popleft()
+            if self._is_numbered:
+                are_pieces = self._samples is None and byte_ranges(batch) is not None
+                samples = in_packs(samples, batch, are_pieces=are_pieces)
             result = samples if self._collate is None else self._collate(samples)
             run.delivered += 1
             yield result
@@ -470,7 +481,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         """Return the samples that a batch of the plan needs, each as its entry or entries."""
         if self._entries is None:
             return batch
-        return [self._entries[at] for at in sample_numbers(batch)]
+        return samples_of(self._entries, sample_numbers(batch), batch, self._bucket)
 
     def send_plan(self, run: Run, expect_steps: int) -> PlanSender | None:
         """For BatchLoader: Begin to tell the store what a run will read; None if this is of no use there."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from ais_loader.errors import InvalidRequest
 from ais_loader.training.plan import entries_digest
+from ais_loader.training.sample_parts import mapped
+from ais_loader.values.entry import Entry, EntryLike, to_entry
 
 
 def sample_numbers(batch: Iterable[Any]) -> list[int]:
@@ -16,11 +21,47 @@ def sample_numbers(batch: Iterable[Any]) -> list[int]:
     return list(as_integers(batch))
 
 
-def in_packs(samples: list[Any], batch: Iterable[Any]) -> list[Any]:
-    """Return the samples or, for a batch of packs, the list of each pack's pieces: `sample[start : start + length]`."""
+def samples_of(
+    entries: Sequence[Any], numbers: Sequence[int], batch: Iterable[Any], bucket: str | None
+) -> Sequence[Any]:
+    """Return the elements of `entries` with these numbers or, if a batch of packs has ranges, entries of the ranges."""
+    samples = [entries[at] for at in numbers]
+    ranges = byte_ranges(batch)
+    if ranges is None:
+        return samples
+    return [
+        mapped(sample, partial(_narrowed, bucket, start, length))
+        for sample, (start, length) in zip(samples, ranges, strict=True)
+    ]
+
+
+def _narrowed(bucket: str | None, start: int, length: int, entry: EntryLike) -> Entry:
+    whole = to_entry(entry, bucket)
+    if whole.etl is not None or whole.ranges is not None:
+        raise InvalidRequest(f"{whole}: item_bytes takes ranges of objects, not of results of a transform or of ranges")
+    if whole.length is not None and start + length > whole.length:
+        raise InvalidRequest(f"{whole}: its {whole.length:,} bytes end before byte {start + length:,} of the plan")
+    return replace(whole, start=(whole.start or 0) + start, length=length)
+
+
+def byte_ranges(batch: Iterable[Any]) -> list[tuple[int, int]] | None:
+    """Return start and length of the bytes of each piece of a batch of packs; None if samples are fetched whole."""
+    size_bytes = getattr(batch, "item_bytes", None)
+    if size_bytes is None:
+        return None
+    return [(start * size_bytes, length * size_bytes) for pack in batch for _, start, length in pack]
+
+
+def in_packs(samples: list[Any], batch: Iterable[Any], *, are_pieces: bool = False) -> list[Any]:
+    """Return the samples or, for a batch of packs, the list of each pack's pieces: `sample[start : start + length]`.
+
+    `are_pieces`: the samples are the pieces already.
+    """
     if not _is_packed(batch):
         return samples
     coming = iter(samples)
+    if are_pieces:
+        return [[next(coming) for _ in pack] for pack in batch]
     return [[next(coming)[start : start + length] for _, start, length in pack] for pack in batch]
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from datasets_kit import CORPUS, URLS, collate_joined, contents
+from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset, concat
+from ais_loader import BatchIterableDataset, BatchLoader, BatchSampler, Client, Entry, Item, MapDataset, concat
 from ais_loader.errors import InvalidRequest
-from ais_loader.plans import BucketPlan, MixPlan, PackPlan, ShufflePlan
+from ais_loader.plans import BucketPlan, MixPlan, NumberPlan, PackPlan, ShufflePlan
 
 PLAN = ShufflePlan(len(URLS), 4, seed=3)
 
@@ -82,6 +83,50 @@ def test_buckets_by_size_and_packs_of_bytes(store: Client) -> None:
     ]
     assert list(dataset) == expected
     assert sum(len(pack) for batch in expected for pack in batch) == sum(sizes[:40])
+
+
+@pytest.mark.parametrize("how", ["plan", "sampler", "concat", "mixture"])
+def test_packs_request_only_the_bytes_of_their_pieces(local_store: Client, how: str) -> None:
+    counts = [len(CORPUS[name]) // 4 for name in CORPUS][:40]
+    packs: NumberPlan = PackPlan(counts, 500, 2, seed=1, item_bytes=4)
+    fetched: list[int] = []
+
+    def decode(item: Item) -> bytes:
+        fetched.append(len(item.data))
+        return item.tobytes()
+
+    samples: Any = MapDataset(local_store, URLS[:40], decode)
+    if how == "mixture":
+        packs = MixPlan({"one": packs}, {"one": 1})
+    if how == "concat":  # takes the pieces from whole samples, each item of which has to be a token
+        samples = concat([MapDataset(local_store, URLS[:40], in_tokens)])
+    if how == "sampler":
+        loader: Any = DataLoader(samples, batch_sampler=BatchSampler(packs, 0, 1), collate_fn=list)
+    else:
+        loader = BatchIterableDataset(samples, packs, rank=0, world_size=1)
+    steps = [packs.batch(0, step) for step in range(packs.steps(0) or 0)]
+    for batch, wanted in zip(loader, steps, strict=False):
+        found = [[b"".join(piece) if how == "concat" else piece for piece in pack] for pack in batch]
+        assert found == [
+            [contents([URLS[at]])[0][4 * start : 4 * (start + length)] for at, start, length in pack] for pack in wanted
+        ]
+        if how == "mixture" and len(fetched) > 100:
+            break
+    assert how != "plan" or sum(fetched) == 4 * sum(counts)
+
+
+def in_tokens(item: Item) -> list[bytes]:
+    data = item.tobytes()
+    return [data[at : at + 4] for at in range(0, len(data), 4)]
+
+
+def test_pieces_of_what_has_no_bytes_of_its_own_are_refused(local_store: Client) -> None:
+    plan = PackPlan([100], 100, 1, item_bytes=4)
+    entry = Entry("speech", next(iter(CORPUS)), length=300)
+    with pytest.raises(InvalidRequest, match="its 300 bytes end before byte 400 of the plan"):
+        list(BatchIterableDataset(MapDataset(local_store, [entry]), plan, rank=0, world_size=1))
+    with pytest.raises(InvalidRequest, match="item_bytes=0"):
+        PackPlan([1], 5, 2, item_bytes=0)
 
 
 def collate_packs(packs: list[list[bytes]]) -> list[bytes]:
