@@ -44,6 +44,11 @@ class IndexCache:
         with self._lock:
             self._drop(path)
 
+    def clear(self) -> None:
+        with self._lock:
+            self._indexes.clear()
+            self.size_bytes = 0
+
     def _drop(self, path: bytes) -> None:
         index = self._indexes.pop(path, None)
         if index is not None:

@@ -339,6 +339,7 @@ class OpenArchives:
 
     def close(self) -> None:
         """Close all shards; those in use are closed with their last reader."""
+        self._indexes.clear()
         with self._lock:
             self._open.clear()
             if self._copies is not None:
