@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ais_loader.training.datasets import BatchIterableDataset, MapDataset
     from ais_loader.training.lines import Lines
     from ais_loader.training.loader import BatchLoader
-    from ais_loader.training.plan import ShufflePlan
     from ais_loader.training.token_windows import TokenWindows
     from ais_loader.transforms.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
     from ais_loader.transforms.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob

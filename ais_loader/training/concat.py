@@ -10,7 +10,6 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.training.datasets import fetches_entries
 from ais_loader.training.number_batches import checked_index, in_packs, sample_numbers
-from ais_loader.training.number_batches import as_integers, checked_index
 from ais_loader.training.sample_parts import SampleParts, raw
 from ais_loader.training.take_samples import take_samples
 

@@ -272,8 +272,6 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             self._decode = decoder(decode, transform)
             self._on_batch, self._bucket = on_batch, bucket
             self._options = _checked_options(BatchIterableDataset, options, on_error, timeout_s)
-            if entries is not None:
-                self._entries = entry_sequence(self._client, entries, bucket, False)
         if fetches_entries(self._samples):
             for name in ("_client", "_decode", "_on_batch", "_bucket", "_options", "_entries"):
                 setattr(self, name, getattr(self._samples, name))
@@ -547,10 +545,6 @@ def fetches_entries(dataset: Any) -> bool:
     return isinstance(dataset, MapDataset) and all(
         getattr(own, name) is getattr(MapDataset, name) for name in ("__getitem__", "__getitems__", "__len__")
     )
-
-
-def _distributed() -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:

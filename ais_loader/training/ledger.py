@@ -14,11 +14,12 @@ from ais_loader.plans.permutation import ORDER
 from ais_loader.plans.shuffle_plan import ShufflePlan
 from ais_loader.training.batch_sampler import BatchSampler
 from ais_loader.training.datasets import BatchIterableDataset
+from ais_loader.training.sample_parts import flat_entries, mapped, parts_of
 from ais_loader.values.entry import Entry, to_entry
 
 
 def ledger(loader: Any, state: Mapping[str, Any], step: int, epoch: int | None = None) -> list[dict[str, Any]]:
-    """Return one mapping for each sample of a step, in the order of the batch.
+    """Return one mapping for each entry of a step's samples, in the order of the batch.
 
     Args:
         loader: A BatchLoader, a BatchIterableDataset, or a DataLoader with a BatchSampler.
@@ -43,12 +44,13 @@ def ledger(loader: Any, state: Mapping[str, Any], step: int, epoch: int | None =
     epoch = state["epoch"] if epoch is None else epoch
     plan = dataset._plan()
     if not isinstance(plan, NumberPlan):
-        return [{"step": step} | _fields(to_entry(entry, dataset._bucket)) for entry in plan.batch(epoch, step)]
+        entries = flat_entries(plan.batch(epoch, step))
+        return [{"step": step} | _fields(to_entry(entry, dataset._bucket)) for entry in entries]
     lines = []
     for number, source, piece in plan.at(epoch, step):
-        entry = _entry(dataset, number)
         line = {"step": step, "rank": step % state["world_size"], "number": number, "source": source, "piece": piece}
-        lines.append({key: value for key, value in line.items() if value is not None} | _fields(entry))
+        known = {key: value for key, value in line.items() if value is not None}
+        lines += [known | _fields(entry) for entry in parts_of(_sample(dataset, number))]
     return lines
 
 
@@ -83,10 +85,10 @@ def _dataset(loader: Any) -> BatchIterableDataset:
     return dataset
 
 
-def _entry(dataset: BatchIterableDataset, number: int) -> Entry | None:
-    """Return the entry of a sample, or None for a dataset of other things."""
+def _sample(dataset: BatchIterableDataset, number: int) -> Any:
+    """Return the entry or entries of a sample, or None for a dataset of other things."""
     if dataset._entries is not None:
-        return to_entry(dataset._entries[number], dataset._bucket)
+        return mapped(dataset._entries[number], lambda entry: to_entry(entry, dataset._bucket))
     samples = dataset._samples
     if ends := getattr(samples, "cumulative_sizes", None):
         part = bisect.bisect_right(ends, number)

@@ -18,7 +18,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.plans.groups import TAILS, Tail
 from ais_loader.plans.permutation import ORDER
 from ais_loader.training.sample_parts import has_parts, parts_of
-from ais_loader.values.entry import EntryLike, to_entry
+from ais_loader.values.entry import to_entry
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.pipeline import args_text, to_pipeline
 
