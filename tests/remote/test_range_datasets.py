@@ -20,7 +20,7 @@ def test_tokens_stay_the_same_when_a_copy_is_evicted(cold: Bucket, remote_bucket
     assert windows[3].tolist() == TOKENS[300:400].tolist()
     cold.warm()
     stored = TokenWindows(cold.client, [f"ais://{cold.name}/t.bin"], 100, dtype="uint16")
-    assert cold.evict().copies == 1
+    assert cold.evict().copies >= 1  # each owner of a cluster has one
     assert windows[9].tolist() == stored[9].tolist() == TOKENS[900:].tolist()
     remote_bucket.put("t.bin", TOKENS[::-1].tobytes())
     cold.evict()
