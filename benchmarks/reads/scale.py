@@ -13,6 +13,11 @@ archives cost about twice those of 16, where they cost fifteen times as much bef
 again. A Bloom filter, a larger block cache, and finished compactions make a look-up among a million objects cost at
 most twice one among 10,000. One duplicate costs nothing, where it cost 43 %, because its whole frame was read entry by
 entry.
+
+Found, before and after the changes on the same machine within half an hour: members of 1,000 archives went from 6,300 to
+40,600 entries a second, of 16 from 77,200 to 141,800, and the ratio of the two from 0.08 to 0.28, not to 0.5: opening an
+archive whose descriptor was closed is what is left. Look-ups among a million objects went from 39,600 to 63,100, and the
+ratio from 0.31 to 0.51. One duplicate in a batch had cost 43 % and costs nothing.
 """
 
 from __future__ import annotations
@@ -53,27 +58,20 @@ def archive(number: int) -> bytes:
     return file.getvalue()
 
 
-def member_batches(archives: int) -> list[list[Entry]]:
-    draw = random.Random(archives)
-    batches = []
-    for _ in range(BATCHES):
-        places = [(draw.randrange(archives), draw.randrange(MEMBERS)) for _ in range(BATCH)]
-        batches.append([Entry("shards", f"{shard:05}.tar", f"{shard:05}_{at:06}.txt") for shard, at in places])
-    return batches
+def members(archives: int, draw: random.Random) -> list[Entry]:
+    places = [(draw.randrange(archives), draw.randrange(MEMBERS)) for _ in range(BATCH)]
+    return [Entry("shards", f"{shard:05}.tar", f"{shard:05}_{at:06}.txt") for shard, at in places]
 
 
-def object_batches(bucket: str, objects: int, duplicates: int = 0) -> list[list[Entry]]:
-    draw = random.Random(objects + duplicates)
-    batches = []
-    for _ in range(BATCHES):
-        numbers = draw.sample(range(objects), BATCH - duplicates)
-        numbers += draw.choices(numbers, k=duplicates)
-        batches.append([Entry(bucket, f"{number:08}") for number in numbers])
-    return batches
+def objects_of(bucket: str, objects: int, duplicates: int, draw: random.Random) -> list[Entry]:
+    numbers = draw.sample(range(objects), BATCH - duplicates)
+    numbers += draw.choices(numbers, k=duplicates)
+    return [Entry(bucket, f"{number:08}") for number in numbers]
 
 
-def rate(client: Client, batches: Sequence[Sequence[Entry]]) -> float:
-    """Entries per second of processor time."""
+def rate(client: Client, batch_of: Callable[[random.Random], Sequence[Entry]], draw: random.Random) -> float:
+    """Entries per second of processor time, in batches that no round had before: what was read is cached."""
+    batches = [batch_of(draw) for _ in range(BATCHES)]
     started_s = time.process_time()
     for batch in batches:
         for item in client.get_batch(batch):
@@ -105,14 +103,15 @@ def main(rounds: int, folder: Path | None, most_objects: int, write: bool) -> No
         for objects in sizes:
             fill(here / f"{objects}", objects)
         reads = held.enter_context(ais_loader.connect(here / "reads", mode="r"))
+        draw = random.Random(1)
         contestants: dict[str, Callable[[], float]] = {
-            f"members of {count:,} archives": partial(rate, reads, member_batches(count)) for count in ARCHIVES
+            f"members of {count:,} archives": partial(rate, reads, partial(members, count), draw) for count in ARCHIVES
         }
         for objects in sizes:
             client = held.enter_context(ais_loader.connect(here / f"{objects}", mode="r"))
-            contestants[f"{objects:,} objects"] = partial(rate, client, object_batches("b", objects))
-        contestants["no duplicate"] = partial(rate, reads, object_batches("small", 4000))
-        contestants["one duplicate"] = partial(rate, reads, object_batches("small", 4000, duplicates=1))
+            contestants[f"{objects:,} objects"] = partial(rate, client, partial(objects_of, "b", objects, 0), draw)
+        for label, duplicates in (("no duplicate", 0), ("one duplicate", 1)):
+            contestants[label] = partial(rate, reads, partial(objects_of, "small", 4000, duplicates), draw)
         rates = run_rounds(contestants, rounds)
     claims = [Claim("members of 1,000 archives", "members of 16 archives", 0.5)]
     claims += [Claim(f"{objects:,} objects", f"{sizes[0]:,} objects", 0.5) for objects in sizes[1:]]
