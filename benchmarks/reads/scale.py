@@ -14,10 +14,10 @@ again. A Bloom filter, a larger block cache, and finished compactions make a loo
 most twice one among 10,000. One duplicate costs nothing, where it cost 43 %, because its whole frame was read entry by
 entry.
 
-Found, before and after the changes on the same machine within half an hour: members of 1,000 archives went from 6,300 to
-40,600 entries a second, of 16 from 77,200 to 141,800, and the ratio of the two from 0.08 to 0.28, not to 0.5: opening an
-archive whose descriptor was closed is what is left. Look-ups among a million objects went from 39,600 to 63,100, and the
-ratio from 0.31 to 0.51. One duplicate in a batch had cost 43 % and costs nothing.
+Found, before and after the changes, on the same machine within half an hour: members of 1,000 archives went from 6,300
+to 40,600 entries a second, and of 16 from 77,200 to 141,800. Their ratio went from 0.08 to 0.28, not to 0.5: opening an
+archive whose descriptor was closed is what is left. Look-ups among a million objects went from 39,600 to 63,100, and
+the ratio from 0.31 to 0.51. One duplicate in a batch had cost 43 % and costs nothing.
 """
 
 from __future__ import annotations
