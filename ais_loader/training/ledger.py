@@ -58,7 +58,8 @@ def plan_of(state: Mapping[str, Any]) -> ShufflePlan:
     """Return the ShufflePlan that a state describes. Raises InvalidRequest if it is that of another plan."""
     text = str(state.get("plan"))
     if not text.startswith(f"ShufflePlan order={ORDER} "):
-        raise InvalidRequest(f"the state of {text.split(' ')[0]} does not hold all that its plan was made of")
+        kind = text.split(" ")[0]
+        raise InvalidRequest(f"the state of {kind} does not hold all that its plan was made of: pass --loader")
     found = dict(re.findall(r"(\w+)=(\w+)", text))
     plan = ShufflePlan(
         int(found["n"]),
