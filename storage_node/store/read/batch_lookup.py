@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -249,26 +250,17 @@ class BatchLookup:
             entry = table.records[position]
             if member and entry is not None and not table.status[position]:
                 by_shard.setdefault(entry.path, []).append(position)
-        located: list[int] = []
-        columns: tuple[list[int], ...] = [], [], [], []
-        for positions in by_shard.values():
-            self._locate_in_shard(positions, located, *columns)
-        if located:
-            table.folders[located], table.start[located], table.sizes[located], table.checksum[located] = columns
-            for position in located:
-                table.paths[position] = b""
+        found = [place for positions in by_shard.values() for place in self._located_in_shard(positions)]
+        if not found:
+            return set()
+        located, *columns = map(list, zip(*found, strict=True))
+        table.folders[located], table.start[located], table.sizes[located], table.checksum[located] = columns
+        for position in located:
+            table.paths[position] = b""
         return set(located)
 
-    def _locate_in_shard(
-        self,
-        positions: list[int],
-        located: list[int],
-        folders: list[int],
-        starts: list[int],
-        sizes: list[int],
-        checksums: list[int],
-    ) -> None:
-        """Append the positions of members of one shard, and where their bytes are."""
+    def _located_in_shard(self, positions: list[int]) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield position, descriptor, offset, size and checksum of the members of one shard."""
         table = self._table
         first, request = positions[0], self._request
         entry = table.records[first]
@@ -283,11 +275,7 @@ class BatchLookup:
         places = shard.archive.index.places([request.member[position] for position in positions])
         for position, place in zip(positions, places, strict=True):
             if place is not None and place[1] <= MAX_ITEM_BYTES:
-                located.append(position)
-                folders.append(shard.fd)
-                starts.append(place[0])
-                sizes.append(place[1])
-                checksums.append(place[2])
+                yield position, shard.fd, *place
 
     def _narrow_to_member(self, position: int, entry: CatalogEntry, member: str) -> None:
         table = self._table
