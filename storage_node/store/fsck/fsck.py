@@ -86,9 +86,7 @@ def repair(
 
     Raises StoreLocked, and whatever else `Store.open` raises. A catalog that cannot be opened needs `rebuild`.
     """
-    roots = drive_folders(paths)
-    if not any(root.is_dir() and any(root.iterdir()) for root in roots):
-        raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
+    roots = _used_folders(paths)
     _, _, before = _identify(roots)
     staged = {root: _staged(root) for root in roots}
     findings: list[Finding] = []
@@ -122,9 +120,7 @@ def compact(paths: Sequence[str | os.PathLike[str]], *, progress: Progress | Non
 
     Raises StoreNotFound, StoreLocked, and whatever else `Store.open` raises.
     """
-    roots = drive_folders(paths)
-    if not any(root.is_dir() and any(root.iterdir()) for root in roots):
-        raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
+    roots = _used_folders(paths)
     with Store.open(roots, mode="a") as store:
         for at, drive in enumerate(store.drives):
             if drive is not None:
@@ -132,6 +128,14 @@ def compact(paths: Sequence[str | os.PathLike[str]], *, progress: Progress | Non
             if progress is not None:
                 progress("compacting catalogs", at + 1)
     return check(paths, progress=progress)
+
+
+def _used_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return the drives' folders. Raises StoreNotFound if all are empty, so that no store is made there."""
+    roots = drive_folders(paths)
+    if not any(root.is_dir() and any(root.iterdir()) for root in roots):
+        raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
+    return roots
 
 
 def _report(
