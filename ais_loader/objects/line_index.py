@@ -38,20 +38,22 @@ def line_bounds(client: Client, objects: Sequence[ObjectInfo], *, timeout_s: flo
 
     Raises the errors of `Client.get_batch`.
     """
-    bounds = _kept(client, objects, timeout_s)
+    buckets = _buckets_with_indexes(client, objects)
+    bounds = _kept(client, objects, buckets, timeout_s)
     missing = [at for at, found in enumerate(bounds) if found is None]
     if missing:
         absent = [objects[at] for at in missing]
         made = list(_made(client, absent, timeout_s))
-        _keep(client, list(zip(absent, made, strict=True)), objects)
+        _keep(client, list(zip(absent, made, strict=True)), objects, buckets)
         for at, found in zip(missing, made, strict=True):
             bounds[at] = found
     return [one for one in bounds if one is not None]
 
 
-def _kept(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) -> list[Bounds | None]:
+def _kept(
+    client: Client, objects: Sequence[ObjectInfo], buckets: Sequence[str], timeout_s: float
+) -> list[Bounds | None]:
     bounds: list[Bounds | None] = [None] * len(objects)
-    buckets = _buckets_with_indexes(client, objects)
     wanted = [at for at, info in enumerate(objects) if info.bucket in buckets]
     if wanted:
         entries = [Entry(objects[at].bucket, index_name(objects[at].name)) for at in wanted]
@@ -128,15 +130,22 @@ def _bounds_of(pieces: Iterator[npt.NDArray[np.uint8]], size_bytes: int) -> Boun
     return np.concatenate([*begins, np.array(tail, np.int64)])
 
 
-def _keep(client: Client, made: Sequence[tuple[ObjectInfo, Bounds]], objects: Sequence[ObjectInfo]) -> None:
+def _keep(
+    client: Client,
+    made: Sequence[tuple[ObjectInfo, Bounds]],
+    objects: Sequence[ObjectInfo],
+    buckets: Sequence[str],
+) -> None:
     """Keep indexes, and remove those of objects that are gone, if the store can be written to.
 
     `objects`: all objects whose lines are read. Stale indexes are looked for under their common prefix.
     """
     transport = client._transport
     try:
-        for name in _buckets_with_indexes(client, [info for info, _ in made]):
+        for name in buckets:
             own = [(info, found) for info, found in made if info.bucket == name]
+            if not own:
+                continue
             sources = ((info, Source(encode_index(pin_of(info), found))) for info, found in own)
             puts = (
                 (PutSpec(bucket=name, name=index_name(info.name), metadata={}, size_bytes=source.size_bytes), source)
