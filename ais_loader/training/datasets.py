@@ -25,8 +25,8 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.plans.groups import Tail, check_world_size
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.number_batches import (
-    byte_ranges,
     checked_index,
+    has_ranges,
     in_packs,
     part_digests,
     sample_numbers,
@@ -151,7 +151,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         count = len(self._entries)
         wanted = [checked_index(index, count) for index in sample_numbers(indices)]
         entries = self._entries
-        are_pieces = byte_ranges(indices) is not None
+        are_pieces = has_ranges(indices)
         if self._decode is None and isinstance(entries, EntryTable) and not are_pieces:
             batch = self._client.get().bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
         else:
@@ -440,7 +440,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         for samples in self._read(batches()):
             batch = drawn.popleft()
             if self._is_numbered:
-                are_pieces = self._samples is None and byte_ranges(batch) is not None
+                are_pieces = self._samples is None and has_ranges(batch)
                 samples = in_packs(samples, batch, are_pieces=are_pieces)
             result = samples if self._collate is None else self._collate(samples)
             run.delivered += 1

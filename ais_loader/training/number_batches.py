@@ -21,17 +21,16 @@ def sample_numbers(batch: Iterable[Any]) -> list[int]:
     return list(as_integers(batch))
 
 
-def samples_of(
-    entries: Sequence[Any], numbers: Sequence[int], batch: Iterable[Any], bucket: str | None
-) -> Sequence[Any]:
+def samples_of(entries: Sequence[Any], numbers: Sequence[int], batch: Any, bucket: str | None) -> Sequence[Any]:
     """Return the elements of `entries` with these numbers or, if a batch of packs has ranges, entries of the ranges."""
     samples = [entries[at] for at in numbers]
-    ranges = byte_ranges(batch)
-    if ranges is None:
+    if not has_ranges(batch):
         return samples
+    size_bytes = batch.item_bytes
+    pieces = (piece for pack in batch for piece in pack)
     return [
-        mapped(sample, partial(_narrowed, bucket, start, length))
-        for sample, (start, length) in zip(samples, ranges, strict=True)
+        mapped(sample, partial(_narrowed, bucket, start * size_bytes, length * size_bytes))
+        for sample, (_, start, length) in zip(samples, pieces, strict=True)
     ]
 
 
@@ -41,15 +40,12 @@ def _narrowed(bucket: str | None, start: int, length: int, entry: EntryLike) -> 
         raise InvalidRequest(f"{whole}: item_bytes takes ranges of objects, not of results of a transform or of ranges")
     if whole.length is not None and start + length > whole.length:
         raise InvalidRequest(f"{whole}: its {whole.length:,} bytes end before byte {start + length:,} of the plan")
-    return replace(whole, start=(whole.start or 0) + start, length=length)
+    return replace(whole, start=whole.start + start, length=length)
 
 
-def byte_ranges(batch: Iterable[Any]) -> list[tuple[int, int]] | None:
-    """Return start and length of the bytes of each piece of a batch of packs; None if samples are fetched whole."""
-    size_bytes = getattr(batch, "item_bytes", None)
-    if size_bytes is None:
-        return None
-    return [(start * size_bytes, length * size_bytes) for pack in batch for _, start, length in pack]
+def has_ranges(batch: Iterable[Any]) -> bool:
+    """Whether the pieces of a batch of packs are byte ranges of samples, which are otherwise fetched whole."""
+    return getattr(batch, "item_bytes", None) is not None
 
 
 def in_packs(samples: list[Any], batch: Iterable[Any], *, are_pieces: bool = False) -> list[Any]:
