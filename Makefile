@@ -18,11 +18,11 @@ PACKAGE := setup.cfg setup.py pyproject.toml ais_loader/version.py storage_node/
 # Python 3.11 can fail at showing a stack as code while other threads do the same (its compiler counts the depth of what
 # it reads for all of them together): `native` reads no code.
 FAILURES := --maxfail 8 --tb native
-# A failed test runs once more: five of the slow ones, which kill, freeze and cut, and two of the quick ones, of which
-# there are 8,000. Each of these is a defect to be found, and is counted and named at the end (tests/known_flaky.py).
-RERUN := $(FAILURES) --reruns 1 --rerun-show-tracebacks
-QUICK_RERUN := $(RERUN) --max-suite-reruns 2
-SLOW_RERUN := $(RERUN) --max-suite-reruns 5
+# A failed quick test runs once more, and a slow one, which kills, freezes and cuts, twice; but few in a run, so that
+# what is broken fails. Each rerun is a defect to be found, and is counted and named at the end (tests/known_flaky.py).
+RERUN := $(FAILURES) --rerun-show-tracebacks
+QUICK_RERUN := $(RERUN) --reruns 1 --max-suite-reruns 3
+SLOW_RERUN := $(RERUN) --reruns 2 --max-suite-reruns 6
 # Processes that run tests side by side. A file stays in one, with its nodes, and each process has its files in the order
 # that one alone has: what forks comes before what leaves gRPC running.
 # Three keep two cores busy, as tests wait a lot; slow ones start processes of their own, and two are enough.

@@ -1,7 +1,7 @@
 """Tests that are known to fail by chance, and the count of those that were run again.
 
-A failed test runs once more: at most two of the quick ones in a run, and five of the slow ones, which kill, freeze and
-cut on machines that others keep busy. Each rerun is a defect, of the test or of what it tests. The summary names all of
+A failed quick test runs once more, and a slow one, which kills, freezes and cuts on machines that others keep busy,
+twice: the Makefile limits how many. Each rerun is a defect, of the test or of what it tests. The summary names all of
 them, and apart from the others those that this list does not have: find their causes, or record them here with what is
 known.
 """

@@ -185,8 +185,12 @@ def test_an_archive_is_stored_when_much_of_it_was_read(
     for at in range(0, 9 * nodes_of(client), 3):
         assert read(client, cold, names[at : at + 3]) == [members[name] for name in names[at : at + 3]]
     assert is_stored(cold)
-    proxy.forget()
-    assert read(client, cold, names) == list(members.values())
+    # Each node counts the reads that it answered, so each may read all members by range once.
+    for _ in range(nodes_of(client)):
+        proxy.forget()
+        assert read(client, cold, names) == list(members.values())
+        if proxy.count("GET") == 0:
+            break
     assert proxy.count("GET") == 0
 
 
