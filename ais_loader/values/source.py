@@ -51,6 +51,11 @@ class Source:
     def replayable(self) -> bool:
         return self.size_bytes is not None or self._position is not None
 
+    @property
+    def buffer_bytes(self) -> int | None:
+        """Size of a buffer in memory, which cannot change meanwhile; None for a file."""
+        return self.size_bytes if isinstance(self._data, (bytes, bytearray, memoryview)) else None
+
     def chunks(self, *, copied: bool = True) -> Iterator[Buffer]:
         """Yield the bytes, from the beginning. A second call needs `replayable`.
 

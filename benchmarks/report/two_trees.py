@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ BATCH = 128
 IN_FLIGHT = 3
 SINGLES = 100
 GETS = 300
+THREADS = 4
 MANY = 2_000
 SETTLE_S, REST_S = 2.0, 0.5
 AT_LEAST = 0.97
@@ -213,6 +215,10 @@ def workloads_of(client: Any, sizes: Sequence[str]) -> Iterator[tuple[str, Workl
     def puts() -> int:
         return sum(1 for name in singles if bucket.put(name, data))
 
+    def puts_of_threads() -> int:
+        with ThreadPoolExecutor(THREADS) as pool:
+            return sum(1 for _ in pool.map(lambda name: bucket.put(name, data), singles))
+
     def put_many(chosen: Sequence[str]) -> int:
         bucket.put_many((name, data) for name in chosen)
         return len(chosen)
@@ -230,6 +236,7 @@ def workloads_of(client: Any, sizes: Sequence[str]) -> Iterator[tuple[str, Workl
         yield f"batches of {size}", Workload(partial(batches, size), partial(fill, size))
     yield f"GET of {SMALL}", Workload(gets, partial(fill, SMALL))
     yield f"PUT of {SMALL}", Workload(puts)
+    yield f"PUT of {SMALL} by {THREADS} threads", Workload(puts_of_threads)
     yield f"PutMany of {SMALL}", Workload(partial(put_many, many))
     yield "DELETE", Workload(deletes, partial(put_many, singles))
     yield "DeleteMany", Workload(delete_many, partial(put_many, many))

@@ -18,12 +18,12 @@ from storage_node.context.node import Node
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.manager import JobManager, JobRecords
 from storage_node.etl.jobs.map_records import MapRecords
-from storage_node.etl.jobs.putter import Putter
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.values import TransformRunner
+from storage_node.limits.put_groups import PutGroups
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.access import CALLER, Role
 from storage_node.services.calls import bounded, bounded_responses
@@ -168,7 +168,7 @@ def jobs_of_node(
 ) -> JobManager:
     """Create the job manager of a node. Results that servers put to this node are stored like those of its jobs."""
     store = NodeStore(node, writes, etl.spool)
-    etl.transform_http.put_result = direct_put_writer(store, Putter(store.put_small, wait_s=0.0), etl.spool)
+    etl.transform_http.put_result = direct_put_writer(store, PutGroups(store.put_small, wait_s=0.0), etl.spool)
     jobs = JobManager(
         membership.node_uuid,
         store,

@@ -11,10 +11,9 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
-from ais_loader import errors
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
@@ -22,6 +21,8 @@ from ais_loader.wire.reserved import require_unreserved
 from storage_node.cluster.map.buckets import ClusterBuckets, requested_remote, requested_settings
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Filtered
+from storage_node.cluster.replication.write_plan import Result
+from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
 from storage_node.remote.archives.cold_parts import WantedPage
@@ -35,7 +36,7 @@ from storage_node.services.put_writer import PutWriter
 from storage_node.services.write_through import WriteThrough
 from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.checksum import crc32c
-from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
+from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.read.object_reader import (
     MemberPage,
@@ -48,7 +49,7 @@ from storage_node.store.read.object_reader import (
 from storage_node.store.reframe_on_put import Spooled, reframed_bytes, replacement, spool_for
 from storage_node.store.replica_state import ListedPage
 from storage_node.store.store_record import BucketRecord
-from storage_node.store.write import Upload, check_announced, check_content
+from storage_node.store.write import check_announced, check_content
 
 MAX_PAGE_SIZE = 10_000
 
@@ -178,38 +179,9 @@ class ObjectsService:
             async with self._write_through.admitted(group), self._tier.writing.hold(names):
                 failed = await self._write_through.group(group)
                 stored = group if not failed else _without(group, failed)
-                response = await self._writes.put_many(stored, self._put_here)
+                response = _response(await self._put_writer.store_group(stored.object))
                 self._write_through.judge(stored, response)
             yield response if not failed else _with_failures(response, failed, len(group.object))
-
-    async def _put_here(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
-        return await self._node.read(self._put_group, request)
-
-    def _put_group(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
-        uploads: list[Upload | errors.LoaderError] = []
-        for small in request.object:
-            checksum = small.checksum if small.HasField("checksum") else None
-            try:
-                uploads.append(
-                    self._store.stage(
-                        small.bucket,
-                        small.name,
-                        [small.data],
-                        dict(small.metadata),
-                        checksum=checksum,
-                        condition=condition_of(small),
-                        grouped=True,
-                    )
-                )
-            except errors.LoaderError as error:
-                uploads.append(error)
-        results = []
-        for small, result in zip(request.object, self._store.commit_many(uploads), strict=True):
-            if isinstance(result, errors.LoaderError):
-                results.append(pb.PutResult(error=pb.Error(kind=result.kind, message=str(result))))
-            else:
-                results.append(pb.PutResult(info=info_of(small.bucket, small.name, result)))
-        return pb.PutManyResponse(result=results)
 
     @bounded_responses(deadline=True)
     @counted_stream("get")
@@ -413,6 +385,17 @@ def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
 
 def _without(request: pb.PutManyRequest, failed: Mapping[int, LoaderError]) -> pb.PutManyRequest:
     return pb.PutManyRequest(object=[small for at, small in enumerate(request.object) if at not in failed])
+
+
+def _response(results: Sequence[Result]) -> pb.PutManyResponse:
+    response = pb.PutManyResponse()
+    for result in results:
+        if isinstance(result, LoaderError):
+            error = of_one_of_many(result)
+            response.result.add(error=pb.Error(kind=error.kind, message=str(error)))
+        else:
+            response.result.add(info=result)
+    return response
 
 
 def _with_failures(response: pb.PutManyResponse, failed: Mapping[int, LoaderError], count: int) -> pb.PutManyResponse:

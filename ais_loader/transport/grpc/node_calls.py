@@ -284,6 +284,8 @@ class NodeCalls:
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
         header = put_header(spec)  # raises for values that no message can carry
+        if spec.size_bytes is None and source.buffer_bytes is not None:  # a node commits small objects together
+            header.size_bytes = source.buffer_bytes
         return object_info(
             self._call(lambda conn: put_object(conn, header, spec, source), replay=source.replayable, tries=spec.tries)
         )

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeAlias
 
-from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError, ObjectNotFound, from_node
+from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -48,6 +49,7 @@ _MOST_NAMES = 1000
 """Most names that are deleted at once."""
 _MOST_MAPS = 5
 """Most map changes before a deletion gives up."""
+PutLocal: TypeAlias = Callable[[Sequence[pb.SmallObject]], Awaitable[list[Result]]]
 
 
 class WriteCoordinator:
@@ -210,38 +212,32 @@ class WriteCoordinator:
 
     # -- many small objects
 
-    async def put_many(
-        self, request: pb.PutManyRequest, put_local: Callable[[pb.PutManyRequest], Awaitable[pb.PutManyResponse]]
-    ) -> pb.PutManyResponse:
-        """Store a group of small objects. `put_local` stores those whose bucket does not belong to the cluster."""
+    async def put_many(self, objects: Sequence[pb.SmallObject], put_local: PutLocal) -> list[Result]:
+        """Store a group of small objects. `put_local` stores those whose bucket does not belong to the cluster. Returns
+        one result per object, in order."""
         found: dict[str, ReplicaSet | None] = {}
         try:
-            for name in {small.bucket for small in request.object}:
+            for name in {small.bucket for small in objects}:
                 found[name] = self.replica_set(name)
         except TooFewCopies as error:
-            return pb.PutManyResponse(result=[_result(error) for _ in request.object])
-        placed = [(small, replica_set) for small in request.object if (replica_set := found[small.bucket]) is not None]
+            return [error] * len(objects)
+        placed = [(small, replica_set) for small in objects if (replica_set := found[small.bucket]) is not None]
         if not placed:
-            return await put_local(request)
+            return await put_local(objects)
         stored = iter(await self._put_group(placed))
-        local = [small for small in request.object if found[small.bucket] is None]
-        results = iter((await put_local(pb.PutManyRequest(object=local))).result if local else [])
-        return pb.PutManyResponse(
-            result=[next(results) if found[small.bucket] is None else _result(next(stored)) for small in request.object]
-        )
+        local = [small for small in objects if found[small.bucket] is None]
+        results = iter(await put_local(local) if local else [])
+        return [next(results) if found[small.bucket] is None else next(stored) for small in objects]
 
     async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
         """Store a group of small objects of a job. Those whose bucket does not belong to the cluster fail."""
 
-        async def gone(request: pb.PutManyRequest) -> pb.PutManyResponse:
-            why = f"bucket {request.object[0].bucket!r} has been deleted meanwhile"
-            error = pb.Error(kind=BucketNotFound.kind, message=why)
-            return pb.PutManyResponse(result=[pb.PutResult(error=error) for _ in request.object])
+        async def gone(objects: Sequence[pb.SmallObject]) -> list[Result]:
+            return [BucketNotFound(f"bucket {small.bucket!r} has been deleted meanwhile") for small in objects]
 
-        answer = await self.put_many(pb.PutManyRequest(object=objects), gone)
         return [
-            stored_of(result.info) if result.HasField("info") else from_node(result.error.kind, result.error.message)
-            for result in answer.result
+            of_one_of_many(result) if isinstance(result, LoaderError) else stored_of(result)
+            for result in await self.put_many(objects, gone)
         ]
 
     async def _put_group(self, objects: Sequence[tuple[pb.SmallObject, ReplicaSet]]) -> list[Result]:
@@ -346,10 +342,3 @@ def _raised(result: Result) -> pb.ObjectInfo:
     if isinstance(result, LoaderError):
         raise result
     return result
-
-
-def _result(stored: Result) -> pb.PutResult:
-    if isinstance(stored, LoaderError):
-        error = of_one_of_many(stored)
-        return pb.PutResult(error=pb.Error(kind=error.kind, message=str(error)))
-    return pb.PutResult(info=stored)

@@ -32,13 +32,13 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import Stored
 from storage_node.etl.jobs.job_store import Input, JobStore, ListedSource, is_gone, is_superseded
-from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
 from storage_node.etl.jobs.shares import Division, NodeShare
 from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, stages_text, stamp
 from storage_node.etl.transform_http import METADATA
 from storage_node.etl.values import Content, Destination, Origin, TransformRunner
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.limits.put_groups import SMALL_BYTES, PutGroups
 
 GROUP_OBJECTS, GROUP_BYTES = 128, 8 << 20
 """Limits on the number and size of sources that are looked up and read together."""
@@ -111,7 +111,7 @@ class JobRun:
         self._turns = asyncio.Semaphore(job.concurrency or concurrency)
         self._held = MemoryBudget(_HELD_BYTES)
         self._inflation = 1.0
-        self._putter = Putter(store.put_small)
+        self._put_groups = PutGroups(store.put_small)
         self._results_urls = results_urls
         self._not_directly: set[str] = set()
         """Sources whose results a server could not put to their owners. Their results go through this node."""
@@ -160,7 +160,7 @@ class JobRun:
                     await self._pause(AGAIN.pause_s(failures))
                     failures += 1
         finally:
-            await self._putter.close()
+            await self._put_groups.close()
 
     async def _pause(self, pause_s: float) -> None:
         """Wait for a time, or until something changes."""
@@ -418,7 +418,7 @@ class JobRun:
         """Store a result. Raises LoaderError."""
         if not self.job.inspect:
             if output.data is not None and output.size_bytes <= SMALL_BYTES:
-                await self._putter.put(self._small(one, output))
+                await self._put_groups.put(self._small(one, output))
             else:
                 await self._store.put_large(self.job.to_bucket, one.result, self._stamp(one), output)
         self._count(one, output.size_bytes)
@@ -488,7 +488,7 @@ class JobRun:
                     await self._keep(one, content)
                 except LoaderError as error:
                     self._went_wrong(one, error)
-        stored = await self._putter.put_many([self._small(one, content) for one, content in together])
+        stored = await self._put_groups.put_many([self._small(one, content) for one, content in together])
         for (one, content), outcome in zip(together, stored, strict=True):
             if isinstance(outcome, LoaderError):
                 self._went_wrong(one, outcome)

@@ -11,15 +11,16 @@ from collections.abc import AsyncIterator
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.object_info import Stored
 from storage_node.etl.jobs.job_store import JobStore
-from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
 from storage_node.etl.servers.channel import OutputReceiver
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import METADATA, PutClaims, PutResultCallable
+from storage_node.limits.put_groups import SMALL_BYTES, PutGroups
 
 
-def direct_put_writer(store: JobStore, putter: Putter, spool: Spool) -> PutResultCallable:
-    """Return a function for `TransformHttp.put_result`. `putter` groups small results that arrive together."""
+def direct_put_writer(store: JobStore, groups: PutGroups[Stored], spool: Spool) -> PutResultCallable:
+    """Return a function for `TransformHttp.put_result`. `groups` groups small results that arrive together."""
 
     async def take(claims: PutClaims, chunks: AsyncIterator[bytes]) -> str:
         metadata = claims.extra.get(METADATA, {})
@@ -39,7 +40,7 @@ def direct_put_writer(store: JobStore, putter: Putter, spool: Spool) -> PutResul
                 small = pb.SmallObject(
                     bucket=claims.bucket, name=claims.name, metadata=metadata, data=data, checksum=content.checksum
                 )
-                stored = await putter.put(small)
+                stored = await groups.put(small)
             else:
                 stored = await store.put_large(claims.bucket, claims.name, metadata, content)
         finally:

@@ -11,12 +11,12 @@ import pytest
 
 from ais_loader.errors import NodeUnavailable, ObjectNotFound, TransformFailed
 from storage_node.etl.jobs.job_store import OwnStore
-from storage_node.etl.jobs.putter import Putter
 from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import PutTarget, TransformHttp
 from storage_node.etl.values import Content
+from storage_node.limits.put_groups import PutGroups
 from storage_node.store.store import Store
 from tests.etl.servers.server_kit import ORIGIN, WS, Streaming, new_server, open_stage, run
 
@@ -26,7 +26,7 @@ async def taking(folder: Path, address: str) -> AsyncIterator[tuple[ServerStage,
     store = Store.open([folder / "store"], mode="a")
     own = OwnStore(store, asyncio.to_thread, Spool(folder / "spool"))
     await asyncio.to_thread(store.create_bucket, "to")
-    putter = Putter(own.put_small)
+    putter = PutGroups(own.put_small)
     try:
         async with open_stage(address, WS) as (stage, side):
             side.put_result = direct_put_writer(own, putter, Spool(folder / "spool"))
