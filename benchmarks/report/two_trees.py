@@ -12,6 +12,11 @@ the ratios within a round, with their range, and the same by the wall clock; the
 
     python -m benchmarks.report.two_trees /path/to/before /path/to/after --rounds 40
     python -m benchmarks.report.two_trees BEFORE AFTER --only "gRPC PUT" --only "embedded batches of 10 KiB"
+
+One checkout with another version of Python in place of the second tree:
+
+    make setup VENV=.venv-3.13 PYTHON=python3.13
+    python -m benchmarks.report.two_trees . . --venv-after .venv-3.13
 """
 
 from __future__ import annotations
@@ -73,10 +78,10 @@ class Turn(NamedTuple):
 class Tree:
     """One checkout's process. Commands and answers are lines of JSON."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        python = root / ".venv" / "bin" / "python"
+    def __init__(self, root: Path, venv: str, folder: Path) -> None:
+        python = root / venv / "bin" / "python"
         if not python.exists():
-            raise click.ClickException(f"{root} has no .venv: run `make setup` there")
+            raise click.ClickException(f"{root} has no {venv}: run `make setup VENV={venv}` there")
         # By its path, not as a module: an older tree has no such benchmark. Its folder comes first on the path.
         environment = {**os.environ, "PYTHONPATH": str(root)}
         command = [str(python), "-P", str(WORKER), "--worker", str(folder)]
@@ -269,15 +274,17 @@ def row(workload: str, turns: dict[str, list[Turn]]) -> tuple[str, bool]:
 @click.command(help=__doc__)
 @click.argument("before", type=click.Path(exists=True, path_type=Path))
 @click.argument("after", type=click.Path(exists=True, path_type=Path))
+@click.option("--venv-before", default=".venv", show_default=True, metavar="DIR", help="Environment in the first tree.")
+@click.option("--venv-after", default=".venv", show_default=True, metavar="DIR", help="Environment in the second tree.")
 @click.option("--rounds", default=40, show_default=True)
 @click.option("--only", multiple=True, help="A workload, or the beginning of its name; may be given again.")
-def main(before: Path, after: Path, rounds: int, only: tuple[str, ...]) -> None:
+def main(before: Path, after: Path, venv_before: str, venv_after: str, rounds: int, only: tuple[str, ...]) -> None:
     from benchmarks.kit.harness import conclude, load, machine, run_rounds
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, ExitStack() as stack:
         trees = {}
-        for name, root in ((BEFORE, before), (AFTER, after)):
-            trees[name] = Tree(root.resolve(), Path(folder, name))
+        for name, root, venv in ((BEFORE, before, venv_before), (AFTER, after, venv_after)):
+            trees[name] = Tree(root.resolve(), venv, Path(folder, name))
             stack.callback(trees[name].close)
         rows, reached = [], True
         for workload in trees[AFTER].workloads:
