@@ -24,8 +24,9 @@ class EmbeddedOptions:
     durability: Durability = "process"
     """Durability of an acknowledged write: it survives the end of this process ("process"), or also a power failure
     ("power")."""
-    open_shards: int = 128
-    """How many archives per drive to keep open for reading their members."""
+    open_shards: int | None = None
+    """How many archives per drive to keep open for reading their members. None: an eighth of the descriptors that the
+    process may have, for all drives together, but 128 to 4,096 for each."""
     shard_index_bytes: int = 256 << 20
     """Memory per drive for indexes of archives: about 40 bytes and the name for each member."""
     shard_copy_bytes: int = 4 << 30
@@ -36,6 +37,8 @@ class EmbeddedOptions:
             raise InvalidRequest(f"durability={self.durability!r}: need 'process' or 'power'")
         for name, least in (("open_shards", 1), ("shard_index_bytes", 0), ("shard_copy_bytes", 0)):
             value = getattr(self, name)
+            if value is None and name == "open_shards":
+                continue
             if not isinstance(value, int) or value < least:
                 raise InvalidRequest(f"{name}={value!r}: need a whole number, {least} or more")
 

@@ -27,8 +27,8 @@ from storage_node.ops.decommission import wait_until_out
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.ray_head import ClusterError, RayHead
-from storage_node.settings.config import is_loopback
-from storage_node.settings.sources import DEFAULT, NODES, Settings, WrongSetting, require_nodes
+from storage_node.settings.config import DEFAULT, is_loopback
+from storage_node.settings.sources import NODES, Settings, WrongSetting, require_nodes
 
 DRAIN_GRACE_S = 5.0
 CHANGE_TIMEOUT_S = 30.0

@@ -10,6 +10,8 @@ from storage_node.settings import declarations
 from storage_node.settings.declarations import GROUPS, SETTINGS
 from storage_node.settings.setting_types import declared, split_advertised
 
+DEFAULT = "default"
+"""Value that restores the default of a setting."""
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 
@@ -81,6 +83,8 @@ class ServerConfig:
 
 
 def _text(name: str, value: Any) -> str:
+    if value is None:
+        return DEFAULT
     if isinstance(value, tuple):
         return (" " if name == "etl_servers" else ":").join(value)
     if isinstance(value, dict):

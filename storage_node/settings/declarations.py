@@ -83,9 +83,10 @@ class StoreSettings(SettingsGroup):
     ("power")."""
     promote_roots: Annotated[tuple[str, ...], absolute_paths("absolute paths of folders")] = ()
     """Folders on this machine whose files clients may promote into buckets. If empty, no file can be promoted."""
-    open_shards: Positive = 128
+    open_shards: Annotated[int | None, Range("at least 1, or None", 1)] = None
     """The number of archives kept open on each drive for reading their members; each takes a descriptor, or two
-    if its index takes over 1 MiB."""
+    if its index takes over 1 MiB. None: an eighth of the descriptors that the process may have, for all drives
+    together, but 128 to 4,096 for each."""
     shard_index_bytes: NotNegative = 256 << 20
     """Memory for indexes of archives, for each drive: about 40 bytes and the name for each member. Indexes beyond it
     are read again when they are needed."""

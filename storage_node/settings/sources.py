@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ais_loader.name_matching import nearest
-from storage_node.settings.config import ServerConfig
+from storage_node.settings.config import DEFAULT, ServerConfig
 from storage_node.settings.declarations import SETTINGS
 
 Settings = dict[str, Any]
-DEFAULT = "default"
-"""Value that restores the default."""
 NODES = "nodes"
 _BYTES = {
     "": 1,

@@ -94,7 +94,8 @@ class Store:
         if durability not in ("process", "power"):
             raise InvalidRequest(f'durability {durability!r}: "process" or "power"')
         roots = drive_folders(paths)
-        options = DriveOptions(mode == "a", durability, shard_limits, clock or VersionClock())
+        limits = (shard_limits or ShardLimits()).of_drives(len(roots))
+        options = DriveOptions(mode == "a", durability, limits, clock or VersionClock())
         store = cls(open_drives(roots, options), options, roots)
         if store.writable:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +150,17 @@ def test_no_more_files_are_kept_open_than_allowed(tmp_path: Path) -> None:
             for at in range(40):
                 assert member(store, f"{at}.tar", "a") == b"%d" % at
         assert len(os.listdir("/proc/self/fd")) <= before + 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "drives", "shards"), [(256, 1, 128), (20_000, 1, 2_500), (20_000, 16, 156), (1 << 20, 4, 4_096)]
+)
+def test_how_many_archives_stay_open_follows_the_limit_on_descriptors(
+    monkeypatch: pytest.MonkeyPatch, descriptors: int, drives: int, shards: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
+    assert ShardLimits().of_drives(drives).open_shards == shards
+    assert ShardLimits(open_shards=7).of_drives(drives).open_shards == 7
 
 
 def test_indexes_outlive_the_descriptors_of_their_shards_within_their_bytes(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,8 @@ from storage_node.store.format import CatalogEntry
 from storage_node.store.permissions import FOLDER_MODE
 
 FOLDER_NAME = "members"
+LEAST_SHARDS, MOST_SHARDS = 128, 4096
+"""Range of the number of archives that stay open on a drive, unless a setting says otherwise."""
 REFUSED_SHARDS = 1024
 """Maximum number of shards remembered as impossible to index, so that they are not scanned again."""
 COPY_TIMEOUT_S = 60.0
@@ -65,21 +68,29 @@ def naming(name: str, member: str | None = None) -> Iterator[None]:
 class ShardLimits:
     """Limits on the open archives and decompressed copies of one drive. Raises ValueError."""
 
-    open_shards: int = 128
+    open_shards: int | None = None
     """Maximum number of open shards, least recently used closed first. Each has one descriptor, and a second one if
-    its index is mapped."""
+    its index is mapped. None: see `of_drives`."""
     index_bytes: int = 256 << 20
     """Memory for indexes of shards, which outlive their descriptors; least recently used dropped first."""
     copy_bytes: int = 4 << 30
     """Disk budget for decompressed copies of shards without restart points. Their files disappear with the process."""
 
     def __post_init__(self) -> None:
-        if self.open_shards < 1:
+        if self.open_shards is not None and self.open_shards < 1:
             raise ValueError(f"open_shards={self.open_shards}: need at least 1")
         if self.index_bytes < 0:
             raise ValueError(f"shard_index_bytes={self.index_bytes}: need at least 0")
         if self.copy_bytes < 0:
             raise ValueError(f"shard_copy_bytes={self.copy_bytes}: need at least 0")
+
+    def of_drives(self, count: int) -> ShardLimits:
+        """Return the limits of each of so many drives. Opening an archive again costs more than reading a small member
+        of it, so all drives together keep an eighth of the descriptors that this process may have."""
+        if self.open_shards is not None:
+            return self
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return replace(self, open_shards=min(max(descriptors // (8 * count), LEAST_SHARDS), MOST_SHARDS))
 
 
 class OpenShard:
@@ -138,6 +149,7 @@ class OpenArchives:
         """`block_checksums` returns the checksums of all blocks of an object, or raises CorruptObject. `damaged` is
         called for a block that does not match."""
         self.limits = limits or ShardLimits()
+        self._open_shards = self.limits.open_shards or LEAST_SHARDS
         self._block_checksums = block_checksums
         self._damaged = damaged
         self._folder = root / FOLDER_NAME
@@ -179,7 +191,7 @@ class OpenArchives:
                 raise named from error
             with self._lock:
                 self._open[entry.path] = shard
-                while len(self._open) > self.limits.open_shards:
+                while len(self._open) > self._open_shards:
                     self._open.popitem(last=False)
             return shard
 
