@@ -309,8 +309,8 @@ def measure(shards: int, members: int, batches: int, rounds: int, here: Path) ->
 
 
 @click.command(help=__doc__)
-@click.option("--shards", default=16, show_default=True)
-@click.option("--members", default=1000, show_default=True, help="Of each shard.")
+@click.option("--shards", default=1000, show_default=True)
+@click.option("--members", default=20, show_default=True, help="Of each shard.")
 @click.option("--batches", default=200, show_default=True, help="In each round, of each pattern.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=None)
