@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         WarmSummary,
     )
     from ais_loader.values.entry import Entry, Item, MemberInfo, ObjectInfo, Status
+    from ais_loader.values.entry_table import EntryTable
     from ais_loader.values.inventory import InventoryInfo
     from ais_loader.values.options import ClusterOptions, EmbeddedOptions
     from ais_loader.values.packed import PackedBatch
@@ -75,6 +76,7 @@ __all__ = [
     "DownloadSummary",
     "EmbeddedOptions",
     "Entry",
+    "EntryTable",
     "EvictSummary",
     "Failure",
     "InventoryInfo",
@@ -149,6 +151,7 @@ _HOMES = {
     "DownloadSummary": "ais_loader.values.changes",
     "EmbeddedOptions": "ais_loader.values.options",
     "Entry": "ais_loader.values.entry",
+    "EntryTable": "ais_loader.values.entry_table",
     "Failure": "ais_loader.values.changes",
     "InventoryInfo": "ais_loader.values.inventory",
     "Item": "ais_loader.values.entry",

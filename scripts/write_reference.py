@@ -26,7 +26,17 @@ OURS = ("ais_loader", "storage_node")
 GROUPS: dict[str, list[str]] = {
     "Connecting": ["connect", "Client", "EmbeddedOptions", "ClusterOptions"],
     "Buckets and objects": ["Bucket", "BucketSummary", "ObjectInfo", "MemberInfo", "ObjectFile", "ObjectReader"],
-    "Batches": ["Entry", "BatchOptions", "Batch", "Item", "Status", "PackedBatch", "BatchTiming", "WithOpaque"],
+    "Batches": [
+        "Entry",
+        "EntryTable",
+        "BatchOptions",
+        "Batch",
+        "Item",
+        "Status",
+        "PackedBatch",
+        "BatchTiming",
+        "WithOpaque",
+    ],
     "Datasets": [
         "MapDataset",
         "TokenWindows",

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import click
 
-from ais_loader.objects.whole_file import whole_file
+from ais_loader.values.whole_file import whole_file
 
 STDOUT = "-"
 

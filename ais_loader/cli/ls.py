@@ -13,7 +13,7 @@ import click
 from ais_loader.cli.bucket import list_buckets
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.names import Listed, one_level
-from ais_loader.cli.show import Lines, count_text, info_fields, printable, size_text, time_text
+from ais_loader.cli.show import Lines, count_text, info_fields, note, printable, size_text, time_text, waiting
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import DriveFailed, ObjectNotFound
@@ -45,6 +45,13 @@ _PAGE_SIZE = 1000
     help="If a drive is missing, list the objects on the other drives. By default, this is an error.",
 )
 @click.option(
+    "--save",
+    "table_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Print nothing: save the names of all objects under FOLDER as an EntryTable, which MapDataset opens.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line; with -r, `ais-loader batch` reads them."
 )
 @takes_store
@@ -57,6 +64,7 @@ def ls(
     of_archive: bool,
     limit: int | None,
     skip_missing_drives: bool,
+    table_path: str | None,
     as_json: bool,
     store: StoreChoice,
 ) -> None:
@@ -71,6 +79,13 @@ def ls(
     Objects are sorted by the bytes of their names. Control characters in names are escaped; --json shows names
     exactly.
     """
+    on_missing: Literal["raise", "skip"] = "skip" if skip_missing_drives else "raise"
+    if table_path is not None:
+        if target is None or of_archive or limit is not None:
+            raise click.UsageError("--save needs a bucket, and takes neither --members nor --limit")
+        with store.reading() as client:
+            _save(client.bucket(target.bucket), target.name if begins else target.folder, table_path, on_missing)
+        return
     as_long = as_long or human
     if of_archive and (target is None or not target.name):
         raise click.UsageError("--members needs the name of an archive: BUCKET/NAME")
@@ -88,7 +103,6 @@ def ls(
             return
         bucket = client.bucket(target.bucket)
         page_size = min(limit or _PAGE_SIZE, _PAGE_SIZE)
-        on_missing: Literal["raise", "skip"] = "skip" if skip_missing_drives else "raise"
         found: Iterator[Listed]
         if begins:
             found = bucket.objects(target.name, page_size=page_size, on_missing_drive=on_missing)
@@ -110,6 +124,15 @@ def ls(
             raise click.ClickException(
                 f"no object and no folder {printable(str(target))}; --prefix takes the beginning of a name"
             )
+
+
+def _save(bucket: Bucket, prefix: str, path: str, on_missing: Literal["raise", "skip"]) -> None:
+    with waiting("names to be listed"):
+        table = bucket.entries(prefix, on_missing_drive=on_missing)
+    if not table:
+        raise click.ClickException(f"no object in bucket {bucket.name!r} begins with {prefix!r}")
+    table.save(path)
+    note(f"{count_text(len(table), 'name')} saved in {printable(path)}")
 
 
 def _object_itself(bucket: Bucket, target: Target, *, skip_missing_drive: bool) -> Iterator[ObjectInfo]:

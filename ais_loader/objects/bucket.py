@@ -61,6 +61,7 @@ from ais_loader.values.changes import (
     check_on_error,
 )
 from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, checked_range, to_entry
+from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.inventory import InventoryInfo
 from ais_loader.values.pipeline import Etl
 from ais_loader.values.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
@@ -818,7 +819,7 @@ class Bucket(BucketComposing, BucketTransforming):
         pattern: str | Sequence[str] | None = None,
         pinned: bool = False,
         on_missing_drive: Literal["raise", "skip"] = "raise",
-    ) -> Sequence[Entry]:
+    ) -> EntryTable:
         """Return an Entry for each object whose name begins with `prefix`, in the order of names, as the bucket is now.
 
         Args:
@@ -828,8 +829,8 @@ class Bucket(BucketComposing, BucketTransforming):
             on_missing_drive: See `objects`.
 
         Returns:
-            n >= 0 entries, for MapDataset and get_batch. Unless `pinned` is set, this is an `EntryTable`,
-            which takes only a few bytes per entry.
+            n >= 0 entries, for MapDataset and get_batch, which take the bytes of their names and 8 more each. Save
+            them with `EntryTable.save` if listing takes long, or if workers are spawned.
 
         Raises BucketNotFound, InvalidRequest for a prefix that no name can have, and the errors of `objects`.
         """

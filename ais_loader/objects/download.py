@@ -13,10 +13,10 @@ from ais_loader import errors
 from ais_loader.name_matching import Patterns
 from ais_loader.objects.equal_files import holds
 from ais_loader.objects.folders import chooser
-from ais_loader.objects.whole_file import whole_file
 from ais_loader.transport.base import require_text
 from ais_loader.values.changes import DownloadSummary, Failure, OnError, OnProgress, Tally, check_on_error
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.whole_file import whole_file
 from ais_loader.wire.checksum import crc32c
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@ listing without advancing it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from ais_loader.name_matching import Patterns, matcher, pattern_list
-from ais_loader.values.entry import Entry, ObjectInfo
+from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.html import html_of_objects
+from ais_loader.values.text_column import TextColumn
 
 
 class Listing(Iterator[ObjectInfo]):
@@ -32,13 +33,16 @@ class Listing(Iterator[ObjectInfo]):
         return html_of_objects(self._title, self._listed())
 
 
-def listed_entries(
-    objects: Iterable[ObjectInfo], bucket: str, *, pattern: Patterns | None, pinned: bool
-) -> Sequence[Entry]:
+def listed_entries(objects: Iterable[ObjectInfo], bucket: str, *, pattern: Patterns | None, pinned: bool) -> EntryTable:
     """See `Bucket.entries`."""
     if pattern is not None:
         fits = matcher(pattern_list("pattern", pattern))
         objects = (info for info in objects if fits(info.name))
     if pinned:
-        return [info.entry(pinned=True) for info in objects]
-    return EntryTable(bucket, [info.name.encode() for info in objects])
+        names, versions = [], []
+        for info in objects:
+            info.require_pinnable()
+            names.append(info.name.encode())
+            versions.append(info.version.encode())
+        return EntryTable(bucket, TextColumn.of(names), TextColumn.of(versions))
+    return EntryTable(bucket, TextColumn.of([info.name.encode() for info in objects]))

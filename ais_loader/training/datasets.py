@@ -79,7 +79,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     def __init__(
         self,
         client_or_url: ClientOrUrl,
-        entries: Iterable[SampleLike] | Bucket,
+        entries: Iterable[SampleLike] | Bucket | os.PathLike[str],
         decode: Decode | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
@@ -98,7 +98,8 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
                 bucket is stored as an `EntryTable`. Any other sequence is kept as it is, and indexed only for what is
                 read. You can also pass a bucket, or the single str "ais://bucket/prefix": the objects whose names begin
                 with the prefix are then listed immediately, in the order of names. The URL of a remote place, such as
-                "s3://corpus/v3/en/", creates a remote bucket for the cloud bucket if there is none.
+                "s3://corpus/v3/en/", creates a remote bucket for the cloud bucket if there is none. The path of a
+                saved `EntryTable` opens it, without a listing: all processes of a machine share its memory.
                 An element may also be a tuple or a dict of entries, which form one sample and are fetched with the same
                 request. `Bucket.samples` lists those of shards.
             decode: A function from an Item to a sample, such as those of `ais_loader.decoders`. For a sample of several
@@ -109,7 +110,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
                 failed entries do not pass through it.
             bucket: The bucket of those entries that are plain names.
             pinned: Whether to pin the listed objects to their current versions. If such an object is replaced later,
-                reading it raises ObjectNotFound.
+                reading it raises ObjectNotFound. A table is pinned if it was listed so.
             on_error: With "raise", the first failed entry raises its error out of the DataLoader, with its own type.
                 With "placeholder", its sample is None, or what `decode` returns for an item that is not `ok`. One
                 failed entry of several counts as a failure of the sample: the error's note names the sample and the
@@ -152,7 +153,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         wanted = [checked_index(index, count) for index in sample_numbers(indices)]
         entries = self._entries
         are_pieces = has_ranges(indices)
-        if self._decode is None and isinstance(entries, EntryTable) and not are_pieces:
+        if self._decode is None and isinstance(entries, EntryTable) and not (are_pieces or entries.is_pinned):
             batch = self._client.get().bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
         else:
             samples = samples_of(entries, wanted, indices, self._bucket)
@@ -560,10 +561,12 @@ def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError
 
 
 def entry_sequence(
-    client: ProcessClient, entries: Iterable[SampleLike] | Bucket, bucket: str | None, pinned: bool
+    client: ProcessClient, entries: Iterable[SampleLike] | Bucket | os.PathLike[str], bucket: str | None, pinned: bool
 ) -> Sequence[SampleLike]:
     """Return the entries, listed if necessary. Raises InvalidRequest, TypeError, and the errors of listing."""
-    if isinstance(entries, str):
+    if isinstance(entries, os.PathLike) or (isinstance(entries, str) and _is_file(entries)):
+        entries = EntryTable.open(entries)
+    elif isinstance(entries, str):
         entries = client.listed(entries, pinned=pinned)
     elif isinstance(entries, Bucket):
         entries = entries.entries(pinned=pinned)
@@ -573,6 +576,8 @@ def entry_sequence(
             "entries must be a sequence of Entry values or ais:// URLs, a bucket, or the URL of a prefix, got "
             f"{type(entries).__name__}"
         )
+    if pinned and isinstance(entries, EntryTable) and not entries.is_pinned:
+        raise InvalidRequest("pinned=True: the table has no versions; list it with Bucket.entries(pinned=True)")
     if not indexable:
         entries = list(entries)
     if not isinstance(entries, (list, tuple)):
@@ -582,3 +587,7 @@ def entry_sequence(
     if flat_entries(entries) is not entries:
         return entries
     return EntryTable.of(entries, bucket) or entries
+
+
+def _is_file(text: str) -> bool:
+    return "://" not in text and os.path.isfile(os.path.expanduser(text))

@@ -78,7 +78,10 @@ class ProcessClient:
         bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not bucket:
             hint = f"; did you mean 'ais://{url}/'?" if "/" not in url else ""
-            raise InvalidRequest(f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix{hint}")
+            raise InvalidRequest(
+                f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix, or the path of a saved "
+                f"EntryTable{hint}"
+            )
         with self.opened() as client:
             found = client.bucket(bucket).entries(prefix, pinned=pinned)
         if not found:

@@ -167,9 +167,14 @@ class ObjectInfo:
 
         Raises InvalidRequest if `pinned` is set for a cold object without an ETag, which an inventory may have.
         """
-        if pinned and self.version == ETAG_VERSION:
-            raise errors.InvalidRequest(f"{self.bucket}/{self.name}: no ETag is known, so it cannot be pinned")
+        if pinned:
+            self.require_pinnable()
         return Entry(self.bucket, self.name, version=self.version if pinned else None)
+
+    def require_pinnable(self) -> None:
+        """Raise InvalidRequest for a cold object without an ETag."""
+        if self.version == ETAG_VERSION:
+            raise errors.InvalidRequest(f"{self.bucket}/{self.name}: no ETag is known, so it cannot be pinned")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from ais_loader.cli.files import looks_binary
 from ais_loader.cli.get import read_pieces
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import connect
-from ais_loader.objects.whole_file import whole_file
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry
+from ais_loader.values.whole_file import whole_file
 from tests.cli.kit import Run
 
 PIECES_BYTES = (33 << 20) + 5

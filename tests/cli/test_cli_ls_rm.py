@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ais_loader.objects.client import connect
+from ais_loader.values.entry_table import EntryTable
 from tests.cli.kit import Run, Stored
 from tests.tar_kit import packed_tar
 
@@ -71,6 +72,24 @@ def test_a_folder_is_the_same_in_every_command_and_the_beginning_of_names_is_ask
     nothing = run("ls", f"{filled}/none")
     assert (nothing.exit_code, nothing.stdout) == (1, "")
     assert nothing.stderr == f"Error: no object and no folder {filled}/none; --prefix takes the beginning of a name\n"
+
+
+def test_names_are_saved_as_a_table(run: Run, filled: str, objects: dict[str, bytes], tmp_path: Path) -> None:
+    path = tmp_path / "entries"
+    for arguments, wanted in (
+        ([filled], sorted(objects)),
+        ([f"{filled}/en"], ["en/a.txt", "en/b.bin"]),
+        ([f"{filled}/en", "--prefix"], ["en/a.txt", "en/b.bin", "english"]),
+    ):
+        result = run("ls", *arguments, "--save", path)
+        assert (result.stdout, result.stderr) == ("", f"{len(wanted)} names saved in {path}\n")
+        table = EntryTable.open(path)
+        assert (table.bucket, table.names(range(len(table)))) == (filled, wanted)
+    before = path.read_bytes()
+    assert run("ls", f"{filled}/none", "--save", path).exit_code == 1
+    assert run("ls", filled, "--save", tmp_path / "no-folder" / "entries").exit_code == 1
+    assert run("ls", "--save", path).exit_code == run("ls", filled, "--limit", "1", "--save", path).exit_code == 2
+    assert path.read_bytes() == before
 
 
 def test_existence_is_an_exit_code(run: Run, filled: str) -> None:

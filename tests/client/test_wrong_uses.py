@@ -325,8 +325,8 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         'MapDataset(client, "pictures")',
-        "InvalidRequest: 'pictures': need a list of entries, or the URL of a prefix, ais://bucket/prefix; did you mean "
-        "'ais://pictures/'?",
+        "InvalidRequest: 'pictures': need a list of entries, or the URL of a prefix, ais://bucket/prefix, or the "
+        "path of a saved EntryTable; did you mean 'ais://pictures/'?",
     ),
     (
         'MapDataset(client, "ais://pictures/dog/")',

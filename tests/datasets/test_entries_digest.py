@@ -8,6 +8,7 @@ from datasets_kit import URLS
 from ais_loader import BatchIterableDataset, BatchLoader, Client, Entry, MapDataset, ShufflePlan
 from ais_loader.training.plan import entries_digest
 from ais_loader.values.entry_table import EntryTable
+from ais_loader.values.text_column import TextColumn
 
 
 def digest(*entries: object) -> str:
@@ -20,7 +21,7 @@ def test_it_covers_every_single_entry(form: str) -> None:
         if form == "urls":
             return digest(*(f"ais://b/{name}" for name in names))
         if form == "table":
-            return entries_digest(EntryTable("b", [name.encode() for name in names]), None)
+            return entries_digest(EntryTable("b", TextColumn.of([name.encode() for name in names])), None)
         return digest(*(Entry("b", name, version="1") for name in names))
 
     names = [f"{at:04d}" for at in range(1000)]
@@ -51,7 +52,7 @@ def test_it_is_the_same_for_urls_names_tables_and_the_entries_they_mean() -> Non
     forms = [
         digest(*(f"ais://b/{name}" for name in names)),
         digest(*(Entry("b", name) for name in names)),
-        entries_digest(EntryTable("b", [name.encode() for name in names]), None),
+        entries_digest(EntryTable("b", TextColumn.of([name.encode() for name in names])), None),
         entries_digest(names, "b"),
     ]
     assert len(set(forms)) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from ais_loader.errors import LoaderError
+from ais_loader.values.entry import Entry
+from ais_loader.values.entry_table import EntryTable
 from storage_node.store import failpoints
 from storage_node.store.drive import clean_shutdown as session
 from storage_node.store.format import BLOCK_BYTES
@@ -231,6 +234,24 @@ def survivors(roots: list[str], out: str) -> None:
             with contextlib.suppress(LoaderError, AssertionError):
                 found[f"main/{name}"] = state_of(f"main/{name}", read(store, name, "main"))
     Path(out).write_text(json.dumps(found))
+
+
+def save_tables(path: str, journal: str, top: str, shadow: str) -> None:
+    """Save one table after the other under the same name, each acknowledged; with a `shadow`, every sync is noted."""
+    if shadow:
+        power_kit.begin(shadow, top)
+    notes = Journal(Path(journal))
+    for number in itertools.count(1):
+        notes.begin(0, {"table": number}, [["table"]])
+        numbered_table(number).save(path)
+        notes.done(0)
+
+
+def numbered_table(number: int) -> EntryTable:
+    """The table that `save_tables` saves as this one."""
+    table = EntryTable.of([Entry("b", f"{number}/{at:04}") for at in range(1000 + number)])
+    assert table is not None
+    return table
 
 
 def run_code(code: str, arguments: list[str]) -> None:

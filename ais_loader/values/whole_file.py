@@ -13,8 +13,11 @@ _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextlib.contextmanager
-def whole_file(path: str, *, replace: bool) -> Iterator[IO[bytes]]:
+def whole_file(path: str, *, replace: bool, durable: bool = False) -> Iterator[IO[bytes]]:
     """Create a file that gets its name when the block succeeds; otherwise nothing of it remains.
+
+    With `durable`, it is synced before it gets its name, and the folder after: a power cut leaves the file that was
+    there before, or the new one, complete.
 
     Raises FileExistsError at the end if the file exists and is not to be replaced; OSError.
     """
@@ -22,7 +25,12 @@ def whole_file(path: str, *, replace: bool) -> Iterator[IO[bytes]]:
     try:
         with _created(part, path) as file:
             yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         _publish(part, path, replace=replace)
+        if durable:
+            _sync_folder(os.path.dirname(path) or ".")
     except OSError as error:
         if error.filename is None and error.errno in _WRITING:
             error.filename = path  # a failed write does not name its file
@@ -52,3 +60,11 @@ def _publish(part: str, path: str, *, replace: bool) -> None:
                 raise FileExistsError(path) from None
             # A file system without hard links.
     os.replace(part, path)
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
