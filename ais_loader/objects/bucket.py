@@ -19,7 +19,7 @@ from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_ma
 from ais_loader.objects.download import download
 from ais_loader.objects.folders import put_folder
 from ais_loader.objects.head_many import head_many
-from ais_loader.objects.listing import Listing, listed_entries
+from ais_loader.objects.listing import Listing, pinned_table, table_of_names
 from ais_loader.objects.metadata import set_metadata
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
@@ -838,13 +838,16 @@ class Bucket(BucketComposing, BucketTransforming):
             raise errors.InvalidRequest(
                 f"entries({prefix!r}): no object's name begins with '/'; did you mean {prefix.lstrip('/')!r}?"
             )
-        if pattern is None and not pinned and on_missing_drive in ("raise", "skip"):
-            skip = on_missing_drive == "skip"
+        listed = self.objects(prefix, on_missing_drive=on_missing_drive)
+        if pinned:
+            return pinned_table(listed, self.name, pattern)
+        skip = on_missing_drive == "skip"
+        if pattern is None:
             table = table_of_inventory(self._transport, self.name, prefix, skip_missing=skip)
             if table is not None:
                 return table
-        listed = self.objects(prefix, on_missing_drive=on_missing_drive)
-        return listed_entries(listed, self.name, pattern=pattern, pinned=pinned)
+        names = self._transport.names(self.name, prefix=prefix, skip_missing_drives=skip)
+        return table_of_names(names, self.name, pattern)
 
     def samples(self, prefix: str = "", *, pattern: str | Sequence[str] | None = None) -> SampleTable:
         """Return the samples in the shards whose names begin with `prefix`, for MapDataset and BatchIterableDataset.
@@ -868,7 +871,8 @@ class Bucket(BucketComposing, BucketTransforming):
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all objects, in order, fetched page by page. Raises BucketNotFound."""
-        return (info.name for info in self.objects())
+        blocks = self._transport.names(self.name, prefix="")
+        return (name.decode() for block in blocks for name in block.to_list())
 
     def __contains__(self, name: object) -> bool:
         """Like `exists`. A value that is not a str is not in the bucket."""

@@ -10,6 +10,7 @@ from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.html import html_of_objects
 from ais_loader.values.text_column import TextColumn
+from ais_loader.wire.names_block import NamesBlock
 
 
 class Listing(Iterator[ObjectInfo]):
@@ -33,16 +34,26 @@ class Listing(Iterator[ObjectInfo]):
         return html_of_objects(self._title, self._listed())
 
 
-def listed_entries(objects: Iterable[ObjectInfo], bucket: str, *, pattern: Patterns | None, pinned: bool) -> EntryTable:
-    """See `Bucket.entries`."""
-    if pattern is not None:
-        fits = matcher(pattern_list("pattern", pattern))
-        objects = (info for info in objects if fits(info.name))
-    if pinned:
-        names, versions = [], []
-        for info in objects:
+def table_of_names(blocks: Iterable[NamesBlock], bucket: str, pattern: Patterns | None) -> EntryTable:
+    """Return a table of the names that match one of the patterns, or of all."""
+    if pattern is None:
+        blocks = list(blocks)
+        return EntryTable.of_columns(bucket, [block.lengths for block in blocks], [block.names for block in blocks])
+    fits = matcher(pattern_list("pattern", pattern))
+    chosen = [name for block in blocks for name in block.to_list() if fits(name.decode())]
+    return EntryTable(bucket, TextColumn.of(chosen))
+
+
+def pinned_table(objects: Iterable[ObjectInfo], bucket: str, pattern: Patterns | None) -> EntryTable:
+    """Return a table of the objects whose names match one of the patterns, or of all, pinned to their versions.
+
+    Raises InvalidRequest for a cold object without an ETag.
+    """
+    fits = None if pattern is None else matcher(pattern_list("pattern", pattern))
+    names, versions = [], []
+    for info in objects:
+        if fits is None or fits(info.name):
             info.require_pinnable()
             names.append(info.name.encode())
             versions.append(info.version.encode())
-        return EntryTable(bucket, TextColumn.of(names), TextColumn.of(versions))
-    return EntryTable(bucket, TextColumn.of([info.name.encode() for info in objects]))
+    return EntryTable(bucket, TextColumn.of(names), TextColumn.of(versions))

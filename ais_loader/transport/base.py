@@ -31,6 +31,7 @@ from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import require_unreserved
@@ -270,6 +271,9 @@ class Transport(Protocol):
         `skip_missing_drives`: list what the other drives have instead of raising DriveFailed. In a remote bucket, the
         remote objects are listed too, unless `stored_only`; those that are not stored have their ETags as versions.
         """
+
+    def names(self, bucket: str, *, prefix: str, skip_missing_drives: bool = False) -> Iterator[NamesBlock]:
+        """List the names of the objects that `objects` lists, in order, in blocks of any size."""
 
     def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
         """Store at most 1,000 objects of a remote bucket that are cold. Return None or the error for each, in order."""

@@ -35,6 +35,7 @@ from ais_loader.transport.base import (
 )
 from ais_loader.transport.embedded_puts import header_of, put_groups, staged, stored_info
 from ais_loader.transport.embedded_streams import COLD, ColdStream, EmbeddedStream, GeneratedStream, cold_part
+from ais_loader.transport.names_listing import PAGE_BYTES, names_of_objects
 from ais_loader.transport.read_only import ETL_READS
 from ais_loader.transport.remote_inventory import cold_objects
 from ais_loader.transport.remote_listing import merged, objects_of
@@ -49,6 +50,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import ETAG_VERSION
@@ -387,6 +389,22 @@ class EmbeddedTransport:
             if len(page) < page_size:
                 return
             after = page[-1][0]
+
+    def names(self, bucket: str, *, prefix: str, skip_missing_drives: bool = False) -> Iterator[NamesBlock]:
+        require_bucket(bucket)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        if self._can_fetch and not prefix.startswith("/") and self._remote_bucket(bucket) is not None:
+            yield from names_of_objects(
+                self.objects(bucket, prefix=prefix, page_size=1000, skip_missing_drives=skip_missing_drives)
+            )
+            return
+        after: str | None = ""
+        while after is not None:
+            page = self._store_here().replicas.names(
+                bucket, prefix, after, most_bytes=PAGE_BYTES, skip_missing=skip_missing_drives
+            )
+            yield NamesBlock.of(page.names)
+            after = page.next
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         require_object(bucket, name)

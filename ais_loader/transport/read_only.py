@@ -25,6 +25,7 @@ READS = frozenset(
         "head_names",
         "summary",
         "objects",
+        "names",
         "can_expect",
         "expect",
         "remote_usage",

@@ -9,10 +9,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import Protocol, Self
 
 from ais_loader import errors
 from ais_loader.values.entry import ObjectInfo
@@ -28,6 +25,7 @@ from ais_loader.wire.inventory import (
     lengths_of,
     rows_of,
 )
+from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import ETAG_VERSION
 
@@ -68,23 +66,6 @@ class Reads(Protocol):
         skip_missing_drives: bool = False,
         stored_only: bool = False,
     ) -> Iterator[ObjectInfo]: ...
-
-
-class NamesBlock(NamedTuple):
-    """Names of n objects."""
-
-    lengths: npt.NDArray[np.uint16]
-    """Shape (n,), lengths in bytes."""
-    names: bytes
-    """The names, one after another."""
-
-    def to_list(self) -> list[bytes]:
-        stops = itertools.accumulate(self.lengths.tolist(), initial=0)
-        return [self.names[begin:stop] for begin, stop in itertools.pairwise(stops)]
-
-    @classmethod
-    def of(cls, names: Sequence[bytes]) -> Self:
-        return cls(np.fromiter(map(len, names), np.uint16, len(names)), b"".join(names))
 
 
 class InventoryReader:

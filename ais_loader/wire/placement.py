@@ -11,10 +11,12 @@ and Schomaker, "Weighted distributed hash tables" (2005).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import xxhash
+
+_NEARLY_ALIKE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,25 @@ def ranked(bucket_uuid: bytes, name: str, candidates: Sequence[Candidate]) -> li
     value = object_hash(bucket_uuid, name)
     eligible = [position for position, candidate in enumerate(candidates) if candidate.weight > 0]
     return sorted(eligible, key=lambda at: (-_score(value, candidates[at]), candidates[at].uuid))
+
+
+def owners(bucket_uuid: bytes, names: Iterable[bytes], candidates: Sequence[Candidate]) -> list[int]:
+    """Return the first of `ranked` for each name, in UTF-8. It is faster for candidates of one weight above 0."""
+    weights = {candidate.weight for candidate in candidates}
+    if len(weights) > 1 or not all(weights):
+        return [ranked(bucket_uuid, name.decode(), candidates)[0] for name in names]
+    found = []
+    draw, uuids = xxhash.xxh3_64_intdigest, [candidate.uuid for candidate in candidates]
+    for name in names:
+        seed = draw(bucket_uuid + name)
+        # A score grows with what the candidate draws. What is drawn nearly alike may have equal scores.
+        drawn = [draw(uuid, seed=seed) for uuid in uuids]
+        most = max(drawn)
+        if sum(most - one < _NEARLY_ALIKE for one in drawn) > 1:
+            found.append(ranked(bucket_uuid, name.decode(), candidates)[0])
+        else:
+            found.append(drawn.index(most))
+    return found
 
 
 def owner(bucket_uuid: bytes, name: str, candidates: Sequence[Candidate]) -> int:

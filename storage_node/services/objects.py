@@ -16,6 +16,7 @@ from contextlib import aclosing
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
 from storage_node.cluster.map.buckets import ClusterBuckets, requested_remote, requested_settings
@@ -36,8 +37,8 @@ from storage_node.services.put_writer import PutWriter
 from storage_node.services.write_through import WriteThrough
 from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.checksum import crc32c
-from storage_node.store.drive.preconditions import Condition, parse_condition
-from storage_node.store.listing import PAGE_BYTES
+from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
+from storage_node.store.listing import PAGE_BYTES, NamesPage
 from storage_node.store.read.object_reader import (
     MemberPage,
     MemberReader,
@@ -300,7 +301,9 @@ class ObjectsService:
     @bounded
     @counted("list")
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
-        most = min(request.page_size or 1000, MAX_PAGE_SIZE)
+        if request.names_only and (names := await self._names(request)) is not None:
+            return names
+        most = MAX_PAGE_SIZE if request.names_only else min(request.page_size or 1000, MAX_PAGE_SIZE)
 
         def look() -> ListedPage:
             return self._store.replicas.page(
@@ -314,17 +317,48 @@ class ObjectsService:
 
         def answer(page: ListedPage, shown: Filtered) -> pb.ListResponse:
             """Build the response on a thread: thousands of messages would block the event loop."""
-            return pb.ListResponse(
-                object=[info_of(request.bucket, name, entry) for name, entry in shown.objects],
-                more=page.next is not None,
-                next=page.next or "",
-                in_doubt=sorted([*page.in_doubt, *shown.in_doubt]),
+            response = (
+                _names_response([name.encode() for name, _ in shown.objects])
+                if request.names_only
+                else pb.ListResponse(object=[info_of(request.bucket, name, entry) for name, entry in shown.objects])
             )
+            response.more, response.next = page.next is not None, page.next or ""
+            response.in_doubt.extend(sorted([*page.in_doubt, *shown.in_doubt]))
+            return response
 
         oldest = self._node.membership.lease.version
         page = await self._node.read(look)
         shown = await self._writes.current(request.bucket, page.objects)
-        response = await self._node.read(answer, page, shown)
+        return self._dated(await self._node.read(answer, page, shown), oldest)
+
+    async def _names(self, request: pb.ListRequest) -> pb.ListResponse | None:
+        """Return a page of names, or None if some are in doubt, or not this node's own: they are looked at one by
+        one."""
+
+        def look() -> NamesPage | None:
+            if self._store.replicas.stale.any:
+                return None
+            return self._store.replicas.names(
+                request.bucket,
+                request.prefix,
+                request.start_after,
+                most_bytes=PAGE_BYTES,
+                skip_missing=request.skip_missing_drives,
+            )
+
+        def answer(page: NamesPage) -> pb.ListResponse:
+            response = _names_response(page.names)
+            response.more, response.next = page.next is not None, page.next or ""
+            return response
+
+        oldest = self._node.membership.lease.version
+        page = await self._node.read(look)
+        if page is None or not await self._node.read(self._writes.owns, request.bucket, page.names):
+            return None
+        return self._dated(await self._node.read(answer, page), oldest)
+
+    def _dated(self, response: pb.ListResponse, oldest: int) -> pb.ListResponse:
+        """Add what tells whether the listings of several nodes belong together."""
         response.oldest_map_version = oldest
         if (last_removal_s := self._store.replicas.last_removal_s) is not None:
             response.let_go_ms = int((time.monotonic() - last_removal_s) * 1000)
@@ -355,6 +389,11 @@ async def _all(first: pb.PutRequest, messages: AsyncIterator[pb.PutRequest]) -> 
     yield first
     async for message in messages:
         yield message
+
+
+def _names_response(names: Sequence[bytes]) -> pb.ListResponse:
+    block = NamesBlock.of(names)
+    return pb.ListResponse(names=block.names, name_lengths=block.lengths.astype("<u2").tobytes(), has_names=True)
 
 
 def _members_response(page: MemberPage) -> pb.ListMembersResponse:

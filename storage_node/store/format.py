@@ -113,8 +113,12 @@ def object_key(bucket_uuid: bytes, name: str) -> bytes:
     return OBJECT_PREFIX + bucket_uuid + name.encode()
 
 
+NAME_AT = 17
+"""Where the name begins in the key of an object."""
+
+
 def name_of_key(key: bytes) -> str:
-    return key[17:].decode()
+    return key[NAME_AT:].decode()
 
 
 def bucket_of_key(key: bytes) -> bytes:
@@ -233,6 +237,20 @@ def counter_of_value(value: bytes) -> int:
 def is_tombstone(value: bytes) -> bool:
     """Whether a catalog value is that of a deleted object, without decoding it."""
     return value[1:2] == b"\2"
+
+
+_OBJECT_HEAD, _TOMBSTONE_HEAD = (bytes((FORMAT_VERSION, kind)) for kind in (_OBJECT_KIND, _TOMBSTONE_KIND))
+
+
+def is_object(value: bytes) -> bool:
+    """Whether a catalog value is that of an object, without decoding it. Raises StoreFormatError for one that is
+    neither that of an object nor of a deleted one."""
+    head = value[:2]
+    if head == _OBJECT_HEAD:
+        return True
+    if head != _TOMBSTONE_HEAD:
+        decode_entry(value)
+    return False
 
 
 def encode_metadata(metadata: dict[str, str]) -> bytes:

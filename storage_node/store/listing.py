@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from ais_loader.errors import DriveFailed, LoaderError
 from storage_node.store.drive.drive import Drive
@@ -33,6 +35,49 @@ def within(most_bytes: int, names: Iterable[str]) -> int:
         if size_bytes >= most_bytes:
             break
     return count
+
+
+class NamesPage(NamedTuple):
+    """Page of names in order."""
+
+    names: list[bytes]
+    """In UTF-8."""
+    next: str | None
+    """Name after which the next page begins; None if this is the last one."""
+
+
+def names_page(
+    drives: DriveSet, bucket_uuid: bytes, prefix: str, start_after: str, most_bytes: int, *, skip_missing: bool
+) -> NamesPage | None:
+    """Return names of about `most_bytes` bytes, as `merged` lists them without a cut; None while objects move between
+    drives. Raises DriveFailed if a drive is missing, unless `skip_missing`, StoreFormatError, Closed."""
+    while True:
+        placement = drives.placement
+        if placement.moving:
+            return None
+        try:
+            open_drives = _open_drives(drives, placement.slots, skip_missing=skip_missing)
+            each_bytes = max(1, most_bytes // max(1, len(open_drives)))
+            scans = [(slot, *drive.names(bucket_uuid, prefix, start_after, each_bytes)) for slot, drive in open_drives]
+        except LoaderError:
+            if drives.still(placement):
+                raise
+            continue
+        if drives.still(placement):
+            break
+    end = min((last for _, _, last in scans if last is not None), default=None)
+    found = []
+    for slot, names, _ in scans:
+        names = names if end is None else names[: bisect_right(names, end)]
+        if len(placement.slots) > 1:
+            owners = placement.owners(bucket_uuid, names)
+            names = [name for name, owner in zip(names, owners, strict=True) if owner == slot]
+        found.append(names)
+    listed = found[0] if len(found) == 1 else sorted(itertools.chain(*found))
+    if not prefix.startswith("/"):
+        hidden = HIDDEN.encode()
+        del listed[bisect_left(listed, hidden) : bisect_left(listed, hidden[:-1] + bytes([hidden[-1] + 1]))]
+    return NamesPage(listed, None if end is None else end.decode())
 
 
 def merged(

@@ -39,7 +39,7 @@ from storage_node.store.drive.preconditions import parse_version
 from storage_node.store.drive.transactions import DeletionLog
 from storage_node.store.drive.version_clock import VersionClock, advice, ms_of, shown
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.listing import merged
+from storage_node.store.listing import NamesPage, merged, names_page
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault, shown_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.write import WriteRouter
@@ -355,10 +355,7 @@ class ReplicaState:
         Raises BucketNotFound, InvalidRequest, and as `merged`.
         """
         of = self._buckets.get(bucket)
-        try:
-            prefix.encode(), start_after.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
+        self._require_text(prefix, start_after)
         self._drives.require_open()
         found = merged(
             self._drives,
@@ -370,6 +367,13 @@ class ReplicaState:
             skip_missing=skip_missing,
         )
         return found if of.cut is None else (pair for pair in found if self._role.is_holder(of.uuid_bytes, pair[0]))
+
+    @staticmethod
+    def _require_text(prefix: str, start_after: str) -> None:
+        try:
+            prefix.encode(), start_after.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
 
     def is_stale(self, bucket_uuid: bytes, name: str, found: CatalogEntry | None) -> bool:
         """Whether a reader must not trust the entry found for this name. Raises DriveFailed, StoreFormatError.
@@ -430,6 +434,29 @@ class ReplicaState:
                 raise _all_stale(bucket)
             left_out |= {name for name in missed if self.is_stale(bucket_uuid, name, None)}
         return ListedPage(objects, sorted(left_out), last if more else None)
+
+    def names(
+        self, bucket: str, prefix: str, start_after: str, *, most_bytes: int, skip_missing: bool = False
+    ) -> NamesPage:
+        """List like `Store.objects`, names alone, of about `most_bytes` bytes. Raises what that raises."""
+        of = self._buckets.get(bucket)
+        page = None
+        if of.cut is None:
+            self._require_text(prefix, start_after)
+            self._drives.require_open()
+            page = names_page(self._drives, of.uuid_bytes, prefix, start_after, most_bytes, skip_missing=skip_missing)
+        if page is None:
+            names: list[bytes] = []
+            size_bytes, more = 0, False
+            for name, _ in self.scan(bucket, prefix, start_after, tombstones=False, skip_missing=skip_missing):
+                if size_bytes >= most_bytes:
+                    more = True
+                    break
+                names.append(name.encode())
+                size_bytes += len(names[-1])
+            page = NamesPage(names, names[-1].decode() if more else None)
+        self._buckets.require_still(bucket, of)
+        return page
 
     def versions(
         self,

@@ -19,7 +19,10 @@ PREFIXES = ["a", "a/", "a/b", "0/1", "é", "e", "音", "z" * 1024, "nope", "B", 
 
 
 def names_of(bucket: Bucket, prefix: str = "", page_size: int = 1000) -> list[str]:
-    return [info.name for info in bucket.objects(prefix, page_size=page_size)]
+    found = [info.name for info in bucket.objects(prefix, page_size=page_size)]
+    alone = bucket.client._transport.names(bucket.name, prefix=prefix)
+    assert [name.decode() for block in alone for name in block.to_list()] == found
+    return found
 
 
 def in_byte_order(names: list[str]) -> list[str]:
@@ -41,6 +44,16 @@ def test_all_names_come_once_in_byte_order_whatever_the_page(bucket: Bucket, pag
 def test_a_prefix_selects_names_by_their_beginning(bucket: Bucket, prefix: str) -> None:
     fill(bucket, dict.fromkeys(NAMES, b""))
     assert names_of(bucket, prefix, page_size=2) == in_byte_order([name for name in NAMES if name.startswith(prefix)])
+
+
+def test_names_alone_come_in_blocks(bucket: Bucket) -> None:
+    names = [f"{at:05}" + "n" * 900 for at in range(2500)]
+    fill(bucket, dict.fromkeys(names, b""))
+    blocks = list(bucket.client._transport.names(bucket.name, prefix=""))
+    assert sum(len(block.lengths) for block in blocks) == len(names)
+    assert list(bucket) == [entry.name for entry in bucket.entries()] == names
+    assert bucket.entries(pattern="*7n*").names(range(250)) == [name for name in names if name[4] == "7"]
+    assert bucket.entries("0001").names(range(10)) == names[10:20]
 
 
 def test_infos_in_a_list_are_those_of_head(bucket: Bucket) -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ais_loader.wire.placement import Candidate, object_hash, owner, ranked
+from ais_loader.wire import placement
+from ais_loader.wire.placement import Candidate, object_hash, owner, owners, ranked
 
 BUCKET = bytes(range(16))
 
@@ -42,6 +43,19 @@ def test_the_order_of_candidates_does_not_matter(name: str, seed: int, count: in
     assert in_order == [shuffled[at].uuid for at in ranked(BUCKET, name, shuffled)]
     assert shuffled[owner(BUCKET, name, shuffled)].uuid == in_order[0]
     assert sorted(in_order) == sorted(drive.uuid for drive in drives)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0] * 2, [1.0] * 7, [2.0, 1.0], [0.0, 1.0, 1.0]])
+def test_owners_of_many_names_are_those_of_each(weights: list[float]) -> None:
+    drives = [Candidate(one.uuid, weight) for one, weight in zip(candidates(len(weights)), weights, strict=True)]
+    names = [*NAMES[:3000], "é", "音声/x"]
+    assert owners(BUCKET, map(str.encode, names), drives) == [owner(BUCKET, name, drives) for name in names]
+
+
+def test_candidates_that_draw_nearly_alike_are_ranked_as_one_name_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_NEARLY_ALIKE", 1 << 63)
+    drives = candidates(3)
+    assert owners(BUCKET, map(str.encode, NAMES[:500]), drives) == [owner(BUCKET, name, drives) for name in NAMES[:500]]
 
 
 def test_equal_candidates_own_equal_shares() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ais_loader import ClusterOptions, connect
+from ais_loader.errors import NodeUnavailable
 from ais_loader.objects.client import Client
 from ais_loader.transport.grpc.node_calls import NodeCalls
+from ais_loader.transport.names_listing import names_of_page
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication import replica
 from storage_node.server import NodeServer
@@ -72,6 +74,39 @@ def test_a_page_of_objects_is_made_on_a_reader_thread_and_ends_by_bytes(
     assert len(pages) == -(-COUNT * 4000 // PAGE_BYTES)
     assert threads and all(name.startswith("ais-loader-read") for name in threads)
     assert [info.name for info in bucket.objects(page_size=10_000)] == names
+
+
+def test_a_page_of_names_is_made_on_a_reader_thread_and_ends_by_bytes(
+    node: NodeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+    names_response = objects._names_response
+
+    def noted(names: Sequence[bytes]) -> pb.ListResponse:
+        threads.add(threading.current_thread().name)
+        return names_response(names)
+
+    monkeypatch.setattr(objects, "_names_response", noted)
+    names = [f"{at:04}" + "n" * 1000 for at in range(3000)]
+    client.create_bucket("pages").put_many([(name, b"") for name in names])
+    transport = NodeCalls(node.url, ClusterOptions())
+    request = pb.ListRequest(bucket="pages", names_only=True, page_size=7)
+    page = transport.list_page(request, has_others=False)
+    transport.close()
+    assert len(page.names) >= PAGE_BYTES and page.ByteSize() < 1.01 * PAGE_BYTES
+    assert (page.more, page.object) == (True, [])
+    assert [name.decode() for name in names_of_page(page).to_list()] == names[: len(page.name_lengths) // 2]
+    assert page.next == names[len(page.name_lengths) // 2 - 1]
+    assert threads and all(name.startswith("ais-loader-read") for name in threads)
+
+
+def test_an_older_node_answers_with_objects_and_damaged_columns_are_told() -> None:
+    older = pb.ListResponse(object=[pb.ObjectInfo(name="a"), pb.ObjectInfo(name="é")])
+    assert names_of_page(older).to_list() == [b"a", "é".encode()]
+    assert names_of_page(pb.ListResponse(has_names=True)).to_list() == []
+    for lengths in (b"", b"\x01\x00", b"\x03\x00\x01", b"\x02\x00\x01\x00"):
+        with pytest.raises(NodeUnavailable, match="do not fit"):
+            names_of_page(pb.ListResponse(has_names=True, names=b"ab", name_lengths=lengths))
 
 
 def test_a_page_of_members_ends_by_bytes(node: NodeServer, client: Client) -> None:

@@ -50,6 +50,7 @@ def test_what_was_deleted_is_not_listed_though_a_node_that_stood_in_still_has_it
         bucket.delete(NAMES[20])
         for page_size in (3, 1000):
             assert [info.name for info in bucket.objects(page_size=page_size)] == NAMES[21:]
+        assert list(bucket) == NAMES[21:]
         assert [info.name for info in bucket.objects("1")] == []
         assert bucket.delete_prefix("0").deleted == 0
         bucket.put(NAMES[0], b"again")
@@ -66,10 +67,10 @@ def test_what_only_a_node_that_stood_in_has_is_listed(cluster: LocalCluster) -> 
     with connect(cluster.nodes[0].url) as client:
         # A node that has no lease yet counts as one that is away, and of what only it has nobody else knows.
         eventually(lambda: [info.name for info in client.bucket(BUCKET).objects()] == NAMES)
+        assert list(client.bucket(BUCKET)) == NAMES
         cluster.nodes[1].stop(grace_s=0.0)
-        assert [info.name for info in client.bucket(BUCKET).objects()] == [
-            name for name in NAMES if stood_in[name] != 1
-        ]
+        left = [name for name in NAMES if stood_in[name] != 1]
+        assert [info.name for info in client.bucket(BUCKET).objects()] == list(client.bucket(BUCKET)) == left
 
 
 def test_a_node_that_reaches_no_owner_does_not_list_what_it_stood_in_for(
@@ -89,9 +90,12 @@ def test_a_node_that_reaches_no_owner_does_not_list_what_it_stood_in_for(
     alone = NodeCalls(cluster.nodes[2].url, ClusterOptions(retry_s=0.0))
     with pytest.raises(NodeUnavailable, match="no owner says whether"):
         alone.list_page(ListRequest(bucket=BUCKET, prefix=name, page_size=10), has_others=False)
+    with pytest.raises(NodeUnavailable, match="no owner says whether"):
+        alone.list_page(ListRequest(bucket=BUCKET, prefix=name, names_only=True), has_others=False)
     alone.close()
     with connect(cluster.nodes[0].url) as client:
         assert [info.name for info in client.bucket(BUCKET).objects()] == NAMES  # there are others who have all
+        assert list(client.bucket(BUCKET)) == NAMES
 
 
 @pytest.mark.slow
@@ -122,8 +126,9 @@ def test_a_copy_of_a_stand_in_is_not_listed_when_the_owner_of_a_newer_one_is_sil
         for link in links:
             link.stall()
         try:
-            with pytest.raises(NodeUnavailable, match="in doubt"):
-                _sizes(bucket)
+            for listing in (_sizes, list):
+                with pytest.raises(NodeUnavailable, match="in doubt"):
+                    listing(bucket)
         finally:
             for link in links:
                 link.flow()

@@ -11,11 +11,12 @@ from dataclasses import replace
 from ais_loader import errors
 from ais_loader.objects.remote.manifest import Manifest
 from ais_loader.transport.base import BucketChange, Transport, require_text
-from ais_loader.transport.remote_inventory import UNREADABLE, InventoryReader, NamesBlock, readable
+from ais_loader.transport.remote_inventory import UNREADABLE, InventoryReader, readable
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.inventory import InventoryInfo, when
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.inventory import PREFIX, Block, Description, changed_name, current_name
+from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.remote import Remote
 
 _PAGE_SIZE = 1000

@@ -15,11 +15,14 @@ No networking here: a page of a node is the result of a call, which may fail.
 
 from __future__ import annotations
 
+import itertools
 import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Generic, TypeVar
 
 from ais_loader.errors import (
     BucketNotFound,
@@ -32,6 +35,19 @@ from ais_loader.errors import (
 )
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.entry import ObjectInfo
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """Kind of what a listing has: objects, or names alone."""
+
+    name_of: Callable[[T], str]
+    is_newer: Callable[[T, T], bool]
+    """Whether the first is a newer version of the object than the second."""
+    union: Callable[[Sequence[list[T]]], list[T]] | None = None
+    """Merges lists in the order of names if any version of an object is as good as another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +65,10 @@ class ListedMap:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedPage:
+class ListedPage(Generic[T]):
     """Objects of one node in a range of names."""
 
-    objects: Sequence[ObjectInfo]
+    objects: Sequence[T]
     """In the order of their names' UTF-8 bytes, which is that of their code points."""
     next: str | None = None
     """Name after which the next page begins; None if this is the last one."""
@@ -67,12 +83,12 @@ class ListedPage:
 
 
 @dataclass(slots=True)
-class _Feed:
+class _Feed(Generic[T]):
     """Answers of one node that have not been consumed yet."""
 
     at: int
     next: str | None
-    objects: list[ObjectInfo] = field(default_factory=list)
+    objects: list[T] = field(default_factory=list)
     in_doubt: list[str] = field(default_factory=list)
     silent: bool = False
     requested_at_s: float = 0.0
@@ -82,12 +98,12 @@ class _Feed:
     outdated: bool = False
     """Whether the node also acted by an older map."""
 
-    def up_to(self, end: str | None) -> tuple[list[ObjectInfo], list[str]]:
+    def up_to(self, end: str | None, name_of: Callable[[T], str]) -> tuple[list[T], list[str]]:
         """Consume the objects and the names in doubt up to this name; None: all."""
         if end is None:
             stop, stop_doubt = len(self.objects), len(self.in_doubt)
         else:
-            stop = bisect_right(self.objects, end, key=lambda info: info.name)
+            stop = bisect_right(self.objects, end, key=name_of)
             stop_doubt = bisect_right(self.in_doubt, end)
         consumed = self.objects[:stop], self.in_doubt[:stop_doubt]
         del self.objects[:stop], self.in_doubt[:stop_doubt]
@@ -95,13 +111,13 @@ class _Feed:
 
 
 @dataclass(slots=True)
-class _EarlierPasses:
+class _EarlierPasses(Generic[T]):
     """Results of earlier, incomplete passes over one range. An answer about a name holds for a moment within the call,
     even if the name is being written now."""
 
     end: str | None
     """Every name up to here (None: all) that is not in doubt has an answer."""
-    found: dict[str, ObjectInfo]
+    found: dict[str, T]
     in_doubt: set[str]
     """Names without an answer in any pass."""
 
@@ -124,10 +140,11 @@ class _TooFewAnswer(Exception):
         self.error = error
 
 
-class MergedListing:
-    """Merged listing of one call. Iterate over it once.
+class MergedListing(Generic[T]):
+    """Merged listing of one call. Use it once.
 
     Args:
+        kind: what the pages have.
         page_of: returns a page of one node (by its position in the map) with the names after a given one.
         newest: requests and returns the newest map. It asks the given node first, unless that is None.
         start_after: only names after this one are listed.
@@ -138,29 +155,32 @@ class MergedListing:
 
     def __init__(
         self,
-        page_of: Callable[[ListedMap, int, str], ListedPage],
+        page_of: Callable[[ListedMap, int, str], ListedPage[T]],
         newest: Callable[[bytes | None], ListedMap],
         *,
+        kind: Kind[T],
         map_: ListedMap,
         retry_s: float,
         start_after: str = "",
     ) -> None:
         self._page_of = page_of
         self._newest = newest
+        self._kind = kind
         self._patience = RetryBudget(retry_s)
         self._after = start_after
         """Everything up to here has been listed."""
-        self._earlier: _EarlierPasses | None = None
+        self._earlier: _EarlierPasses[T] | None = None
         """Earlier passes over the current range."""
         self._begin(map_)
 
     def _begin(self, map_: ListedMap) -> None:
         self._map = map_
-        self._feeds = [_Feed(at, self._after) for at in range(len(map_.nodes))]
+        self._feeds: list[_Feed[T]] = [_Feed(at, self._after) for at in range(len(map_.nodes))]
         self._silent: dict[str, LoaderError] = {}
         self._without: dict[int, BucketNotFound] = {}
 
-    def __iter__(self) -> Iterator[ObjectInfo]:
+    def stretches(self) -> Iterator[list[T]]:
+        """Yield lists that are the listing, one after another."""
         while True:
             try:
                 found, end = self._stretch()
@@ -176,12 +196,12 @@ class MergedListing:
                 continue
             self._patience.progress()
             self._earlier = None
-            yield from found
+            yield found
             if end is None:
                 return
             self._after = end
 
-    def _stretch(self) -> tuple[list[ObjectInfo], str | None]:
+    def _stretch(self) -> tuple[list[T], str | None]:
         """Return the next objects, and the name up to which they are complete; None at the end."""
         for feed in self._feeds:
             if not feed.objects and feed.next is not None:  # a feed at its end keeps the time of its last request
@@ -190,30 +210,34 @@ class MergedListing:
                 self._fetch_page(feed, feed.next)
         began_s = min((feed.requested_at_s for feed in self._feeds if not feed.silent), default=0.0)
         end = min((feed.next for feed in self._feeds if feed.next is not None and not feed.silent), default=None)
-        answers = [feed.up_to(end) for feed in self._feeds]
+        answers = [feed.up_to(end, self._kind.name_of) for feed in self._feeds]
         if self._map.moving or any(feed.outdated or feed.removed_at_s >= began_s for feed in self._feeds):
             answers += self._list_again(end)
-        newest: dict[str, ObjectInfo] = {}
+        doubtful = self._doubtful(answers)
+        if self._kind.union is not None and self._earlier is None and not doubtful:
+            return self._kind.union([objects for objects, _ in answers]), end
+        newest: dict[str, T] = {}
         for objects, _ in answers:
-            for info in objects:
-                known = newest.get(info.name)
-                if known is None or _newer(info.version, known.version):
-                    newest[info.name] = info
-        self._settle(newest, self._doubtful(answers) - newest.keys(), end)
+            for one in objects:
+                name = self._kind.name_of(one)
+                known = newest.get(name)
+                if known is None or self._kind.is_newer(one, known):
+                    newest[name] = one
+        self._settle(newest, doubtful - newest.keys(), end)
         return [newest[name] for name in sorted(newest)], end
 
-    def _list_again(self, end: str | None) -> list[tuple[list[ObjectInfo], list[str]]]:
+    def _list_again(self, end: str | None) -> list[tuple[list[T], list[str]]]:
         """List the range again, now that all nodes have been listed once."""
         for feed in self._feeds:
             feed.objects, feed.in_doubt, feed.next, feed.requested_at_s = [], [], self._after, time.monotonic()
-        found: list[tuple[list[ObjectInfo], list[str]]] = []
+        found: list[tuple[list[T], list[str]]] = []
         for feed in self._feeds:
             while feed.next is not None and not feed.silent and (end is None or feed.next < end):
                 self._fetch_page(feed, feed.next)
-            found.append(feed.up_to(end))
+            found.append(feed.up_to(end, self._kind.name_of))
         return found
 
-    def _doubtful(self, answers: Sequence[tuple[list[ObjectInfo], list[str]]]) -> set[str]:
+    def _doubtful(self, answers: Sequence[tuple[list[T], list[str]]]) -> set[str]:
         """Return names that may exist though no node has listed them: their holder is in doubt, or may be silent."""
         if self._silent:
             return {name for _, in_doubt in answers for name in in_doubt}
@@ -225,7 +249,7 @@ class MergedListing:
         having = min(max(1, self._map.copies), len(set(self._map.hosts)))
         return {name for name, doubting in times.items() if doubting >= having > 1 and not self._map.moving}
 
-    def _settle(self, newest: dict[str, ObjectInfo], in_doubt: set[str], end: str | None) -> None:
+    def _settle(self, newest: dict[str, T], in_doubt: set[str], end: str | None) -> None:
         """Add answers of earlier passes over this range for names that are in doubt in this one.
 
         A node is in doubt about a name for the moment in which it is written, and a moment later about another name. If
@@ -242,7 +266,7 @@ class MergedListing:
             raise _TooFewAnswer(NodeUnavailable(f"{len(left):,} names are in doubt, and {reason}"))
         newest.update((name, found[name]) for name in in_doubt if name in found)
 
-    def _fetch_page(self, feed: _Feed, after: str) -> None:
+    def _fetch_page(self, feed: _Feed[T], after: str) -> None:
         map_ = self._map
         try:
             page = self._page_of(map_, feed.at, after)
@@ -260,7 +284,7 @@ class MergedListing:
         feed.in_doubt += page.in_doubt
         feed.next = page.next
 
-    def _lacks_bucket(self, feed: _Feed, error: BucketNotFound) -> None:
+    def _lacks_bucket(self, feed: _Feed[T], error: BucketNotFound) -> None:
         """Handle a node without the bucket. If it has not learned of the bucket yet, it has none of its objects. Of a
         snapshot it has the replicas that it had."""
         known = self._newest(self._map.nodes[feed.at])
@@ -274,7 +298,7 @@ class MergedListing:
         else:
             feed.next, feed.outdated = None, True
 
-    def _is_silent(self, feed: _Feed, error: LoaderError) -> None:
+    def _is_silent(self, feed: _Feed[T], error: LoaderError) -> None:
         """Continue without this node, if others have replicas of everything that it has."""
         self._silent[self._map.hosts[feed.at]] = error
         feed.silent = True
@@ -291,3 +315,15 @@ class MergedListing:
 def _newer(version: str, than: str) -> bool:
     """Compare versions in the order of (epoch, counter, node)."""
     return tuple(map(int, version.split("."))) > tuple(map(int, than.split(".")))
+
+
+def _union(lists: Sequence[list[bytes]]) -> list[bytes]:
+    filled = [names for names in lists if names]
+    if len(filled) < 2:
+        return filled[0] if filled else []
+    return list(dict.fromkeys(sorted(itertools.chain(*filled))))  # a sort of sorted lists merges them
+
+
+OBJECTS: Kind[ObjectInfo] = Kind(attrgetter("name"), lambda one, than: _newer(one.version, than.version))
+NAMES: Kind[bytes] = Kind(bytes.decode, lambda one, than: False, _union)
+"""Names in UTF-8."""

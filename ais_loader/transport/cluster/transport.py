@@ -27,13 +27,14 @@ from ais_loader.transport.base import (
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.discovery import Discovery, LateStream
 from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Members
-from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
 from ais_loader.transport.cluster.merged_stream import MergedStream
+from ais_loader.transport.cluster.node_listing import NodeListing
 from ais_loader.transport.cluster.promote import promote, promote_request
 from ais_loader.transport.cluster.put_many import put_many
 from ais_loader.transport.cluster.remote_bucket_calls import RemoteBucketCalls
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
+from ais_loader.transport.names_listing import names_of_objects
 from ais_loader.transport.remote_inventory import cold_objects
 from ais_loader.transport.remote_listing import merged, objects_of
 from ais_loader.transport.retry import NO_RETRY_S, RetryBudget, WriteTries
@@ -46,12 +47,12 @@ from ais_loader.values.requests import BatchOptions, requests_for_entries
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary
-from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
+from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.placement import object_hash
 from ais_loader.wire.remote import Remote
 
@@ -358,7 +359,14 @@ class RemoteTransport(RemoteBucketCalls):
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
         require_text(start_after, errors.InvalidRequest, "start_after")
-        stored = self._stored(bucket, prefix, page_size, start_after, skip_missing_drives)
+        request = pb.ListRequest(
+            bucket=bucket,
+            prefix=prefix,
+            start_after=start_after,
+            page_size=min(page_size, 2**32 - 1),
+            skip_missing_drives=skip_missing_drives,
+        )
+        stored = self._listing(request).objects()
         place = None if stored_only or prefix.startswith("/") else self._remote_of(bucket)
         if place is None:
             yield from stored
@@ -370,56 +378,22 @@ class RemoteTransport(RemoteBucketCalls):
         asked = listed if place.can_list else None
         yield from merged(stored, cold_objects(self, bucket, place, prefix, start_after, asked))
 
-    def _stored(
-        self, bucket: str, prefix: str, page_size: int, start_after: str, skip_missing_drives: bool
-    ) -> Iterator[ObjectInfo]:
-        members = self.members
-
-        def list_page(node: NodeCalls, after: str) -> pb.ListResponse:
-            request = pb.ListRequest(
-                bucket=bucket,
-                prefix=prefix,
-                start_after=after,
-                page_size=min(page_size, 2**32 - 1),
-                skip_missing_drives=skip_missing_drives,
+    def names(self, bucket: str, *, prefix: str, skip_missing_drives: bool = False) -> Iterator[NamesBlock]:
+        """List like `objects`, names alone."""
+        require_bucket(bucket)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        if not prefix.startswith("/") and self._remote_of(bucket) is not None:
+            yield from names_of_objects(
+                self.objects(bucket, prefix=prefix, page_size=1000, skip_missing_drives=skip_missing_drives)
             )
-            return node.list_page(request, has_others=self._has_others)
-
-        if not members.knows(bucket):
-            after: str | None = start_after
-            while after is not None:
-                listed = self._any(lambda node, after=after: list_page(node, after))  # type: ignore[misc]
-                yield from map(object_info, listed.object)
-                after = listed.next if listed.more else None
             return
+        request = pb.ListRequest(
+            bucket=bucket, prefix=prefix, skip_missing_drives=skip_missing_drives, names_only=True, page_size=1000
+        )
+        yield from self._listing(request).names()
 
-        def known() -> ListedMap:
-            view = members.view
-            to_list = view.to_read(bucket)
-            return ListedMap(
-                version=view.version,
-                nodes=[node.uuid for node in view.nodes],
-                hosts=[node.host for node in view.nodes],
-                copies=0 if to_list is None else sure_copies(to_list),
-                moving=view.is_moving([bucket]),
-            )
-
-        def newest(first: bytes | None) -> ListedMap:
-            members.refresh(first=first, force=True)
-            return known()
-
-        def page(map_: ListedMap, at: int, after: str) -> ListedPage:
-            found = list_page(members.calls(map_.nodes[at]), after)
-            return ListedPage(
-                [object_info(message) for message in found.object],
-                found.next if found.more else None,
-                found.in_doubt,
-                found.map_version,
-                found.oldest_map_version,
-                found.let_go_ms / 1000 if found.HasField("let_go_ms") else float("inf"),
-            )
-
-        yield from MergedListing(page, newest, map_=known(), retry_s=self._retry_s, start_after=start_after)
+    def _listing(self, request: pb.ListRequest) -> NodeListing:
+        return NodeListing(self.members, request, self._any, lambda: self._has_others, self._retry_s)
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         """Delete names through any node that answers: it makes the owners of all names write tombstones.

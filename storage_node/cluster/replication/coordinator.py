@@ -24,7 +24,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.cluster.replication.commit import CommitProtocol, OnShort
 from storage_node.cluster.replication.conditions import decide, misplaced, resolve
-from storage_node.cluster.replication.listing_filter import Filtered, Listed, current
+from storage_node.cluster.replication.listing_filter import Filtered, Listed, current, owns
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.cluster.replication.replicas import (
     LocalReplicaStream,
@@ -108,6 +108,14 @@ class WriteCoordinator:
         except TooFewCopies:
             replica_set = None
         return Filtered(found, []) if replica_set is None else await current(self._replicas, replica_set, found)
+
+    def owns(self, bucket: str, names: Sequence[bytes]) -> bool:
+        """Whether this node owns all objects of a listing, so that `current` would keep them."""
+        try:
+            replica_set = self.replica_set(bucket)
+        except TooFewCopies:
+            replica_set = None
+        return replica_set is None or owns(replica_set, names)
 
     # -- one object
 

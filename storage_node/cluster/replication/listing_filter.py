@@ -69,6 +69,12 @@ def _note(versions: dict[str, Version], name: str, version: wire.ObjectVersion) 
     versions[name] = max(from_wire(version), versions.get(name, NOTHING))
 
 
+def owns(replica_set: ReplicaSet, names: Sequence[bytes]) -> bool:
+    """Whether readers ask this node for each of these names, in UTF-8."""
+    view = replica_set.view
+    return len(view.nodes) == 1 or not _of_others(replica_set, [name.decode() for name in names])
+
+
 def _of_others(replica_set: ReplicaSet, names: Sequence[str]) -> dict[int, list[str]]:
     """Group the names that this node does not own by the nodes that own them."""
     requests: dict[int, list[str]] = {}

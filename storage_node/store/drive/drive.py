@@ -232,6 +232,28 @@ class Drive:
         for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
             yield fmt.name_of_key(key), fmt.decode_entry(value)
 
+    def names(
+        self, bucket_uuid: bytes, prefix: str, start_after: str, most_bytes: int
+    ) -> tuple[list[bytes], bytes | None]:
+        """Return names of objects in UTF-8, with this prefix after `start_after`, and the name after which there may be
+        more; None if these are all.
+
+        `most_bytes`: the size of names after which they end. Entries are not decoded, which takes most of a scan.
+        """
+        if not self.writable:
+            self.catch_up()
+        after = fmt.object_key(bucket_uuid, start_after) if start_after else None
+        found: list[bytes] = []
+        size_bytes, first, last = 0, fmt.NAME_AT, b""
+        for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
+            if size_bytes >= most_bytes:
+                return found, last
+            last = key[first:]
+            size_bytes += len(last)
+            if fmt.is_object(value):
+                found.append(last)
+        return found, None
+
     def scan_at(
         self, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
     ) -> Iterator[tuple[str, CatalogEntry]]:

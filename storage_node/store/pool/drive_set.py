@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ais_loader.errors import Closed, DriveFailed, InvalidRequest, LoaderError, StoreReadOnly
-from ais_loader.wire.placement import Candidate, ranked
+from ais_loader.wire.placement import Candidate, owners, ranked
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.transactions import Stripes
 from storage_node.store.format import CatalogEntry
@@ -33,6 +33,12 @@ class EntrySlots(NamedTuple):
 class _Era(NamedTuple):
     slots: tuple[int, ...]
     candidates: tuple[Candidate, ...]
+
+    def owners(self, bucket_uuid: bytes, names: Sequence[bytes]) -> list[int]:
+        """Return the slot of the owner for each name, in UTF-8."""
+        if len(self.slots) == 1:
+            return [self.slots[0]] * len(names)
+        return [self.slots[at] for at in owners(bucket_uuid, names, self.candidates)]
 
     def owner(self, bucket_uuid: bytes, name: str) -> int:
         if len(self.slots) == 1:
@@ -57,6 +63,8 @@ class DrivePlacement:
         """Whether an entry on the owner is always the newest."""
         self.owner = self._eras[0].owner
         """Function from (bucket uuid, name) to the slot of the drive that owns it."""
+        self.owners = self._eras[0].owners
+        """Function from (bucket uuid, names in UTF-8) to the slots of the drives that own them."""
         self.only = self._eras[0].slots[0] if len(self._eras[0].slots) == 1 else None
         """Slot of the drive that owns every name, if there is one."""
 

@@ -1,0 +1,128 @@
+"""Listings of names alone: the same names as a listing of objects, whatever the drives and the pages."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ais_loader.errors import BucketNotFound, DriveFailed, InvalidRequest, StoreFormatError
+from storage_node.store import format as fmt
+from storage_node.store.store import Store
+from tests.store.drives_kit import WANTED, store_with
+from tests.store.store_kit import BUCKET, drive_of, names, put, store_at
+
+ODD = ["a", "a/b", "a b", "B", "é", "e\u0301", "音声/1", "🎧", "z" * 1024, "\x01", "0/1", "0/10", ".hidden", "~"]
+HIDDEN = f"/.parts/{'0' * 32}/upload"
+
+
+def alone(store: Store, prefix: str = "", after: str = "", most_bytes: int = 100, bucket: str = BUCKET) -> list[str]:
+    found: list[str] = []
+    pages = 0
+    while True:
+        page = store.replicas.names(bucket, prefix, after, most_bytes=most_bytes)
+        found += [name.decode() for name in page.names]
+        pages += 1
+        assert sum(map(len, page.names)) < most_bytes + 4 * 1024
+        if page.next is None:
+            return found
+        assert page.next > after
+        after = page.next
+
+
+@pytest.mark.parametrize("drives", [1, 2, 3])
+def test_they_are_those_of_the_objects_on_any_number_of_drives(tmp_path: Path, drives: int) -> None:
+    with store_with(
+        dict.fromkeys([*ODD, *WANTED, HIDDEN], b"x"), *(tmp_path / f"{at}" for at in range(drives))
+    ) as store:
+        for name in [*list(WANTED)[::3], "a b"]:
+            store.delete(BUCKET, name, keep_tombstone=True)
+        put(store, "000", b"again")
+        for most_bytes in (1, 7, 100, 1 << 20):
+            for prefix in ("", "a", "a/", "0", "音", "none", "/", "/."):
+                assert alone(store, prefix, most_bytes=most_bytes) == names(store, prefix)
+            for after in ("", "0/1", "050", "é", "\U0010ffff"):
+                wanted = [name for name, _ in store.objects(BUCKET, "", after)]
+                assert alone(store, after=after, most_bytes=most_bytes) == wanted
+        assert HIDDEN not in alone(store) and HIDDEN in alone(store, "/")
+
+
+def test_random_names_and_pages(tmp_path: Path) -> None:
+    draw = random.Random(11)
+    made = {"".join(draw.choices("ab/é🎧.", k=draw.randrange(1, 9))).lstrip("/") or "a": b"" for _ in range(300)}
+    made = {name: data for name, data in made.items() if "//" not in name and not name.endswith("/")}
+    made = {name: data for name, data in made.items() if not {".", ".."} & set(name.split("/"))}
+    with store_with(made, tmp_path / "a", tmp_path / "b") as store:
+        for _ in range(50):
+            prefix, after = ("".join(draw.choices("ab/", k=draw.randrange(3))) for _ in range(2))
+            wanted = [name for name, _ in store.objects(BUCKET, prefix.lstrip("/"), after)]
+            assert alone(store, prefix.lstrip("/"), after, draw.randrange(1, 60)) == wanted
+
+
+def test_a_reader_sees_what_the_writer_has_committed(tmp_path: Path) -> None:
+    with store_with(WANTED, tmp_path / "a") as store, Store.open([tmp_path / "a"], mode="r") as reader:
+        assert alone(reader) == sorted(WANTED)
+        put(store, "new", b"")
+        assert alone(reader) == sorted([*WANTED, "new"])
+
+
+def test_while_objects_move_between_drives_none_is_missing(tmp_path: Path) -> None:
+    with store_with(WANTED, tmp_path / "a", tmp_path / "b") as store:
+        store.pool.add_drive(tmp_path / "c")
+        assert store.pool.moving
+        while store.pool.move_some(20, 1 << 20).left_estimate:
+            assert alone(store) == sorted(WANTED)
+        assert alone(store) == sorted(WANTED)
+
+
+def test_an_entry_where_no_look_up_searches_is_not_listed(tmp_path: Path) -> None:
+    with store_with(WANTED, tmp_path / "a", tmp_path / "b") as store:
+        placement, bucket_uuid = store.drive_set.placement, store.bucket(BUCKET).uuid_bytes
+        name = next(name for name in WANTED if placement.owner(bucket_uuid, name) == 0)
+        key = fmt.object_key(bucket_uuid, "stray")
+        slot = 1 - placement.owner(bucket_uuid, "stray")
+        value = store.drives[0].catalog.get(fmt.object_key(bucket_uuid, name))  # type: ignore[union-attr]
+        store.drives[slot].catalog._db[key] = value  # type: ignore[union-attr]
+        assert names(store) == alone(store) == sorted(WANTED)
+
+
+def test_a_missing_drive_is_told_or_left_out(tmp_path: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    with store_with(WANTED, *roots):
+        pass
+    roots[1].rename(tmp_path / "away")
+    with Store.open(roots) as store:
+        with pytest.raises(DriveFailed, match="would lack its objects"):
+            store.replicas.names(BUCKET, "", "", most_bytes=100)
+        page = store.replicas.names(BUCKET, "", "", most_bytes=1 << 20, skip_missing=True)
+        wanted = [name for name, _ in store.objects(BUCKET, skip_missing=True)]
+        assert [name.decode() for name in page.names] == wanted and 10 < len(wanted) < 80
+
+
+def test_a_snapshot_has_the_names_that_there_were(tmp_path: Path) -> None:
+    with store_with(WANTED, tmp_path / "a", tmp_path / "b") as store:
+        store.snapshots.create(BUCKET, "then")
+        store.delete(BUCKET, "000")
+        put(store, "new", b"")
+        assert alone(store, bucket=f"{BUCKET}@then", most_bytes=20) == sorted(WANTED)
+        assert alone(store) == sorted([*list(WANTED)[1:], "new"])
+
+
+def test_wrong_buckets_and_texts_are_told(tmp_path: Path) -> None:
+    with store_at(tmp_path / "a") as store:
+        assert alone(store) == []
+        with pytest.raises(BucketNotFound):
+            alone(store, bucket="none")
+        with pytest.raises(InvalidRequest, match="not valid Unicode"):
+            alone(store, "\ud800")
+
+
+def test_a_damaged_entry_is_told_rather_than_listed_or_left_out(tmp_path: Path) -> None:
+    with store_with(WANTED, tmp_path / "a") as store:
+        key = fmt.object_key(store.bucket(BUCKET).uuid_bytes, "010")
+        catalog = drive_of(store).catalog
+        for damaged in (b"", b"\x02", b"\x07\x01" + b"x" * 80, b"\x02\x09" + b"x" * 80):
+            catalog._db[key] = damaged
+            with pytest.raises(StoreFormatError):
+                alone(store)
