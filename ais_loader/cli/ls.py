@@ -34,7 +34,7 @@ _PAGE_SIZE = 1000
     "as_long",
     is_flag=True,
     help="Show size in bytes, local time of storing, CRC-32C, version, and name; for a folder, its size and "
-    "number of objects.",
+    "number of objects, which reads all names below it.",
 )
 @click.option("-H", "--human", is_flag=True, help="Like -l, with sizes such as 13.2 KiB.")
 @click.option("--members", "of_archive", is_flag=True, help="List the members of the archive BUCKET/NAME.")
@@ -110,7 +110,7 @@ def ls(
             below = (
                 bucket.objects(target.folder, page_size=page_size, on_missing_drive=on_missing)
                 if recursive
-                else one_level(bucket, target, on_missing_drive=on_missing)
+                else one_level(bucket, target, counted=as_long, on_missing_drive=on_missing)
             )
             found = itertools.chain(_object_itself(bucket, target, skip_missing_drive=skip_missing_drives), below)
         empty = True

@@ -35,26 +35,36 @@ Listed: TypeAlias = ObjectInfo | NameFolder
 
 
 def one_level(
-    bucket: Bucket, target: Target, start: str = "", *, on_missing_drive: Literal["raise", "skip"] = "raise"
+    bucket: Bucket,
+    target: Target,
+    start: str = "",
+    *,
+    counted: bool = False,
+    on_missing_drive: Literal["raise", "skip"] = "raise",
 ) -> Iterator[Listed]:
     """Yield the objects directly in a folder, and its subfolders, sorted by name.
 
-    The nodes count the folders. If there is nothing else, no names are fetched. `start`: only names that begin with it,
-    relative to the folder. Nothing is counted while a drive is missing.
+    `start`: only names that begin with it, relative to the folder. `counted`: the nodes count what is in the folders,
+    which reads the names of everything below. If there are only folders, no names are fetched then. Nothing is counted
+    while a drive is missing.
     """
     top = target.folder
+    if not counted:
+        for one in names_of_level(bucket, top + start, on_missing_drive=on_missing_drive):
+            yield one if isinstance(one, ObjectInfo) else NameFolder(bucket.name, one, None)
+        return
     summary = None
     uncounted = (InvalidRequest, DriveFailed) if on_missing_drive == "skip" else (InvalidRequest,)
     with contextlib.suppress(*uncounted), waiting(f"{bucket.name}/{top} to be counted"):
         summary = bucket.summary(top, depth=1)  # InvalidRequest: more folders than fit into one answer
-    counted = {} if summary is None else {name: one for name, one in summary.by_prefix.items() if name != top}
+    sums = {} if summary is None else {name: one for name, one in summary.by_prefix.items() if name != top}
     if summary is not None and summary.complete and top not in summary.by_prefix:
         yield from (
-            NameFolder(bucket.name, name, one) for name, one in counted.items() if name[len(top) :].startswith(start)
+            NameFolder(bucket.name, name, one) for name, one in sums.items() if name[len(top) :].startswith(start)
         )
         return
     for one in names_of_level(bucket, top + start, on_missing_drive=on_missing_drive):
-        yield one if isinstance(one, ObjectInfo) else NameFolder(bucket.name, one, counted.get(one))
+        yield one if isinstance(one, ObjectInfo) else NameFolder(bucket.name, one, sums.get(one))
 
 
 def no_pattern(name: str, options: Collection[str]) -> str | None:

@@ -32,8 +32,9 @@ def test_one_level_is_listed_and_a_folder_is_one_line(run: Run, filled: str) -> 
     lines = run("ls", "-l", filled).stdout.splitlines()
     assert lines[0].split() == ["260", "2", "objects", f"{filled}/en/"]
     assert run("ls", "-H", filled).stdout.splitlines()[0].split()[:2] == ["260", "B"]
-    folder = json.loads(run("ls", "--json", filled).stdout.splitlines()[0])
+    folder = json.loads(run("ls", "--json", "-l", filled).stdout.splitlines()[0])
     assert folder == {"bucket": filled, "folder": "en/", "objects": 2, "size_bytes": 260}
+    assert json.loads(run("ls", "--json", filled).stdout.splitlines()[0]) == {"bucket": filled, "folder": "en/"}
     told = run("batch", "-", stdin=run("ls", "--json", filled).stdout_bytes)
     assert told.exit_code == 1 and "line 1: 'en/' is a folder: `ls --recursive` lists" in told.stderr
     assert "is a folder" in run("rm", "--list", "-", stdin=run("ls", filled).stdout_bytes).stderr
