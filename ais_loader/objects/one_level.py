@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
 
 _PAGE_SIZE = 1000
-_LAST = "\U0010ffff"
-"""No character sorts after it."""
 
 
 def one_level(
@@ -25,22 +23,8 @@ def one_level(
     """List the objects and folders that begin with `prefix`, up to the first slash after its last folder, sorted by
     name. Folders are names that end with a slash. Lazy, like `Bucket.objects`.
 
-    For a folder with more than a page of names, a page or two are fetched, and the listing continues behind it. In
-    smaller folders, the names are skipped: another request would return more of them.
+    Nothing that is in a folder is listed, but for its first names.
     """
-    top = prefix[: prefix.rfind("/") + 1]
-    folder, passed = "", 0
-    listing = bucket.objects(prefix, page_size=page_size, on_missing_drive=on_missing_drive)
-    while (info := next(listing, None)) is not None:
-        head, slash, _ = info.name[len(top) :].partition("/")
-        if not slash:
-            yield info
-            continue
-        if (found := f"{top}{head}/") != folder:
-            folder, passed = found, 0
-            yield folder
-        passed += 1
-        if passed == page_size:
-            listing = bucket.objects(
-                prefix, start_after=folder + _LAST, page_size=page_size, on_missing_drive=on_missing_drive
-            )
+    return bucket.client._transport.level(
+        bucket.name, prefix=prefix, page_size=page_size, skip_missing_drives=on_missing_drive == "skip"
+    )

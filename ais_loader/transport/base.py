@@ -275,6 +275,12 @@ class Transport(Protocol):
     def names(self, bucket: str, *, prefix: str, skip_missing_drives: bool = False) -> Iterator[NamesBlock]:
         """List the names of the objects that `objects` lists, in order, in blocks of any size."""
 
+    def level(
+        self, bucket: str, *, prefix: str, page_size: int, skip_missing_drives: bool = False
+    ) -> Iterator[ObjectInfo | str]:
+        """List the objects that `objects` lists and that have no slash after the last one of `prefix`, and the folders
+        of the others, up to that slash, sorted by name."""
+
     def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
         """Store at most 1,000 objects of a remote bucket that are cold. Return None or the error for each, in order."""
 

@@ -35,6 +35,7 @@ from ais_loader.transport.base import (
 )
 from ais_loader.transport.embedded_puts import header_of, put_groups, staged, stored_info
 from ais_loader.transport.embedded_streams import COLD, ColdStream, EmbeddedStream, GeneratedStream, cold_part
+from ais_loader.transport.level_listing import LevelItem, items_of, level_of_objects
 from ais_loader.transport.names_listing import PAGE_BYTES, names_of_objects
 from ais_loader.transport.read_only import ETL_READS
 from ais_loader.transport.remote_inventory import cold_objects
@@ -404,6 +405,33 @@ class EmbeddedTransport:
                 bucket, prefix, after, most_bytes=PAGE_BYTES, skip_missing=skip_missing_drives
             )
             yield NamesBlock.of(page.names)
+            after = page.next
+
+    def level(
+        self, bucket: str, *, prefix: str, page_size: int, skip_missing_drives: bool = False
+    ) -> Iterator[LevelItem]:
+        require_bucket(bucket)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        if self._can_fetch and not prefix.startswith("/") and self._remote_bucket(bucket) is not None:
+
+            def listed(after: str) -> Iterator[ObjectInfo]:
+                return self.objects(
+                    bucket,
+                    prefix=prefix,
+                    page_size=page_size,
+                    start_after=after,
+                    skip_missing_drives=skip_missing_drives,
+                )
+
+            yield from level_of_objects(listed, prefix, page_size)
+            return
+        after: str | None = ""
+        while after is not None:
+            page = self._store_here().replicas.level(
+                bucket, prefix, after, most=page_size, most_bytes=PAGE_BYTES, skip_missing=skip_missing_drives
+            )
+            objects = (stored_info(bucket, name, entry) for name, entry in page.objects)
+            yield from items_of(objects, [folder for folder, _ in page.folders], prefix)
             after = page.next
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:

@@ -26,6 +26,7 @@ READS = frozenset(
         "summary",
         "objects",
         "names",
+        "level",
         "can_expect",
         "expect",
         "remote_usage",

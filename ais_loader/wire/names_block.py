@@ -9,6 +9,14 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+_LAST = "\U0010ffff" * 256
+"""Sorts after all that can follow a folder in a name of at most 1,024 bytes."""
+
+
+def after_folder(folder: str) -> str:
+    """Return a text that sorts after all names in a folder, which ends with a slash, and before those behind it."""
+    return folder + _LAST
+
 
 class NamesBlock(NamedTuple):
     """Names of n objects, in UTF-8."""

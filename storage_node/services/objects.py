@@ -38,7 +38,7 @@ from storage_node.services.write_through import WriteThrough
 from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
-from storage_node.store.listing import PAGE_BYTES, NamesPage
+from storage_node.store.listing import PAGE_BYTES, LevelPage, NamesPage
 from storage_node.store.read.object_reader import (
     MemberPage,
     MemberReader,
@@ -303,6 +303,8 @@ class ObjectsService:
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
         if request.names_only and (names := await self._names(request)) is not None:
             return names
+        if request.one_level and (level := await self._level(request)) is not None:
+            return level
         most = MAX_PAGE_SIZE if request.names_only else min(request.page_size or 1000, MAX_PAGE_SIZE)
 
         def look() -> ListedPage:
@@ -354,6 +356,38 @@ class ObjectsService:
         oldest = self._node.membership.lease.version
         page = await self._node.read(look)
         if page is None or not await self._node.read(self._writes.owns, request.bucket, page.names):
+            return None
+        return self._dated(await self._node.read(answer, page), oldest)
+
+    async def _level(self, request: pb.ListRequest) -> pb.ListResponse | None:
+        """Return a page of one level; None as in `_names`. A folder is known by its first name alone."""
+
+        def look() -> LevelPage | None:
+            if self._store.replicas.stale.any:
+                return None
+            return self._store.replicas.level(
+                request.bucket,
+                request.prefix,
+                request.start_after,
+                most=min(request.page_size or 1000, MAX_PAGE_SIZE),
+                most_bytes=PAGE_BYTES,
+                skip_missing=request.skip_missing_drives,
+            )
+
+        def answer(page: LevelPage) -> pb.ListResponse:
+            return pb.ListResponse(
+                object=[info_of(request.bucket, name, entry) for name, entry in page.objects],
+                folder=[folder for folder, _ in page.folders],
+                more=page.next is not None,
+                next=page.next or "",
+            )
+
+        oldest = self._node.membership.lease.version
+        page = await self._node.read(look)
+        if page is None:
+            return None
+        names = [name.encode() for name, _ in page.objects] + [first.encode() for _, first in page.folders]
+        if not await self._node.read(self._writes.owns, request.bucket, names):
             return None
         return self._dated(await self._node.read(answer, page), oldest)
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ais_loader.errors import DriveFailed, LoaderError
+from ais_loader.wire.names_block import after_folder
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.names import HIDDEN
@@ -25,6 +26,10 @@ Named = tuple[str, CatalogEntry]
 PAGE_BYTES = 1 << 20
 """Size of names and metadata after which a page of any listing ends, whatever the number of names: encoding it as a
 message blocks a node's event loop for about a millisecond."""
+
+
+_PASSED_NAMES = 32
+"""Names of a folder that are passed over before a scan begins anew behind it, which takes about as long."""
 
 
 def within(most_bytes: int, names: Iterable[str]) -> int:
@@ -80,6 +85,51 @@ def names_page(
     return NamesPage(listed, None if end is None else end.decode())
 
 
+class LevelPage(NamedTuple):
+    """Page of one level of names, in order."""
+
+    objects: list[Named]
+    folders: list[tuple[str, str]]
+    """Each with the first name in it."""
+    next: str | None
+    """Name after which the next page begins; None if this is the last one."""
+
+
+def level_page(
+    scan: Callable[[str, bool], Iterator[Named]], prefix: str, start_after: str, *, most: int, most_bytes: int
+) -> LevelPage:
+    """Return the objects without a slash after the prefix's last one, and the folders of the others.
+
+    `scan` begins after a name. It begins again behind a folder with many names, which its second argument says.
+    """
+    objects: list[Named] = []
+    folders: list[tuple[str, str]] = []
+    top, after, size_bytes = prefix.rfind("/") + 1, start_after, 0
+    for again in itertools.chain([False], itertools.repeat(True)):
+        folder, passed = "", 0
+        for name, entry in scan(after, again):
+            if folder and name.startswith(folder):
+                passed += 1
+                if passed == _PASSED_NAMES:
+                    break
+                continue
+            if len(objects) + len(folders) >= most or size_bytes >= most_bytes:
+                return LevelPage(objects, folders, after)
+            slash = name.find("/", top)
+            if slash < 0:
+                folder, after = "", name
+                objects.append((name, entry))
+                size_bytes += len(name) + len(entry.raw_metadata)
+            else:
+                folder, passed = name[: slash + 1], 0
+                after = after_folder(folder)
+                folders.append((folder, name))
+                size_bytes += len(folder)
+        else:
+            break
+    return LevelPage(objects, folders, None)
+
+
 def merged(
     drives: DriveSet,
     bucket_uuid: bytes,
@@ -89,6 +139,7 @@ def merged(
     tombstones: bool,
     cut: int | None = None,
     skip_missing: bool = False,
+    again: bool = False,
 ) -> Iterator[Named]:
     """Iterate over entries in name order. Hidden objects are included only if `prefix` or `tombstones` ask for
     them.
@@ -106,7 +157,15 @@ def merged(
                     placement,
                     slot,
                     bucket_uuid,
-                    _start(drive, bucket_uuid, prefix, start_after, everything=tombstones or placement.moving, cut=cut),
+                    _start(
+                        drive,
+                        bucket_uuid,
+                        prefix,
+                        start_after,
+                        everything=tombstones or placement.moving,
+                        cut=cut,
+                        again=again,
+                    ),
                 )
                 for _ in range(passes)
                 for slot, drive in open_drives
@@ -146,14 +205,14 @@ def _open_drives(drives: DriveSet, slots: Iterable[int], *, skip_missing: bool) 
 
 
 def _start(
-    drive: Drive, bucket_uuid: bytes, prefix: str, start_after: str, *, everything: bool, cut: int | None
+    drive: Drive, bucket_uuid: bytes, prefix: str, start_after: str, *, everything: bool, cut: int | None, again: bool
 ) -> Iterator[Named]:
     """Begin a scan of the drive. The first entry has been read, which fixes the scan's snapshot."""
     if cut is not None:
         return drive.scan_at(
             bucket_uuid, prefix, start_after, cut
         )  # a snapshot does not change, so the moment does not matter
-    scan = (drive.scan_all if everything else drive.scan)(bucket_uuid, prefix, start_after)
+    scan = (drive.scan_all if everything else drive.scan)(bucket_uuid, prefix, start_after, again=again)
     return itertools.chain(list(itertools.islice(scan, 1)), scan)
 
 

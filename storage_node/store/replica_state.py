@@ -39,7 +39,7 @@ from storage_node.store.drive.preconditions import parse_version
 from storage_node.store.drive.transactions import DeletionLog
 from storage_node.store.drive.version_clock import VersionClock, advice, ms_of, shown
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.listing import NamesPage, merged, names_page
+from storage_node.store.listing import LevelPage, NamesPage, level_page, merged, names_page
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault, shown_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.write import WriteRouter
@@ -348,9 +348,18 @@ class ReplicaState:
                 yield drive.changes.deletions
 
     def scan(
-        self, bucket: str, prefix: str, start_after: str, *, tombstones: bool, skip_missing: bool = False
+        self,
+        bucket: str,
+        prefix: str,
+        start_after: str,
+        *,
+        tombstones: bool,
+        skip_missing: bool = False,
+        again: bool = False,
     ) -> Iterator[tuple[str, CatalogEntry]]:
         """Iterate over all drives' entries in name order; in a snapshot, over those that this store is a holder of.
+
+        `again`: see `Drive.scan`.
 
         Raises BucketNotFound, InvalidRequest, and as `merged`.
         """
@@ -365,6 +374,7 @@ class ReplicaState:
             tombstones=tombstones,
             cut=of.cut,
             skip_missing=skip_missing,
+            again=again,
         )
         return found if of.cut is None else (pair for pair in found if self._role.is_holder(of.uuid_bytes, pair[0]))
 
@@ -455,6 +465,19 @@ class ReplicaState:
                 names.append(name.encode())
                 size_bytes += len(names[-1])
             page = NamesPage(names, names[-1].decode() if more else None)
+        self._buckets.require_still(bucket, of)
+        return page
+
+    def level(
+        self, bucket: str, prefix: str, start_after: str, *, most: int, most_bytes: int, skip_missing: bool = False
+    ) -> LevelPage:
+        """List one level of names. Raises what `Store.objects` raises."""
+        of = self._buckets.get(bucket)
+
+        def scan(after: str, again: bool) -> Iterator[tuple[str, CatalogEntry]]:
+            return self.scan(bucket, prefix, after, tombstones=False, skip_missing=skip_missing, again=again)
+
+        page = level_page(scan, prefix, start_after, most=most, most_bytes=most_bytes)
         self._buckets.require_still(bucket, of)
         return page
 

@@ -10,8 +10,10 @@ import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
+from ais_loader.objects.one_level import one_level
 from ais_loader.testing import eventually
 from ais_loader.transport.grpc.node_calls import NodeCalls
+from ais_loader.transport.level_listing import name_of_item
 from ais_loader.wire.generated.ais_objects_pb2 import ListRequest
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.replicas import Replicas
@@ -50,11 +52,23 @@ def test_what_was_deleted_is_not_listed_though_a_node_that_stood_in_still_has_it
         bucket.delete(NAMES[20])
         for page_size in (3, 1000):
             assert [info.name for info in bucket.objects(page_size=page_size)] == NAMES[21:]
-        assert list(bucket) == NAMES[21:]
+        assert list(bucket) == list(map(name_of_item, one_level(bucket))) == NAMES[21:]
         assert [info.name for info in bucket.objects("1")] == []
         assert bucket.delete_prefix("0").deleted == 0
         bucket.put(NAMES[0], b"again")
         assert [(info.name, info.size_bytes) for info in bucket.objects("0")] == [(NAMES[0], 5)]
+
+
+def test_a_folder_whose_objects_were_deleted_is_not_listed(cluster: LocalCluster) -> None:
+    names = [f"{folder}/{at:02d}" for folder in ("gone", "left") for at in range(20)]
+    versions = {name: Version(1, 1000 + at) for at, name in enumerate(names)}
+    for number in range(3):
+        cluster.put_on(number, {name: name.encode() for name in names}, versions)
+    with connect(cluster.nodes[0].url) as client:
+        bucket = client.bucket(BUCKET)
+        bucket.delete_many([*names[:20], *names[20:39]])
+        for page_size in (1, 3, 1000):
+            assert list(one_level(bucket, page_size=page_size)) == ["left/"]
 
 
 def test_what_only_a_node_that_stood_in_has_is_listed(cluster: LocalCluster) -> None:

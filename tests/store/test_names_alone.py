@@ -1,14 +1,16 @@
-"""Listings of names alone: the same names as a listing of objects, whatever the drives and the pages."""
+"""Listings of names alone, and of one level: what a listing of objects has, whatever the drives and the pages."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ais_loader.errors import BucketNotFound, DriveFailed, InvalidRequest, StoreFormatError
 from storage_node.store import format as fmt
+from storage_node.store.drive.catalog import Catalog
 from storage_node.store.store import Store
 from tests.store.drives_kit import WANTED, store_with
 from tests.store.store_kit import BUCKET, drive_of, names, put, store_at
@@ -107,6 +109,52 @@ def test_a_snapshot_has_the_names_that_there_were(tmp_path: Path) -> None:
         put(store, "new", b"")
         assert alone(store, bucket=f"{BUCKET}@then", most_bytes=20) == sorted(WANTED)
         assert alone(store) == sorted([*list(WANTED)[1:], "new"])
+
+
+FOLDERS = {f"{folder}/{at:04}": b"" for folder in ("a", "b/x", "b/y", "c-", "c") for at in range(300)}
+
+
+class TestLevels:
+    @pytest.mark.parametrize("drives", [1, 2])
+    def test_a_level_has_objects_and_the_folders_of_the_others(self, tmp_path: Path, drives: int) -> None:
+        roots = [tmp_path / f"{at}" for at in range(drives)]
+        with store_with(FOLDERS | dict.fromkeys(["a", "b/m", "c0", HIDDEN, "z"], b""), *roots) as store:
+            for most in (1, 2, 100):
+                assert level(store, most=most) == ["a", "a/", "b/", "c-/", "c/", "c0", "z"]
+                assert level(store, "b/", most=most) == ["b/m", "b/x/", "b/y/"]
+                assert level(store, "c", most=most) == ["c-/", "c/", "c0"]
+                assert level(store, "none", most=most) == []
+            for at in range(300):
+                store.delete(BUCKET, f"a/{at:04}", keep_tombstone=True)
+            assert level(store) == ["a", "b/", "c-/", "c/", "c0", "z"]
+
+    def test_what_is_in_a_folder_is_passed_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        names = {f"{folder}/{at:05}": b"" for folder in "abc" for at in range(600)}
+        with store_at(tmp_path / "s") as store:
+            store.commit_many([store.stage(BUCKET, name, [b""], {}, grouped=True) for name in names])
+            read: list[bytes] = []
+            scan = Catalog.scan
+
+            def counted(self: Catalog, *arguments: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+                for pair in scan(self, *arguments):  # type: ignore[arg-type]
+                    read.append(pair[0])
+                    yield pair
+
+            monkeypatch.setattr(Catalog, "scan", counted)
+            assert level(store) == ["a/", "b/", "c/"]
+            assert len(read) < 150
+
+
+def level(store: Store, prefix: str = "", *, most: int = 1000) -> list[str]:
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = store.replicas.level(BUCKET, prefix, after, most=most, most_bytes=1 << 20)
+        assert len(page.objects) + len(page.folders) <= most
+        assert all(first.startswith(folder) for folder, first in page.folders)
+        found += sorted([*(name for name, _ in page.objects), *(folder for folder, _ in page.folders)])
+        after = page.next
+    return found
 
 
 def test_wrong_buckets_and_texts_are_told(tmp_path: Path) -> None:

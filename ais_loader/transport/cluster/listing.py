@@ -33,6 +33,7 @@ from ais_loader.errors import (
     SnapshotNotFound,
     StaleMap,
 )
+from ais_loader.transport.level_listing import LevelItem, name_of_item
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.entry import ObjectInfo
 
@@ -327,3 +328,9 @@ def _union(lists: Sequence[list[bytes]]) -> list[bytes]:
 OBJECTS: Kind[ObjectInfo] = Kind(attrgetter("name"), lambda one, than: _newer(one.version, than.version))
 NAMES: Kind[bytes] = Kind(bytes.decode, lambda one, than: False, _union)
 """Names in UTF-8."""
+LEVEL: Kind[LevelItem] = Kind(
+    name_of_item,
+    lambda one, than: (
+        isinstance(one, ObjectInfo) and isinstance(than, ObjectInfo) and _newer(one.version, than.version)
+    ),
+)

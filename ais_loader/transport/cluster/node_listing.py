@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ais_loader.transport.base import object_info
 from ais_loader.transport.cluster.failover import Members
-from ais_loader.transport.cluster.listing import NAMES, OBJECTS, Kind, ListedMap, ListedPage, MergedListing
+from ais_loader.transport.cluster.listing import LEVEL, NAMES, OBJECTS, Kind, ListedMap, ListedPage, MergedListing
 from ais_loader.transport.grpc.node_calls import NodeCalls
+from ais_loader.transport.level_listing import LevelItem, folder_of, items_of
 from ais_loader.transport.names_listing import names_of_page
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from ais_loader.wire.names_block import NamesBlock
+from ais_loader.wire.names_block import NamesBlock, after_folder
 
 T = TypeVar("T")
 
@@ -44,22 +46,44 @@ class NodeListing:
 
     def objects(self) -> Iterator[ObjectInfo]:
         """Yield every object once, in its newest version."""
-        for found in self._stretches(OBJECTS, lambda page: list(map(object_info, page.object))):
+
+        def read(page: pb.ListResponse) -> ListedPage[ObjectInfo]:
+            return _page_of(page, list(map(object_info, page.object)))
+
+        for found in self._stretches(OBJECTS, read):
             yield from found
 
     def names(self) -> Iterator[NamesBlock]:
         """Yield every name once, in blocks. The request has `names_only`."""
-        for found in self._stretches(NAMES, lambda page: names_of_page(page).to_list()):
+        for found in self._stretches(NAMES, lambda page: _page_of(page, names_of_page(page).to_list())):
             yield NamesBlock.of(found)
 
-    def _stretches(self, kind: Kind[T], found_of: Callable[[pb.ListResponse], list[T]]) -> Iterator[list[T]]:
+    def level(self) -> Iterator[LevelItem]:
+        """Yield every object and folder of one level once. The request has `one_level`."""
+        prefix, last = self._request.prefix, ""
+
+        def read(page: pb.ListResponse) -> ListedPage[LevelItem]:
+            found = _page_of(page, items_of(map(object_info, page.object), page.folder, prefix))
+            doubts = sorted({folder_of(name, prefix) or name for name in found.in_doubt})
+            folder = None if found.next is None else folder_of(found.next, prefix)
+            # What remains of a folder says nothing new, if the node is sure of an object in it.
+            next_ = after_folder(folder) if folder is not None and folder in found.objects else found.next
+            return replace(found, next=next_, in_doubt=doubts)
+
+        for found in self._stretches(LEVEL, read):
+            for item in found:
+                if item != last:
+                    yield item
+                last = item if isinstance(item, str) else ""
+
+    def _stretches(self, kind: Kind[T], read: Callable[[pb.ListResponse], ListedPage[T]]) -> Iterator[list[T]]:
         bucket, members = self._request.bucket, self._members
         if not members.knows(bucket):
             after: str | None = self._request.start_after
             while after is not None:
-                listed = self._any(functools.partial(self._page, after=after))
-                yield found_of(listed)
-                after = listed.next if listed.more else None
+                listed = read(self._any(functools.partial(self._page, after=after)))
+                yield list(listed.objects)
+                after = listed.next
             return
 
         def known() -> ListedMap:
@@ -78,15 +102,7 @@ class NodeListing:
             return known()
 
         def page(map_: ListedMap, at: int, after: str) -> ListedPage[T]:
-            found = self._page(members.calls(map_.nodes[at]), after)
-            return ListedPage(
-                found_of(found),
-                found.next if found.more else None,
-                found.in_doubt,
-                found.map_version,
-                found.oldest_map_version,
-                found.let_go_ms / 1000 if found.HasField("let_go_ms") else float("inf"),
-            )
+            return read(self._page(members.calls(map_.nodes[at]), after))
 
         merged = MergedListing(
             page, newest, kind=kind, map_=known(), retry_s=self._retry_s, start_after=self._request.start_after
@@ -98,3 +114,14 @@ class NodeListing:
         request.CopyFrom(self._request)
         request.start_after = after
         return node.list_page(request, has_others=self._has_others())
+
+
+def _page_of(page: pb.ListResponse, found: list[T]) -> ListedPage[T]:
+    return ListedPage(
+        found,
+        page.next if page.more else None,
+        page.in_doubt,
+        page.map_version,
+        page.oldest_map_version,
+        page.let_go_ms / 1000 if page.HasField("let_go_ms") else float("inf"),
+    )

@@ -34,6 +34,7 @@ from ais_loader.transport.cluster.put_many import put_many
 from ais_loader.transport.cluster.remote_bucket_calls import RemoteBucketCalls
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
+from ais_loader.transport.level_listing import LevelItem, level_of_objects
 from ais_loader.transport.names_listing import names_of_objects
 from ais_loader.transport.remote_inventory import cold_objects
 from ais_loader.transport.remote_listing import merged, objects_of
@@ -391,6 +392,34 @@ class RemoteTransport(RemoteBucketCalls):
             bucket=bucket, prefix=prefix, skip_missing_drives=skip_missing_drives, names_only=True, page_size=1000
         )
         yield from self._listing(request).names()
+
+    def level(
+        self, bucket: str, *, prefix: str, page_size: int, skip_missing_drives: bool = False
+    ) -> Iterator[LevelItem]:
+        """List one level, of all nodes."""
+        require_bucket(bucket)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        if not prefix.startswith("/") and self._remote_of(bucket) is not None:
+
+            def listed(after: str) -> Iterator[ObjectInfo]:
+                return self.objects(
+                    bucket,
+                    prefix=prefix,
+                    page_size=page_size,
+                    start_after=after,
+                    skip_missing_drives=skip_missing_drives,
+                )
+
+            yield from level_of_objects(listed, prefix, page_size)
+            return
+        request = pb.ListRequest(
+            bucket=bucket,
+            prefix=prefix,
+            page_size=min(page_size, 2**32 - 1),
+            skip_missing_drives=skip_missing_drives,
+            one_level=True,
+        )
+        yield from self._listing(request).level()
 
     def _listing(self, request: pb.ListRequest) -> NodeListing:
         return NodeListing(self.members, request, self._any, lambda: self._has_others, self._retry_s)

@@ -298,23 +298,25 @@ class DeleteResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("bucket", "prefix", "start_after", "page_size", "skip_missing_drives", "names_only")
+    __slots__ = ("bucket", "prefix", "start_after", "page_size", "skip_missing_drives", "names_only", "one_level")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     START_AFTER_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     SKIP_MISSING_DRIVES_FIELD_NUMBER: _ClassVar[int]
     NAMES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    ONE_LEVEL_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     prefix: str
     start_after: str
     page_size: int
     skip_missing_drives: bool
     names_only: bool
-    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., page_size: _Optional[int] = ..., skip_missing_drives: bool = ..., names_only: bool = ...) -> None: ...
+    one_level: bool
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., page_size: _Optional[int] = ..., skip_missing_drives: bool = ..., names_only: bool = ..., one_level: bool = ...) -> None: ...
 
 class ListResponse(_message.Message):
-    __slots__ = ("object", "more", "next", "map_version", "oldest_map_version", "in_doubt", "let_go_ms", "names", "name_lengths", "has_names")
+    __slots__ = ("object", "more", "next", "map_version", "oldest_map_version", "in_doubt", "let_go_ms", "names", "name_lengths", "has_names", "folder")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +327,7 @@ class ListResponse(_message.Message):
     NAMES_FIELD_NUMBER: _ClassVar[int]
     NAME_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     HAS_NAMES_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[ObjectInfo]
     more: bool
     next: str
@@ -335,7 +338,8 @@ class ListResponse(_message.Message):
     names: bytes
     name_lengths: bytes
     has_names: bool
-    def __init__(self, object: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., more: bool = ..., next: _Optional[str] = ..., map_version: _Optional[int] = ..., oldest_map_version: _Optional[int] = ..., in_doubt: _Optional[_Iterable[str]] = ..., let_go_ms: _Optional[int] = ..., names: _Optional[bytes] = ..., name_lengths: _Optional[bytes] = ..., has_names: bool = ...) -> None: ...
+    folder: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, object: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., more: bool = ..., next: _Optional[str] = ..., map_version: _Optional[int] = ..., oldest_map_version: _Optional[int] = ..., in_doubt: _Optional[_Iterable[str]] = ..., let_go_ms: _Optional[int] = ..., names: _Optional[bytes] = ..., name_lengths: _Optional[bytes] = ..., has_names: bool = ..., folder: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
     __slots__ = ("bucket", "name", "prefix", "first", "page_size", "version")

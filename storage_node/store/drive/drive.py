@@ -220,13 +220,20 @@ class Drive:
         values = self.catalog.get_many([fmt.object_key(bucket_uuid, name) for name in names])
         return [None if value is None else fmt.decode_entry(value) for value in values]
 
-    def scan(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, CatalogEntry]]:
-        """Iterate over objects with this prefix after `start_after`, ordered by the UTF-8 bytes of their names."""
-        return (pair for pair in self.scan_all(bucket_uuid, prefix, start_after) if pair[1].path)
+    def scan(
+        self, bucket_uuid: bytes, prefix: str, start_after: str, *, again: bool = False
+    ) -> Iterator[tuple[str, CatalogEntry]]:
+        """Iterate over objects with this prefix after `start_after`, ordered by the UTF-8 bytes of their names.
 
-    def scan_all(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, CatalogEntry]]:
+        `again`: this continues a scan, for which a reader has caught up with the writer.
+        """
+        return (pair for pair in self.scan_all(bucket_uuid, prefix, start_after, again=again) if pair[1].path)
+
+    def scan_all(
+        self, bucket_uuid: bytes, prefix: str, start_after: str, *, again: bool = False
+    ) -> Iterator[tuple[str, CatalogEntry]]:
         """Scan with tombstones."""
-        if not self.writable:
+        if not self.writable and not again:
             self.catch_up()
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
         for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
