@@ -17,7 +17,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
-from typing import Self
+from typing import IO, Self
 
 import numpy as np
 
@@ -56,8 +56,12 @@ class SavedTable:
         table, OSError.
         """
         with open(path, "rb") as file:
-            head = file.read(_MOST_HEADER_BYTES)
-            size_bytes = os.fstat(file.fileno()).st_size
+            return cls._of_file(path, file)
+
+    @classmethod
+    def _of_file(cls, path: str, file: IO[bytes]) -> Self:
+        head = file.read(_MOST_HEADER_BYTES)
+        size_bytes = os.fstat(file.fileno()).st_size
         if not head.startswith(_MAGIC):
             raise InvalidRequest(f"{path}: not a saved EntryTable")
         if len(head) < _HEADER.size:
@@ -100,14 +104,12 @@ class SavedTable:
 
         Raises InvalidRequest if another table has been saved there, StoreFormatError for a damaged file, OSError.
         """
-        if self.read(self.path) != self:
-            raise InvalidRequest(
-                f"{self.path}: another table has been saved there since this one was opened; open it again"
-            )
         with open(self.path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if len(mapped) != self.size_bytes:
-            raise StoreFormatError(f"{self.path}: the table has {len(mapped):,} bytes of {self.size_bytes:,}")
+            if self._of_file(self.path, file) != self:
+                raise InvalidRequest(
+                    f"{self.path}: another table has been saved there since this one was opened; open it again"
+                )
+            mapped = mmap.mmap(file.fileno(), self.size_bytes, access=mmap.ACCESS_READ)
         at = len(self._header())
         names = self._column(mapped, at, self.names_bytes)
         if not self.has_versions:
