@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -21,6 +21,8 @@ from ais_loader.values.html import html_of_entries
 from ais_loader.values.saved_table import SavedTable
 from ais_loader.values.text_column import TextColumn
 from ais_loader.values.urls import SCHEME, split_member
+
+_TOGETHER = 1000
 
 
 class EntryTable(Sequence[Entry]):
@@ -176,6 +178,10 @@ class EntryTable(Sequence[Entry]):
         if not isinstance(indices, range):
             return self._entries((indices,))[0]
         return self._entries(indices)
+
+    def __iter__(self) -> Iterator[Entry]:
+        for first in range(0, len(self), _TOGETHER):  # one by one would take twice as long
+            yield from self[first : first + _TOGETHER]
 
     def _entries(self, indices: Sequence[int]) -> list[Entry]:
         names, versions = self._names.at(indices), self._versions

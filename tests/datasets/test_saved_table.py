@@ -110,7 +110,7 @@ class TestDamage:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
         path = tmp_path / "entries"
-        table_of(*(f"folder/{at:03d}" for at in range(50)), versions=True).save(path)
+        table_of(*(f"folder/{at:03d}" for at in range(20)), versions=True).save(path)
         return path
 
     def test_a_truncated_or_longer_file_is_told(self, path: Path) -> None:
