@@ -12,6 +12,7 @@ import pytest
 from ais_loader import ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.objects.client import Client
+from ais_loader.objects.one_level import one_level
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.names_listing import names_of_page
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -107,6 +108,33 @@ def test_an_older_node_answers_with_objects_and_damaged_columns_are_told() -> No
     for lengths in (b"", b"\x01\x00", b"\x03\x00\x01", b"\x02\x00\x01\x00"):
         with pytest.raises(NodeUnavailable, match="do not fit"):
             names_of_page(pb.ListResponse(has_names=True, names=b"ab", name_lengths=lengths))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_one_level_takes_few_pages_of_an_older_node_too(
+    client: Client, monkeypatch: pytest.MonkeyPatch, older: bool
+) -> None:
+    """A node that is older, or that has to ask others, answers with all objects: then a folder is left after a page."""
+    names = [f"{folder}/{at:03}" for folder in ("a", "b", "b/c") for at in range(200)]
+    bucket = client.create_bucket("pages")
+    bucket.put_many([(name, b"") for name in [*names, "a0", "z"]])
+    if older:
+
+        async def nothing(*_: object) -> None: ...
+
+        monkeypatch.setattr(objects.ObjectsService, "_level", nothing)
+    pages: list[pb.ListRequest] = []
+    list_page = NodeCalls.list_page
+
+    def noted(self: NodeCalls, request: pb.ListRequest, *, has_others: bool) -> pb.ListResponse:
+        pages.append(request)
+        return list_page(self, request, has_others=has_others)
+
+    monkeypatch.setattr(NodeCalls, "list_page", noted)
+    found = [one if isinstance(one, str) else one.name for one in one_level(bucket, page_size=10)]
+    assert found == ["a/", "a0", "b/", "z"]
+    assert len(pages) == (3 if older else 1)
+    assert list(one_level(bucket, "b/", page_size=100_000))[-1] == "b/c/"
 
 
 def test_a_page_of_members_ends_by_bytes(node: NodeServer, client: Client) -> None:
