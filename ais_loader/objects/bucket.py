@@ -22,7 +22,7 @@ from ais_loader.objects.head_many import head_many
 from ais_loader.objects.listing import Listing, pinned_table, table_of_names
 from ais_loader.objects.metadata import set_metadata
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
-from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
+from ais_loader.objects.pinned import opened, pinned_bytes, pinned_head, pinned_member, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.objects.remote.inventory import (
@@ -42,6 +42,7 @@ from ais_loader.transport.base import (
     MAX_COPIES,
     BucketChange,
     BucketInfo,
+    OpenedObject,
     Transport,
     require_bucket,
     require_text,
@@ -483,6 +484,10 @@ class Bucket(BucketComposing, BucketTransforming):
     ) -> ObjectFile | IO[bytes]:
         """Open the current version of an object as a read-only, seekable binary file.
 
+        One request looks the object up and gets its first 128 KiB, so that opening and reading a small object costs
+        about as much as `get`. All later reads are of the version that was opened. Bytes of a remote bucket that are
+        not stored are not requested before they are read.
+
         Args:
             member: Open this member of the archive `name` instead. For a small member, `get` needs fewer requests.
             version: The version that the object must have.
@@ -494,16 +499,26 @@ class Bucket(BucketComposing, BucketTransforming):
             etl: A transform. The file then has its result, all of which is fetched before this call returns.
             args: Arguments of a single transform.
 
-        Raises ObjectNotFound, BucketNotFound, MemberNotFound, NotAnArchive, InvalidRequest.
+        Raises ObjectNotFound, BucketNotFound, MemberNotFound, NotAnArchive, InvalidRequest, NodeUnavailable,
+        SilenceTimeout.
         """
         if etl is not None:
             entry = Entry(self.name, name, member, version=version, etl=etl, args=args)
             return spooled(self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify))
-        info = pinned_head(self._transport, self.name, name, version)
         if member is not None:
-            info = pinned_member(self._transport, info, member)
+            archive = pinned_head(self._transport, self.name, name, version)
+            found = OpenedObject(pinned_member(self._transport, archive, member))
+        else:
+            timeout_s = checked_timeout_s(timeout_s)
+            found = opened(self._transport, self.name, name, version, verify=verify, timeout_s=timeout_s)
         return ObjectFile(
-            self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify, member=member
+            self.client,
+            found.info,
+            timeout_s=timeout_s,
+            read_ahead_bytes=read_ahead_bytes,
+            verify=verify,
+            member=member,
+            first=found.first,
         )
 
     def reader(
@@ -519,8 +534,16 @@ class Bucket(BucketComposing, BucketTransforming):
 
         Arguments and errors are those of `open`.
         """
-        info = pinned_head(self._transport, self.name, name, version)
-        return ObjectReader(self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify)
+        timeout_s = checked_timeout_s(timeout_s)
+        found = opened(self._transport, self.name, name, version, verify=verify, timeout_s=timeout_s)
+        return ObjectReader(
+            self.client,
+            found.info,
+            timeout_s=timeout_s,
+            read_ahead_bytes=read_ahead_bytes,
+            verify=verify,
+            first=found.first,
+        )
 
     def head(self, name: str) -> ObjectInfo:
         """Return an object's size, version, checksum and metadata. Raises ObjectNotFound, BucketNotFound."""

@@ -4,6 +4,9 @@ Both read ranges, as batches, of the version that was opened. After a broken con
 the object to another node, they retry from the last byte received, for the client's `retry_s`. If the object is
 replaced or deleted in the meantime, reading ends with ObjectNotFound, never with a mix of two versions.
 
+The first bytes come with the answer to opening the object, or, in an embedded store, directly from the file of the
+version that was looked up.
+
 Bytes are kept as views of what was received. `read` copies each byte once. `readinto` copies it once, directly into the
 caller's buffer.
 """
@@ -13,11 +16,11 @@ from __future__ import annotations
 import io
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.objects.read_ahead import CHUNK_BYTES, ReadAhead
+from ais_loader.objects.read_ahead import CHUNK_BYTES, FIRST_BYTES, ReadAhead
 from ais_loader.values.entry import ObjectInfo
 
 if TYPE_CHECKING:
@@ -34,9 +37,10 @@ _PEEKED_BYTES = 8 << 10
 class _ObjectStream(io.BufferedIOBase):
     """The common base, which reads forward.
 
-    `name` is the URL of what is read. `info` describes the version being read. For a member, it describes the archive,
-    but with the member's size.
+    `info` describes the version being read. For a member, it describes the archive, but with the member's size.
     """
+
+    mode = "rb"
 
     def __init__(
         self,
@@ -46,17 +50,24 @@ class _ObjectStream(io.BufferedIOBase):
         read_ahead_bytes: int,
         verify: bool,
         member: str | None = None,
+        first: Callable[[], Buffer] | None = None,
     ) -> None:
         if read_ahead_bytes < 0:
             raise InvalidRequest(f"read_ahead_bytes={read_ahead_bytes}: need 0 (no read-ahead) or more")
         self.info = info
-        self.name = f"ais://{info.bucket}/{info.name}" + ("" if member is None else f"/{member}")
-        self.mode = "rb"
+        self._member = member
         self._ahead = ReadAhead(
             client, info, timeout_s=timeout_s, limit_bytes=read_ahead_bytes, verify=verify, member=member
         )
         self._lock = threading.RLock()
         self._position = 0
+        self._first = first
+        """Returns the object's first bytes, at most FIRST_BYTES, or none; None after it was called."""
+
+    @property
+    def name(self) -> str:
+        """URL of what is read."""
+        return f"ais://{self.info.bucket}/{self.info.name}" + ("" if self._member is None else f"/{self._member}")
 
     def readable(self) -> bool:
         return True
@@ -120,6 +131,14 @@ class _ObjectStream(io.BufferedIOBase):
         """Return at least one byte, beginning at the position, which is not the end."""
         raise io.UnsupportedOperation("read")
 
+    def _first_chunk(self) -> memoryview:
+        """Return the object's first bytes, and continue the read-ahead behind them; nothing if they have to be read."""
+        first, self._first = self._first, None
+        chunk = memoryview(b"" if first is None else first())
+        if len(chunk):
+            self._ahead.skip(len(chunk))
+        return chunk
+
     def _require_open(self) -> None:
         if self.closed:
             raise ValueError("I/O operation on closed file")
@@ -128,6 +147,7 @@ class _ObjectStream(io.BufferedIOBase):
         if not self.closed:
             if (ahead := getattr(self, "_ahead", None)) is not None:  # otherwise it was never opened
                 ahead.close()
+                self._first = None
             super().close()
 
     def __repr__(self) -> str:
@@ -151,8 +171,9 @@ class ObjectFile(_ObjectStream):
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         verify: bool = True,
         member: str | None = None,
+        first: Callable[[], Buffer] | None = None,
     ) -> None:
-        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, member)
+        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, member, first)
         self._kept: deque[tuple[int, memoryview]] = deque()
         self._kept_bytes = 0
         self._start, self._current = 0, memoryview(b"")
@@ -186,11 +207,22 @@ class ObjectFile(_ObjectStream):
 
     def read(self, size: int | None = -1, /) -> bytes:
         with self._lock:
+            if self._first is not None and self._position < FIRST_BYTES:
+                self._begin()
             at = self._position - self._start
-            if at >= 0 and size is not None and 0 < size <= len(self._current) - at:  # true for most reads
+            if size is None or size < 0:
+                size = self.info.size_bytes - self._position
+            if at >= 0 and 0 < size <= len(self._current) - at:  # true for most reads
                 self._position += size
                 return bytes(self._current[at : at + size])
-            return super().read(size)
+            return super().read(max(0, size))
+
+    def _begin(self) -> None:
+        """Keep the object's first bytes as the chunk that was read last."""
+        chunk = self._first_chunk()
+        if len(chunk):
+            self._start, self._current = 0, chunk
+            self._keep(0, chunk)
 
     def _chunk(self, wanted_bytes: int) -> memoryview:
         self._start, self._current = self._found(wanted_bytes)
@@ -199,6 +231,8 @@ class ObjectFile(_ObjectStream):
     def _found(self, wanted_bytes: int) -> tuple[int, memoryview]:
         """Return the chunk that contains the position, and where it begins."""
         position = self._position
+        if self._first is not None and position < FIRST_BYTES:
+            self._begin()
         for start, chunk in reversed(self._kept):
             if start <= position < start + len(chunk):
                 return start, chunk
@@ -233,8 +267,9 @@ class ObjectReader(_ObjectStream):
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         verify: bool = True,
+        first: Callable[[], Buffer] | None = None,
     ) -> None:
-        super().__init__(client, info, timeout_s, read_ahead_bytes, verify)
+        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, first=first)
         self._rest = memoryview(b"")
 
     def chunks(self) -> Iterator[memoryview]:
@@ -259,6 +294,8 @@ class ObjectReader(_ObjectStream):
         self._ahead.jump(position)
 
     def _chunk(self, wanted_bytes: int) -> memoryview:
+        if self._first is not None:
+            self._rest = self._first_chunk()
         if not len(self._rest):
             self._rest = self._ahead.next(self.info.size_bytes - self._position)  # a forward-only reader
         return self._rest

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ais_loader.errors import ItemTooLarge, MemberNotFound, ObjectNotFound
-from ais_loader.transport.base import Transport
+from ais_loader.objects.read_ahead import FIRST_BYTES
+from ais_loader.transport.base import OpenedObject, Transport
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.wire.object_info import has_version
 
@@ -29,6 +30,16 @@ def pinned_head(transport: Transport, bucket: str, name: str, version: str | Non
     if version is not None and not has_version(info, version):
         raise _replaced(bucket, name, version, info.version)
     return info
+
+
+def opened(
+    transport: Transport, bucket: str, name: str, version: str | None, *, verify: bool, timeout_s: float
+) -> OpenedObject:
+    """Return the object, to be read as a file, if it has this version (None: any). Raises as `pinned_head`."""
+    found = transport.open_object(bucket, name, first_bytes=FIRST_BYTES, verify=verify, timeout_s=timeout_s)
+    if version is not None and not has_version(found.info, version):
+        raise _replaced(bucket, name, version, found.info.version)
+    return found
 
 
 def pinned_bytes(client: Client, entry: Entry, *, verify: bool, timeout_s: float) -> bytes:

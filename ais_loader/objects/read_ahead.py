@@ -36,7 +36,7 @@ LONG_AGAIN_BYTES = 64 << 20
 BLOCK_BYTES = 256 << 10
 """Objects have a checksum for each of these. A node verifies ranges of whole blocks without reading any block twice."""
 FIRST_BYTES = 128 << 10
-"""Distance after a jump, even if the reader requests less."""
+"""Distance after a jump, even if the reader requests less; and bytes that come with the answer to opening a file."""
 
 
 def chunk_spans(start: int, stop: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
@@ -67,7 +67,7 @@ class Ramp:
             return planned
         self.ahead_bytes = min(most, 2 * target)
         until = position + target
-        if target >= BLOCK_BYTES:
+        if target >= BLOCK_BYTES and until < size_bytes:
             until -= until % BLOCK_BYTES
         return max(planned, min(size_bytes, until))
 
@@ -100,13 +100,20 @@ class ReadAhead:
         """Batches in flight, each with whether it is a long one."""
         self._long_from = 0
         """Position before which no long batch is requested."""
-        self.jump(position)
+        self.position = self._planned = position
+        self._ramp = Ramp(limit_bytes)
 
     def jump(self, position: int) -> None:
         """Continue at this position; batches in flight for another position are abandoned."""
         self.close()
         self.position = self._planned = position
         self._ramp = Ramp(self._limit_bytes)
+
+    def skip(self, size_bytes: int) -> None:
+        """Continue behind the object's first bytes, which the reader has from elsewhere."""
+        self.close()
+        self.position = self._planned = size_bytes
+        self._ramp.ahead_bytes = 2 * FIRST_BYTES
 
     @property
     def planned(self) -> int:

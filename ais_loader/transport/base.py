@@ -14,7 +14,7 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from ais_loader import errors
 from ais_loader.errors import LoaderError, from_node
@@ -154,6 +154,16 @@ class RemoteUsage:
     tenant's epochs before the latest 100."""
 
 
+class OpenedObject(NamedTuple):
+    """An object that is opened as a file, in one version."""
+
+    info: ObjectInfo
+    """The version."""
+    first: Callable[[], Buffer] = lambda: b""
+    """Returns its first bytes, verified if that was requested; none if they have to be read like any others. Called
+    once, in any thread."""
+
+
 class FrameStream(Protocol):
     """Frames of one batch, in request order. Iteration ends only after the answer was verified to be complete.
 
@@ -248,6 +258,12 @@ class Transport(Protocol):
         that path does not apply. Raises SilenceTimeout, and the errors of the transforms."""
 
     def head(self, bucket: str, name: str) -> ObjectInfo: ...
+    def open_object(self, bucket: str, name: str, *, first_bytes: int, verify: bool, timeout_s: float) -> OpenedObject:
+        """Look an object up and get its first bytes, `first_bytes` or all of a smaller one, with one request.
+
+        Bytes that are not in the store are not fetched for it. Raises the errors of `head`, and SilenceTimeout.
+        """
+
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | LoaderError]:
         """Look up at most 1,000 names with one request. Return, for each name in order, the object or the error."""
 

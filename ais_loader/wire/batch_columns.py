@@ -26,6 +26,7 @@ PER_REQUEST = (
     "resume_version",
     "map_version",
     "local",
+    "first_bytes",
 )
 """Valid for one request to one node; never copied."""
 

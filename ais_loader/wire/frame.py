@@ -24,6 +24,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 
 U32: TypeAlias = npt.NDArray[np.uint32]
 U8: TypeAlias = npt.NDArray[np.uint8]
@@ -37,6 +38,7 @@ that several fit in flight and a consumer that keeps one small view keeps little
 be larger (storage_node/store/read/frame_plan.py)."""
 
 _TAG_BATCH_ID, _TAG_END, _TAG_FRAME = 0x08, 0x1A, 0x7A
+_TAG_END_OBJECT = 0x52
 _TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD = (
     0x0A,
     0x12,
@@ -387,24 +389,37 @@ _SINGLE = struct.Struct("<2s4x2sI2sI7s")
 _SINGLE_BEGINS = b"\x0a\x04\0\0\0\0\x12\x04"
 
 
-def encode_single(batch_id: int, size_bytes: int, checksum: int, answer_digest: int, kind: int = pb.STORED) -> bytes:
-    """Encode everything before the payload of a complete, verified response with one entry, END included."""
-    end = b"".join((b"\x28\x01\x38", encode_varint(size_bytes), b"\x45", answer_digest.to_bytes(4, "little")))
+def encode_single(
+    batch_id: int,
+    size_bytes: int,
+    checksum: int,
+    answer_digest: int,
+    kind: int = pb.STORED,
+    described: bytes = b"",
+) -> bytes:
+    """Encode everything before the payload of a complete, verified response with one entry, END included.
+
+    `described`: a serialized ObjectInfo for END; b"" for none.
+    """
+    end = _single_end(size_bytes, answer_digest)
+    if described:
+        end += _section(_TAG_END_OBJECT, described)
+    return _single_head(batch_id, end) + _single_frame(size_bytes, checksum, kind)
+
+
+def _single_end(size_bytes: int, answer_digest: int) -> bytes:
+    return b"".join((b"\x28\x01\x38", encode_varint(size_bytes), b"\x45", answer_digest.to_bytes(4, "little")))
+
+
+def _single_head(batch_id: int, end: bytes) -> bytes:
+    return b"".join((b"\x08", encode_varint(batch_id), b"\x1a", encode_varint(len(end)), end))
+
+
+def _single_frame(size_bytes: int, checksum: int, kind: int) -> bytes:
     frame = _SINGLE.pack(
         b"\x0a\x04", b"\x12\x04", size_bytes, b"\x1a\x04", checksum, b"\x22\x01\x00\x2a\x01%c\x7a" % kind
     ) + encode_varint(size_bytes)
-    return b"".join(
-        (
-            b"\x08",
-            encode_varint(batch_id),
-            b"\x1a",
-            encode_varint(len(end)),
-            end,
-            b"\x7a",
-            encode_varint(len(frame) + size_bytes),
-            frame,
-        )
-    )
+    return b"".join((b"\x7a", encode_varint(len(frame) + size_bytes), frame))
 
 
 def decode_single(
@@ -438,9 +453,36 @@ def decode_single_parts(
     return checksum if whole else None
 
 
-def _single_said(data: bytes) -> tuple[int, int] | None:
-    """Return the size in bytes and the checksum in a message of encode_single's form; None for another form."""
-    at = data.find(_SINGLE_BEGINS, 0, 64)
+def decode_opened(
+    data: bytes, batch_id: int, digest_of: Callable[[int], int]
+) -> tuple[memoryview, int, objects_pb.ObjectInfo] | None:
+    """Like `decode_single`, for a message whose END describes the object; also return that description."""
+    head = b"".join((b"\x08", encode_varint(batch_id), b"\x1a"))
+    if not data.startswith(head):
+        return None
+    try:
+        length, at = _decode_varint(data, len(head))
+        end, at = data[at : at + length], at + length
+        described = pb.End.FromString(end)
+    except (IndexError, FrameError, DecodeError):
+        return None
+    if (said := _single_said(data, at)) is None or not described.HasField("object"):
+        return None
+    size_bytes, checksum = said
+    start = len(data) - size_bytes
+    if data[at:start] != _single_frame(size_bytes, checksum, pb.STORED):
+        return None
+    if not end.startswith(_single_end(size_bytes, digest_of(checksum))):
+        return None
+    return memoryview(data)[start:], checksum, described.object
+
+
+def _single_said(data: bytes, begin: int = 0) -> tuple[int, int] | None:
+    """Return the size in bytes and the checksum in a message of encode_single's form; None for another form.
+
+    `begin`: a position at most 48 bytes before the frame's content.
+    """
+    at = data.find(_SINGLE_BEGINS, begin, begin + 64)
     if at < 0 or len(data) < at + _SINGLE.size:
         return None
     _, _, size_bytes, _, checksum, _ = _SINGLE.unpack_from(data, at)

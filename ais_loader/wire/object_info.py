@@ -42,7 +42,8 @@ def has_version(found: Described, version: str) -> bool:
 
 
 def stored_of(found: Described) -> Stored:
-    return Stored(found.size_bytes, str(found.version), found.checksum, found.modified_ns, dict(found.metadata))
+    metadata = dict(found.metadata) if found.metadata else {}  # copying an empty map of a message costs most of this
+    return Stored(found.size_bytes, str(found.version), found.checksum, found.modified_ns, metadata)
 
 
 def info_of(bucket: str, name: str, found: Described) -> pb.ObjectInfo:

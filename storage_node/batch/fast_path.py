@@ -14,6 +14,7 @@ import numpy as np
 from ais_loader.wire.answer_check import digest, digest_of_ok
 from ais_loader.wire.frame import encode_prefix, encode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.object_info import info_of
 from storage_node.context.membership import Membership
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
@@ -32,7 +33,7 @@ MAX_ENTRIES = 64
 on the event loop costs less than a task and two switches to a thread. In a batch of 128 over two nodes, each node has
 this many."""
 
-_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version")
+_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version", "first_bytes")
 _NO_MATTER = (
     "fail_fast",
     "ordered",
@@ -60,7 +61,11 @@ def answer_inline(
     bucket_uuid = _plain_bucket(store, request, membership)
     if bucket_uuid is None:
         return None
+    first_bytes = request.first_bytes
+    if first_bytes and len(request.name) != 1:
+        return None
     files: list[CachedFile] = []
+    described = b""
     held: set[Drive] = set()  # keeps the folders of a drive open that is removed meanwhile
     size_bytes = 0
     for name in request.name:
@@ -73,8 +78,12 @@ def answer_inline(
         if entry.size_bytes > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
             return None
         path = file_of(entry.path) if entry.offset else entry.path
+        if first_bytes:
+            if entry.size_bytes > first_bytes:
+                return None
+            described = info_of("", "", entry).SerializeToString()
         files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
-    answer = read_cached(_prefix(batch_id, files, size_bytes), tuple(files))
+    answer = read_cached(_prefix(batch_id, files, size_bytes, described), tuple(files))
     return None if answer is None else (answer, size_bytes)
 
 
@@ -83,7 +92,7 @@ def answer_from_file(
 ) -> tuple[FileFrame, int] | None:
     """Like `answer_inline`, for one object that is too large for that: its bytes stay in the file until they are sent,
     and the receiver verifies them. The caller closes the frame."""
-    if len(request.name) != 1 or not request.receiver_checks:
+    if len(request.name) != 1 or not request.receiver_checks or request.first_bytes:
         return None
     bucket_uuid = _plain_bucket(store, request, membership)
     found = None if bucket_uuid is None else store.drive_set.cached(bucket_uuid, request.name[0])
@@ -107,6 +116,7 @@ def answer_kept(
     """Like `answer_inline`, for one object with transforms, if the result is cached in memory."""
     if (
         len(request.name) != 1
+        or request.first_bytes
         or len(request.bucket) != 1
         or len(request.transform) != 1
         or any(_FIELDS_BESIDE_TRANSFORM(request))
@@ -128,12 +138,12 @@ def answer_kept(
     return b"".join((prefix, data)), len(data)
 
 
-def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int) -> bytes:
-    """Return everything that precedes the objects' bytes, including END."""
+def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: bytes) -> bytes:
+    """Return everything that precedes the objects' bytes, including END. `described`: the only object, for END."""
     n = len(files)
     if n == 1:
         *_, size, checksum = files[0]
-        return encode_single(batch_id, size, checksum, digest_of_ok(checksum))
+        return encode_single(batch_id, size, checksum, digest_of_ok(checksum), described=described)
     checksums = np.array([checksum for *_, checksum in files], "<u4")
     end = pb.End(
         outcome=pb.End.COMPLETE,

@@ -60,7 +60,12 @@ class LocalBatch:
         run = self._run_buffered if self._request.buffered else self._run_streaming
         try:
             tier = self._resources.remote
-            if cold := cold_entries(tier, self._request, batch):
+            cold = cold_entries(tier, self._request, batch)
+            if cold and self._request.first_bytes:
+                stopped = batch.end(0)  # the client looks the object up, and its reader knows which bytes to fetch
+                self._call.tally.ended(batch, stopped)
+                return stopped
+            if cold:
                 self._cold = ColdEntries(batch, cold, tier, asyncio.ensure_future)
             end = await run(batch, ahead)
             self._call.tally.ended(batch, end)

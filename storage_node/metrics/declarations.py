@@ -42,10 +42,10 @@ METRICS = (
     # Throughput.
     metric("ais_loader_batches_total", "counter", "batches", "kind", "outcome")(
         lambda node: node.counts.batches,
-        "GetBatch requests that have ended. kind: single (one entry, as sent by a client's get()), many, or part "
-        "(what one of several nodes contributes, to a node or a client that assembles the batch). outcome: complete, "
-        "stopped (at an entry that failed, as requested), failed, rejected (to be retried), abandoned (cancelled, or "
-        "the connection broke).",
+        "GetBatch requests that have ended. kind: single (one entry, as sent by a client's get() or open()), many, or "
+        "part (what one of several nodes contributes, to a node or a client that assembles the batch). outcome: "
+        "complete, stopped (at an entry that failed, as requested), failed, rejected (to be retried), abandoned "
+        "(cancelled, or the connection broke).",
     ),
     metric("ais_loader_delivered_entries_total", "counter", "entries", "kind", "content")(
         lambda node: node.counts.entries,

@@ -14,6 +14,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Response, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.object_info import info_of
 from storage_node.batch.fast_path import (
     ANSWERED,
     MAX_BYTES,
@@ -226,3 +227,47 @@ def test_the_same_bytes_come_by_either_way(tmp_path: Path) -> None:
         assert first_end.payload_bytes == second_end.payload_bytes == sum(range(2_000, 2_012))
         assert b"".join(bytes(frame.payload) for frame in ordinary) == b"".join(bytes(f.payload) for f in small)
         assert np.concatenate([f.checksum for f in ordinary]).tolist() == small[0].checksum.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 10_000, 131_071, 131_072])
+def test_an_opened_object_comes_with_its_description(tmp_path: Path, size: int) -> None:
+    with store_at(tmp_path) as store:
+        (name,) = filled(store, [size])
+        response = answer(store, [name], first_bytes=131_072, verify_ranges=True)
+        assert response is not None and response.frame is not None and response.end is not None
+        assert bytes(response.frame.payload) == content(0, size)
+        assert response.end.object == info_of("", "", store.head(BUCKET, name))
+
+
+def test_what_cannot_be_opened_at_once_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store:
+        small, large, empty = filled(store, [100, 131_073, 0])
+        assert answer(store, [small], first_bytes=131_072) is not None
+        for names in ([large], [empty], ["nobody"], [small, large], [small, small]):
+            assert answer(store, names, first_bytes=131_072) is None
+        request = batch_of([large], bucket=BUCKET, first_bytes=131_072, receiver_checks=True)
+        assert answer_from_file(store, request, 77) is None
+
+
+@pytest.mark.parametrize("size", [0, 100, 131_072, 131_073, 600_000])
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_session_describes_what_is_opened_and_sends_no_more_than_its_beginning(
+    tmp_path: Path, size: int, verify: bool
+) -> None:
+    with serving(tmp_path) as node, bucket_of(node) as bucket, RawSession(node.url) as session:
+        name, data = "a", content(0, size)
+        described = bucket.put(name, data)
+        request = batch_of([name], first_bytes=131_072, verify_ranges=verify)
+        frames, end = session.ask(1, request)
+        assert b"".join(bytes(frame.payload) for frame in frames) == data[:131_072]
+        found = end.object
+        assert (found.size_bytes, found.version, found.checksum) == (size, described.version, described.checksum)
+        frames, end = session.ask(2, batch_of(["nobody"], first_bytes=131_072))
+        assert (frames[0].status.tolist(), end.failed_entries, end.HasField("object")) == ([pb.NOT_FOUND], 1, False)
+        for at, wrong in enumerate(({"start": [0], "length": [1]}, {"member": ["m"]})):
+            frames, end = session.ask(10 + at, batch_of([name], first_bytes=1, **wrong))
+            assert (end.outcome, end.error_kind) == (pb.End.REFUSED, "invalid-request")
+        frames, end = session.ask(4, batch_of([name, name], first_bytes=1))
+        assert (end.outcome, end.error_kind) == (pb.End.REFUSED, "invalid-request")
+        frames, end = session.ask(5, batch_of([name]))
+        assert not end.HasField("object")

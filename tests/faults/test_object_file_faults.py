@@ -23,13 +23,17 @@ def data() -> bytes:
 MEMBERS = SeededObjects({f"{at}.bin": (3 * MiB + at, at) for at in range(8)})
 
 
+OBJECTS: dict[str, Callable[[], bytes]] = {"small": lambda: data()[:10_000], "large": data}
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeProcess]:
     """Killed and frozen by tests here; each leaves it running."""
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
         with connect(node.url) as client:
             bucket = client.create_bucket("b")
-            bucket.put("large", data())
+            for name, content in OBJECTS.items():
+                bucket.put(name, content())
             bucket.put("shard.tar", packed_tar(MEMBERS))
         yield node
 
@@ -100,3 +104,45 @@ def test_a_silent_node_ends_the_read_in_time_and_it_can_be_read_on(
         finally:
             node.resume()
         assert file.read() == data()[len(first) :]
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+@pytest.mark.parametrize("opened", [Bucket.open, Bucket.reader])
+def test_a_connection_that_breaks_while_a_file_is_opened_goes_unnoticed(
+    link: FaultyLink, name: str, opened: Callable[..., ObjectFile | ObjectReader]
+) -> None:
+    due = OBJECTS[name]()
+    with connect(link.url, options=ClusterOptions(retry_s=20)) as client:
+        client.bucket("b").get("small")
+        for after_bytes in (1, 60, 5_000):  # in the answer's header, and in the first bytes
+            link.cut_after(after_bytes)
+            with opened(client.bucket("b"), name) as file:
+                assert file.read() == due
+    assert link.connections_made >= 4
+
+
+@pytest.mark.parametrize("opened", [Bucket.open, Bucket.reader])
+def test_a_connection_that_breaks_after_a_file_was_opened_goes_unnoticed(
+    link: FaultyLink, opened: Callable[..., ObjectFile | ObjectReader]
+) -> None:
+    with (
+        connect(link.url, options=ClusterOptions(retry_s=20)) as client,
+        opened(client.bucket("b"), "large") as file,
+    ):
+        made = link.connections_made
+        link.cut_after(1)
+        assert file.read(9 * MiB) == data()[: 9 * MiB]
+        assert link.connections_made > made
+
+
+def test_a_silent_node_ends_the_opening_in_time(node: NodeProcess) -> None:
+    with connect(node.url, options=ClusterOptions(retry_s=1)) as client:
+        bucket = client.bucket("b")
+        assert bucket.open("small").read() == OBJECTS["small"]()
+        node.pause()
+        try:
+            with pytest.raises(errors.SilenceTimeout):
+                bucket.open("small", timeout_s=1.0)
+        finally:
+            node.resume()
+        assert bucket.open("small").read() == OBJECTS["small"]()

@@ -15,6 +15,7 @@ from ais_loader.wire.frame import (
     Frame,
     FrameError,
     Piece,
+    decode_opened,
     decode_response,
     decode_single,
     decode_single_parts,
@@ -25,6 +26,7 @@ from ais_loader.wire.frame import (
     single_prefix_bytes,
 )
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 
 U32_MAX = 2**32 - 1
 
@@ -293,6 +295,37 @@ def test_the_short_form_of_one_small_answer_is_the_same_message(batch_id: int, p
     )
     for cut in (0, 1, 20, len(data) - 1):
         assert decode_single(data[:cut], batch_id, digest_of) is None
+
+
+@given(
+    batch_id=st.integers(1, 2**64 - 1),
+    payload=st.binary(min_size=1, max_size=300),
+    checksum=st.integers(0, U32_MAX),
+    metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=100), max_size=4),
+)
+def test_the_short_form_of_an_opened_object_is_the_same_message(
+    batch_id: int, payload: bytes, checksum: int, metadata: dict[str, str]
+) -> None:
+    def digest_of(value: int) -> int:
+        return value ^ 0x5A5A5A5A
+
+    info = objects_pb.ObjectInfo(size_bytes=len(payload), version="1.2.3", checksum=checksum, metadata=metadata)
+    described = info.SerializeToString()
+    end = digest_of(checksum)
+    data = encode_single(batch_id, len(payload), checksum, end, described=described) + payload
+    assert decode_opened(data, batch_id, digest_of) == (payload, checksum, info)
+    response = decode_response(data)
+    assert response.end == pb.End(entries=1, payload_bytes=len(payload), digest=end, object=info)
+    assert response.frame is not None and response.frame.payload == payload
+    assert decode_single(data, batch_id, digest_of) is None
+    assert decode_opened(encode_single(batch_id, len(payload), checksum, end) + payload, batch_id, digest_of) is None
+    assert decode_opened(data, batch_id - 1, digest_of) is None
+    assert decode_opened(data, batch_id, lambda value: value) is None
+    for cut in (0, 1, 20, len(data) - len(payload) - 1, len(data) - 1):
+        assert decode_opened(data[:cut], batch_id, digest_of) is None
+    for kind in (pb.UNCHECKED, pb.TRANSFORMED):
+        other = encode_single(batch_id, len(payload), checksum, end, kind, described) + payload
+        assert decode_opened(other, batch_id, digest_of) is None
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**32 - 1, 2**63, 2**64 - 1])

@@ -63,3 +63,30 @@ def test_ranges_of_an_object_that_changes_are_of_one_version_each(
     remote_bucket.put("large", changed)
     assert cold.get("large", start=0, length=1 << 20) in (data[: 1 << 20], changed[: 1 << 20])
     assert cold.get("large", start=0, length=1 << 20) == changed[: 1 << 20]
+
+
+@pytest.mark.parametrize("name", ["large", "small"])
+def test_opening_a_cold_object_fetches_none_of_its_bytes(
+    cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, data: bytes, name: str
+) -> None:
+    due = data if name == "large" else data[:5000]
+    remote_bucket.put(name, due)
+    proxy.forget()
+    with cold.open(name) as file:
+        assert (file.info.size_bytes, file.info.is_stored) == (len(due), False)
+        assert [one.method for one in proxy.requests] == ["HEAD"]
+        file.seek(-7, os.SEEK_END)
+        assert file.read() == due[-7:]
+        file.seek(0)
+        assert file.read(2000) == due[:2000]
+    sent_bytes = sum(one.sent_bytes for one in proxy.requests if one.matches("GET", remote_bucket.path(name)))
+    assert sent_bytes < 1 << 20
+    with cold.open(name) as file:
+        assert file.read() == due
+    assert cold.get(name) == due
+    proxy.forget()
+    with cold.open(name) as file:  # it is stored by now
+        assert (file.info.is_stored, file.read()) == (True, due)
+    assert not proxy.requests
+    with pytest.raises(errors.ObjectNotFound):
+        cold.open("nothing")

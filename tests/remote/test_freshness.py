@@ -42,6 +42,24 @@ def test_a_changed_object_is_a_new_version_under_always(
     assert [one.status for one in validation] == [304]  # compared, not fetched
 
 
+def test_a_file_is_opened_in_the_new_version_under_always(cold: Bucket, remote_bucket: RemoteBucket) -> None:
+    validate(cold, "always")
+    remote_bucket.put("a", b"first")
+    assert cold.get("a") == b"first"
+    with cold.open("a") as file:
+        assert file.read() == b"first"
+    remote_bucket.put("a", b"second")
+    if not cold.client.url.startswith("grpc"):  # an embedded store does not compare what it only looks up
+        with cold.open("a") as file, pytest.raises(errors.ObjectNotFound):
+            file.read()
+    with cold.open("a") as file:
+        assert file.read() == b"second"
+    remote_bucket.delete("a")
+    if cold.client.url.startswith("grpc"):
+        with pytest.raises(errors.ObjectNotFound):
+            cold.open("a")
+
+
 def test_a_deleted_object_is_deleted_here_under_always(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket
 ) -> None:

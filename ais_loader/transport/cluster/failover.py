@@ -32,9 +32,10 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import TRANSFORMS, ClusterView
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads, choose
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
-from ais_loader.wire.placement import Candidate, ranked
+from ais_loader.wire.placement import Candidate, object_hash, ranked
 from ais_loader.wire.suspects import Suspects
 
 T = TypeVar("T")
@@ -314,6 +315,51 @@ class Failover:
                 requested_twice = True  # it may have moved to its owner between the two requests
                 continue
             self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
+
+    def _ask_best(
+        self,
+        members: Members,
+        request: batch_pb.BatchRequest,
+        ask: Callable[[NodeCalls, batch_pb.BatchRequest, float], T],
+        timeout_s: float,
+    ) -> T | None:
+        """Return the answer of the best holder of a request's only entry, a whole object; None if it has none.
+
+        A holder that is silent for unusually long is given up, if there is another one and the hedging budget allows
+        it. Raises SilenceTimeout.
+        """
+        # A node without a map may join a cluster: the object is then wherever that node finds it.
+        request.local = members.only is None
+        if members.only is not None:
+            return ask(members.only, request, timeout_s)
+        bucket, name = request.bucket[0], request.name[0]
+        nodes = self._nodes(bucket, name)
+        if len(nodes) == 1:
+            try:
+                return ask(members.calls(nodes[0]), request, timeout_s)
+            except errors.NodeUnavailable:
+                members.suspect(nodes[0])
+                return None
+        node = members.preferred([nodes], lambda _: object_hash(b"", name), [bucket])[0][0]
+        singles, budget = members.hedging.singles, members.hedging.budget
+        budget.requested(1)
+        limit_s = min(timeout_s, singles.limit_s(last=True) if budget.available else timeout_s)
+        members.loads.requested(node, 1)
+        began_s = time.monotonic()
+        try:
+            found = ask(members.calls(node), request, limit_s)
+        except (errors.SilenceTimeout, errors.NodeUnavailable) as error:
+            members.suspect(node)
+            if isinstance(error, errors.SilenceTimeout) and limit_s < timeout_s:
+                budget.take(1)
+            return None
+        finally:
+            waited_s = time.monotonic() - began_s
+            members.loads.over(node, 1, 1, waited_s)
+        if found is not None:
+            singles.note(waited_s)
+            members.note_answered(node)
+        return found
 
     def _head(self, bucket: str, name: str) -> ObjectInfo:
         return self._read(bucket, name, lambda node, timeout_s: node.head(bucket, name, timeout_s=timeout_s))

@@ -7,7 +7,6 @@ are retried for `retry_s`, with the newest map.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from ais_loader.transport.base import (
     BucketInfo,
     EtlMethod,
     FrameStream,
+    OpenedObject,
     PutSpec,
     object_info,
     require_bucket,
@@ -53,8 +53,6 @@ from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
-from ais_loader.wire.names_block import NamesBlock
-from ais_loader.wire.placement import object_hash
 from ais_loader.wire.remote import Remote
 
 DIRECT_TO_NODES = 64
@@ -222,44 +220,24 @@ class RemoteTransport(RemoteBucketCalls):
             yield from self._download(rest, timeout_s)
 
     def _get_small(self, members: Members, bucket: str, name: str, timeout_s: float) -> Buffer | None:
-        """Get an object on the fastest path, from the best holder. Returns None if that path does not apply.
+        """Get an object on the fastest path. Returns None if that path does not apply. Raises SilenceTimeout."""
+        request = batch_pb.BatchRequest(bucket=(bucket,), name=(name,), fail_fast=True, ordered=True)
+        return self._ask_best(members, request, NodeCalls.get_small, timeout_s)
 
-        A holder that is silent for unusually long is given up, if there is another one and the hedging budget allows
-        it. Raises SilenceTimeout.
-        """
-        # A node without a map may join a cluster: the object is then wherever that node finds it.
+    def open_object(self, bucket: str, name: str, *, first_bytes: int, verify: bool, timeout_s: float) -> OpenedObject:
+        """Ask the best holder on the fastest path. Anything but a complete answer leads to `head`."""
+        require_object(bucket, name)
+        members = self._discovery.found or self._discovery.members(timeout_s)
         request = batch_pb.BatchRequest(
-            bucket=(bucket,), name=(name,), fail_fast=True, ordered=True, local=members.only is None
+            bucket=(bucket,),
+            name=(name,),
+            fail_fast=True,
+            ordered=True,
+            verify_ranges=verify,
+            first_bytes=first_bytes,
         )
-        if members.only is not None:
-            return members.only.get_small(request, timeout_s)
-        nodes = self._nodes(bucket, name)
-        if len(nodes) == 1:
-            try:
-                return members.calls(nodes[0]).get_small(request, timeout_s)
-            except errors.NodeUnavailable:
-                members.suspect(nodes[0])
-                return None
-        node = members.preferred([nodes], lambda _: object_hash(b"", name), [bucket])[0][0]
-        singles, budget = members.hedging.singles, members.hedging.budget
-        budget.requested(1)
-        limit_s = min(timeout_s, singles.limit_s(last=True) if budget.available else timeout_s)
-        members.loads.requested(node, 1)
-        began_s = time.monotonic()
-        try:
-            data = members.calls(node).get_small(request, limit_s)
-        except (errors.SilenceTimeout, errors.NodeUnavailable) as error:
-            members.suspect(node)
-            if isinstance(error, errors.SilenceTimeout) and limit_s < timeout_s:
-                budget.take(1)
-            return None
-        finally:
-            waited_s = time.monotonic() - began_s
-            members.loads.over(node, 1, 1, waited_s)
-        if data is not None:
-            singles.note(waited_s)
-            members.note_answered(node)
-        return data
+        opened = self._ask_best(members, request, NodeCalls.open_small, timeout_s)
+        return OpenedObject(self._head(bucket, name)) if opened is None else opened
 
     def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
         """Ask one of the holders that run transforms; always the same one while it is trusted, because it caches the

@@ -20,6 +20,7 @@ from ais_loader.transport.base import (
     BucketChange,
     BucketInfo,
     EtlMethod,
+    OpenedObject,
     PutSpec,
     object_info,
     require_bucket,
@@ -50,6 +51,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as snapshots_pb
+from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.remote import Remote
 
 T = TypeVar("T")
@@ -366,6 +368,16 @@ class NodeCalls:
         not apply. Raises SilenceTimeout, and the errors of the entry's transforms."""
         request.tenant = self._options.tenant or request.tenant
         return self._unlocked_connection().single_get.get(request, timeout_s)
+
+    def open_small(self, request: batch_pb.BatchRequest, timeout_s: float) -> OpenedObject | None:
+        """Get the description and first bytes of a request's only entry on the fastest path. Returns None if the object
+        has to be looked up. Raises SilenceTimeout."""
+        request.tenant = self._options.tenant or request.tenant
+        found = self._unlocked_connection().single_get.open(request, timeout_s)
+        if found is None:
+            return None
+        data, described = found
+        return OpenedObject(ObjectInfo(request.bucket[0], request.name[0], *stored_of(described)), lambda: data)
 
     def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
         """Open the call that streams an object. Also return the translation of its errors."""

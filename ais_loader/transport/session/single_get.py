@@ -8,6 +8,7 @@ END. Anything but a complete and correct answer is left to the ordinary path, wh
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from ais_loader.errors import SilenceTimeout, TransformError, TransformFailed, TransformTimeout
@@ -19,18 +20,21 @@ from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import (
     EntryFault,
     FrameError,
+    decode_opened,
     decode_response,
     decode_single,
     decode_single_parts,
     single_prefix_bytes,
 )
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 
 _CREDIT_BYTES = 1 << 40
 """The caller wants all of the object in memory, so slowing the node down gains nothing."""
 _APART_BYTES = 64 << 10
 """Objects of at least this size are received into memory of their own, not copied out of a message."""
 T = TypeVar("T", bytes, memoryview)
+R = TypeVar("R")
 
 
 class SingleGet:
@@ -46,29 +50,48 @@ class SingleGet:
         Raises SilenceTimeout after `timeout_s` without a message. For an entry with transforms, raises their errors,
         because a failed transform is not requested twice.
         """
-        request.initial_credit_bytes = _CREDIT_BYTES
         request.receiver_checks = True
+        return self._exchanged(self._exchange, request, timeout_s)
+
+    def open(
+        self, request: pb.BatchRequest, timeout_s: float
+    ) -> tuple[bytes | memoryview, objects_pb.ObjectInfo] | None:
+        """Return the first bytes of the request's only entry and the object's description, or None if the object has to
+        be looked up. The request has `first_bytes`.
+
+        Raises SilenceTimeout after `timeout_s` without a message.
+        """
+        return self._exchanged(self._exchange_to_open, request, timeout_s)
+
+    def _exchanged(
+        self,
+        exchange: Callable[[PooledStream, pb.BatchRequest, float], R],
+        request: pb.BatchRequest,
+        timeout_s: float,
+    ) -> R | None:
+        """Return the result of `exchange` on a stream of the pool; None if it fails."""
+        request.initial_credit_bytes = _CREDIT_BYTES
         try:
             session = self._pool.take(time.monotonic() + timeout_s)
         except ValueError:  # gRPC's error for a channel that another thread has just closed
             return None
         keep = False
+        found: R | None = None
         failure: TransformError | None = None
         with session.lock:
             try:
-                data = self._exchange(session, request, timeout_s)
+                found = exchange(session, request, timeout_s)
                 keep = True
             except TransformError as error:
-                keep, data, failure = True, None, error
+                keep, failure = True, error
             except Exception as error:  # the ordinary path meets the same failure and reports it
                 if session.overdue:
                     raise SilenceTimeout(f"nothing arrived for {timeout_s:g} s; is the node alive?") from error
-                data = None
             finally:
                 self._pool.release(session, keep=keep)
         if failure is not None:
             raise failure
-        return data
+        return found
 
     def _exchange(self, session: PooledStream, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
         """Send the request and receive the answer. Raises any error if the stream cannot be used again."""
@@ -90,7 +113,21 @@ class SingleGet:
         for kind in kinds:
             if (single := decode_single(message, batch_id, digest_of_ok, kind)) is not None:
                 return self._compared(*single, kind)
-        return self._gathered(session, request, message, batch_id, timeout_s)
+        gathered = self._gathered(session, request, message, batch_id, timeout_s)
+        return None if gathered is None else gathered[0]
+
+    def _exchange_to_open(
+        self, session: PooledStream, request: pb.BatchRequest, timeout_s: float
+    ) -> tuple[bytes | memoryview, objects_pb.ObjectInfo] | None:
+        """Like `_exchange`, for an answer that describes the object."""
+        batch_id = next(session.batch_ids)
+        encoded = pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString()
+        message = bytes(session.stream.exchange(encoded))
+        if (opened := decode_opened(message, batch_id, digest_of_ok)) is not None:
+            payload, checksum, described = opened
+            return self._compared(payload, checksum, pb.STORED), described
+        gathered = self._gathered(session, request, message, batch_id, timeout_s)
+        return None if gathered is None or not gathered[1].HasField("object") else (gathered[0], gathered[1].object)
 
     def _compared(self, data: T, checksum: int, kind: int) -> T:
         if (self._verify_payload or kind == pb.UNCHECKED) and crc32c(data) != checksum:
@@ -104,8 +141,8 @@ class SingleGet:
         message: bytes | memoryview,
         batch_id: int,
         timeout_s: float,
-    ) -> bytes | memoryview | None:
-        """Return the entry from an answer that begins with this message and is not in the short form."""
+    ) -> tuple[bytes | memoryview, pb.End] | None:
+        """Return the entry and END from an answer that begins with this message and is not in the short form."""
         parts: list[memoryview] = []
         checksum, check, failure = 0, AnswerCheck(1), None
         while True:
@@ -136,4 +173,4 @@ class SingleGet:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         if self._verify_payload and crc32c(data) != checksum:
             raise FrameError("damaged on its way")
-        return data
+        return data, end

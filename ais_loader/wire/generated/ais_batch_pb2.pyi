@@ -1,3 +1,4 @@
+from ais_loader.wire.generated import ais_objects_pb2 as _ais_objects_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -94,7 +95,7 @@ class Cancel(_message.Message):
     def __init__(self) -> None: ...
 
 class BatchRequest(_message.Message):
-    __slots__ = ("bucket", "bucket_index", "name", "member", "start", "length", "version", "first_index", "initial_credit_bytes", "fail_fast", "ordered", "buffered", "deadline_ms", "verify_ranges", "receiver_checks", "resume_offset", "resume_checksum", "resume_version", "map_version", "tenant", "request_id", "metadata", "local", "transform", "transform_index")
+    __slots__ = ("bucket", "bucket_index", "name", "member", "start", "length", "version", "first_index", "initial_credit_bytes", "fail_fast", "ordered", "buffered", "deadline_ms", "verify_ranges", "receiver_checks", "resume_offset", "resume_checksum", "resume_version", "map_version", "tenant", "request_id", "metadata", "local", "transform", "transform_index", "first_bytes")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +128,7 @@ class BatchRequest(_message.Message):
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     TRANSFORM_FIELD_NUMBER: _ClassVar[int]
     TRANSFORM_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTES_FIELD_NUMBER: _ClassVar[int]
     bucket: _containers.RepeatedScalarFieldContainer[str]
     bucket_index: _containers.RepeatedScalarFieldContainer[int]
     name: _containers.RepeatedScalarFieldContainer[str]
@@ -152,7 +154,8 @@ class BatchRequest(_message.Message):
     local: bool
     transform: _containers.RepeatedCompositeFieldContainer[TransformCall]
     transform_index: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, bucket: _Optional[_Iterable[str]] = ..., bucket_index: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., member: _Optional[_Iterable[str]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., version: _Optional[_Iterable[str]] = ..., first_index: _Optional[int] = ..., initial_credit_bytes: _Optional[int] = ..., fail_fast: bool = ..., ordered: bool = ..., buffered: bool = ..., deadline_ms: _Optional[int] = ..., verify_ranges: bool = ..., receiver_checks: bool = ..., resume_offset: _Optional[int] = ..., resume_checksum: _Optional[int] = ..., resume_version: _Optional[str] = ..., map_version: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., local: bool = ..., transform: _Optional[_Iterable[_Union[TransformCall, _Mapping]]] = ..., transform_index: _Optional[_Iterable[int]] = ...) -> None: ...
+    first_bytes: int
+    def __init__(self, bucket: _Optional[_Iterable[str]] = ..., bucket_index: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., member: _Optional[_Iterable[str]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., version: _Optional[_Iterable[str]] = ..., first_index: _Optional[int] = ..., initial_credit_bytes: _Optional[int] = ..., fail_fast: bool = ..., ordered: bool = ..., buffered: bool = ..., deadline_ms: _Optional[int] = ..., verify_ranges: bool = ..., receiver_checks: bool = ..., resume_offset: _Optional[int] = ..., resume_checksum: _Optional[int] = ..., resume_version: _Optional[str] = ..., map_version: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., local: bool = ..., transform: _Optional[_Iterable[_Union[TransformCall, _Mapping]]] = ..., transform_index: _Optional[_Iterable[int]] = ..., first_bytes: _Optional[int] = ...) -> None: ...
 
 class TransformCall(_message.Message):
     __slots__ = ("stage",)
@@ -209,7 +212,7 @@ class EntryError(_message.Message):
     def __init__(self, index: _Optional[int] = ..., message: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("outcome", "error_kind", "message", "first_index", "entries", "failed_entries", "payload_bytes", "digest", "wait_us")
+    __slots__ = ("outcome", "error_kind", "message", "first_index", "entries", "failed_entries", "payload_bytes", "digest", "wait_us", "object")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         COMPLETE: _ClassVar[End.Outcome]
@@ -227,6 +230,7 @@ class End(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
     outcome: End.Outcome
     error_kind: str
     message: str
@@ -236,7 +240,8 @@ class End(_message.Message):
     payload_bytes: int
     digest: int
     wait_us: int
-    def __init__(self, outcome: _Optional[_Union[End.Outcome, str]] = ..., error_kind: _Optional[str] = ..., message: _Optional[str] = ..., first_index: _Optional[int] = ..., entries: _Optional[int] = ..., failed_entries: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., digest: _Optional[int] = ..., wait_us: _Optional[int] = ...) -> None: ...
+    object: _ais_objects_pb2.ObjectInfo
+    def __init__(self, outcome: _Optional[_Union[End.Outcome, str]] = ..., error_kind: _Optional[str] = ..., message: _Optional[str] = ..., first_index: _Optional[int] = ..., entries: _Optional[int] = ..., failed_entries: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., digest: _Optional[int] = ..., wait_us: _Optional[int] = ..., object: _Optional[_Union[_ais_objects_pb2.ObjectInfo, _Mapping]] = ...) -> None: ...
 
 class Reject(_message.Message):
     __slots__ = ("retry_after_ms", "reason", "wait_us")

@@ -14,6 +14,7 @@ from ais_loader.errors import NodeUnavailable
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import U8, U32, EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.object_info import info_of
 from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
@@ -54,6 +55,8 @@ class BatchTable:
         """Version by which an earlier answer named the object of entry 0, of which this one is the rest."""
         self.shared_files = False
         """Whether several entries may be in one file: objects of a segment, ranges of an object."""
+        self.describes = False
+        """Whether END describes the object of the only entry."""
         # Members of archives.
         self.shards: dict[int, OpenShard] = {}
         """Shards by descriptor, kept open as long as the batch."""
@@ -142,6 +145,7 @@ class BatchTable:
     def end(self, entries: int, wait_us: int) -> pb.End:
         """Return the END of a batch of which the first `entries` entries have been read."""
         status, checksum = self.status[:entries], self.checksum[:entries]
+        described = self.records[0] if self.describes and entries and not status[0] else None
         return pb.End(
             outcome=pb.End.COMPLETE if entries == self.n else pb.End.STOPPED,
             first_index=self.first_index,
@@ -150,4 +154,5 @@ class BatchTable:
             payload_bytes=int(self.sizes[:entries].sum()),
             digest=digest(status, checksum),
             wait_us=wait_us,
+            object=None if described is None else info_of("", "", described),
         )

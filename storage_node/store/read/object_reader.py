@@ -22,8 +22,10 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
 from storage_node.store.read.batch_members import MemberPart, find_member, status_of
+from storage_node.store.read.batch_reader import read_cached
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.replica_state import version_gone
 from storage_node.store.store import Store
@@ -233,6 +235,23 @@ def open_object(
         return StoredObjectReader(drive, entry, drive.files.open(entry.path), label, start, wanted, verify, damaged)
 
     return open_current(store, bucket, name, version, opened)
+
+
+def read_first(drive: Drive, entry: CatalogEntry, label: str, first_bytes: int, *, verify: bool) -> bytes:
+    """Return the first bytes of an object that was located before: `first_bytes`, or all of a smaller one.
+
+    Returns none if they cannot be read. Another look-up then tells why.
+    """
+    length = min(first_bytes, entry.size_bytes)
+    if 0 < length == entry.size_bytes:
+        path = file_of(entry.path) if entry.offset else entry.path
+        whole = read_cached(b"", ((drive.files.objects_fd, path, entry.offset, length, entry.checksum),))
+        if whole is not None:
+            return whole
+    try:
+        return b"".join(StoredObjectReader(drive, entry, drive.files.open(entry.path), label, 0, length, verify))
+    except (OSError, LoaderError):
+        return b""
 
 
 def _note_damage(store: Store, bucket: str, name: str, version: Version) -> None:

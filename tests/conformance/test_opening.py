@@ -1,0 +1,123 @@
+"""Opening a file over every transport: properties and first bytes come together, of one version."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from ais_loader import Bucket
+from ais_loader.errors import BucketNotFound, InvalidRequest, ObjectNotFound
+from ais_loader.objects.read_ahead import BLOCK_BYTES, FIRST_BYTES
+from ais_loader.testing import seeded_bytes
+
+DATA = seeded_bytes(3_000_001, seed=11)
+SIZES = [0, 1, 10_240, FIRST_BYTES - 1, FIRST_BYTES, FIRST_BYTES + 1, BLOCK_BYTES, BLOCK_BYTES + 1, len(DATA)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("verify", [True, False])
+def test_objects_of_all_sizes_have_their_bytes_and_properties(bucket: Bucket, size: int, verify: bool) -> None:
+    bucket.put("a", DATA[:size], metadata={"language": "fr", "rate": "16000", "z": "é"})
+    for _ in range(2):  # the second time, a node has the object in its caches
+        with bucket.open("a", verify=verify) as file:
+            assert file.info == bucket.head("a")
+            assert (file.read(), file.read(), file.tell()) == (DATA[:size], b"", size)
+            file.seek(0)
+            assert file.read() == DATA[:size]
+        with bucket.reader("a", verify=verify) as reader:
+            assert b"".join(reader.chunks()) == DATA[:size]
+        with bucket.reader("a", verify=verify) as reader:
+            assert b"".join(iter(lambda reader=reader: reader.read(70_000), b"")) == DATA[:size]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("step", [1000, FIRST_BYTES // 2, FIRST_BYTES, FIRST_BYTES + 1])
+def test_reads_go_on_behind_the_first_bytes(bucket: Bucket, step: int) -> None:
+    bucket.put("a", DATA)
+    with bucket.open("a") as file:
+        assert b"".join(iter(lambda: file.read(step), b"")) == DATA
+    with bucket.open("a") as file:
+        buffer = bytearray(step)
+        assert (file.readinto(buffer), buffer) == (step, DATA[:step])
+        assert file.peek(1)[:1] == DATA[step : step + 1]
+        assert file.read() == DATA[step:]
+
+
+def test_a_reader_that_begins_at_the_end_has_the_beginning_too(bucket: Bucket) -> None:
+    bucket.put("a", DATA)
+    with bucket.open("a") as file:
+        file.seek(-8, io.SEEK_END)
+        assert file.read(8) == DATA[-8:]
+        file.seek(-70_000, io.SEEK_END)
+        assert file.read(69_000) == DATA[-70_000:-1_000]
+        file.seek(4)
+        assert file.read(FIRST_BYTES) == DATA[4 : 4 + FIRST_BYTES]
+        file.seek(FIRST_BYTES)
+        assert file.read(10) == DATA[FIRST_BYTES : FIRST_BYTES + 10]
+    with bucket.open("a") as file:
+        file.seek(FIRST_BYTES - 5)
+        assert file.read(10) == DATA[FIRST_BYTES - 5 : FIRST_BYTES + 5]
+
+
+def test_what_cannot_be_opened_says_why(bucket: Bucket) -> None:
+    first = bucket.put("a", b"one").version
+    for opening in (bucket.open, bucket.reader):
+        with pytest.raises(ObjectNotFound, match="nothing"):
+            opening("nothing")
+        with pytest.raises(ObjectNotFound, match="folder"):
+            opening("folder/")
+        with pytest.raises(BucketNotFound):
+            getattr(bucket.client.bucket("nowhere"), opening.__name__)("a")
+        with pytest.raises(InvalidRequest, match="timeout_s"):
+            opening("a", timeout_s=0)
+    second = bucket.put("a", b"two").version
+    with pytest.raises(ObjectNotFound, match="version"):
+        bucket.open("a", version=first)
+    with bucket.open("a", version=second) as file:
+        assert file.read() == b"two"
+    bucket.delete("a")
+    with pytest.raises(ObjectNotFound):
+        bucket.open("a")
+
+
+@pytest.mark.parametrize("size", [10_240, FIRST_BYTES, FIRST_BYTES + 1, len(DATA)])
+def test_an_object_that_is_overwritten_after_it_was_opened_is_never_mixed(bucket: Bucket, size: int) -> None:
+    data, other = DATA[:size], DATA[::-1][:size]
+    bucket.put("a", data)
+    with bucket.open("a") as file:
+        bucket.put("a", other)
+        try:
+            found = file.read()
+        except ObjectNotFound as gone:
+            assert "version" in str(gone)
+        else:
+            assert found == data
+            assert size <= FIRST_BYTES  # all that can have come with the answer
+    with bucket.open("a") as file:
+        assert file.read() == other
+
+
+def test_an_object_that_is_deleted_after_it_was_opened_has_its_first_bytes_at_most(bucket: Bucket) -> None:
+    bucket.put("a", DATA)
+    with bucket.open("a") as file:
+        bucket.delete("a")
+        file.seek(FIRST_BYTES)
+        with pytest.raises(ObjectNotFound):
+            file.read(1)
+        assert file.tell() == FIRST_BYTES
+
+
+def test_a_snapshot_is_opened_as_it_was(bucket: Bucket) -> None:
+    bucket.put("a", DATA)
+    bucket.put("small", b"one")
+    bucket.snapshot("then")
+    try:
+        then = bucket.client.bucket(bucket.name, snapshot="then")
+        bucket.put("a", b"other")
+        bucket.delete("small")
+        with then.open("a") as file, then.open("small") as small:
+            assert (file.read(), small.read()) == (DATA, b"one")
+        with pytest.raises(ObjectNotFound):
+            then.open("later")
+    finally:
+        bucket.delete_snapshot("then")

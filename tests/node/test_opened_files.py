@@ -1,0 +1,78 @@
+"""Files opened from a node: how many requests they take, and what becomes of damaged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Bucket, ClusterOptions, connect, errors
+from ais_loader.objects.read_ahead import FIRST_BYTES
+from ais_loader.testing import eventually, seeded_bytes
+from storage_node.server import NodeServer
+from tests.node.node_kit import scrape, serving
+from tests.store.store_kit import flip_a_byte
+
+DATA = seeded_bytes(700_000)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeServer]:
+    with serving(tmp_path, metrics_port=0) as node:
+        yield node
+
+
+@pytest.fixture(params=["auto", "grpc"])
+def bucket(node: NodeServer, request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    with connect(node.url, options=ClusterOptions(lane=request.param)) as client:
+        yield client.create_bucket("b", exist_ok=True)
+
+
+def asked(node: NodeServer) -> tuple[float, float]:
+    """Return how many batches and how many calls on single objects the node has answered."""
+    samples = [line.rpartition(" ") for line in scrape(node).splitlines() if not line.startswith("#")]
+    counted = [
+        sum(float(value) for name, _, value in samples if name.startswith(f"ais_loader_{kind}_total"))
+        for kind in ("batches", "requests")
+    ]
+    return counted[0], counted[1]
+
+
+def require_batches(node: NodeServer, before: tuple[float, float], batches: int) -> None:
+    """Require that the node has answered this many batches since, and nothing else."""
+    due = (before[0] + batches, before[1])
+    eventually(lambda: asked(node) == due)
+
+
+@pytest.mark.parametrize("size", [0, 1, 10_000, FIRST_BYTES])
+def test_a_small_file_takes_one_request(node: NodeServer, bucket: Bucket, size: int) -> None:
+    bucket.put("a", DATA[:size])
+    before = asked(node)
+    with bucket.open("a") as file:
+        assert file.read() == DATA[:size]
+    require_batches(node, before, 1)
+
+
+def test_a_larger_file_takes_one_for_its_beginning_and_one_for_the_rest(node: NodeServer, bucket: Bucket) -> None:
+    bucket.put("a", DATA)
+    before = asked(node)
+    with bucket.open("a") as file:
+        assert file.read(FIRST_BYTES) == DATA[:FIRST_BYTES]
+        require_batches(node, before, 1)
+        assert file.read() == DATA[FIRST_BYTES:]
+    require_batches(node, before, 2)
+
+
+@pytest.mark.parametrize("size", [10_000, len(DATA)])
+def test_a_damaged_object_is_opened_and_its_bytes_are_refused(
+    node: NodeServer, bucket: Bucket, tmp_path: Path, size: int
+) -> None:
+    version = bucket.put("a", DATA[:size]).version
+    (stored,) = (path for path in (tmp_path / "drive" / "objects").rglob("*") if path.is_file())
+    flip_a_byte(stored, 5_000)
+    with bucket.open("a") as file:
+        assert (file.info.version, file.info.size_bytes) == (version, size)
+        with pytest.raises(errors.CorruptObject):
+            file.read(10)
+        assert file.tell() == 0
