@@ -210,8 +210,8 @@ class ObjectFile(_ObjectStream):
             if self._first is not None and self._position < FIRST_BYTES:
                 self._begin()
             at = self._position - self._start
-            if size is None or size < 0:
-                size = self.info.size_bytes - self._position
+            left = self.info.size_bytes - self._position
+            size = left if size is None or size < 0 else min(size, left)
             if at >= 0 and 0 < size <= len(self._current) - at:  # true for most reads
                 self._position += size
                 return bytes(self._current[at : at + size])

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +27,7 @@ from ais_loader.objects.one_level import one_level
 from ..file_errors import as_files
 from ..object_writer import ObjectWriter
 from ..shared_store import named_url, shared_store
+from .buffered_file import BufferedFile
 from .listing import Row, file_row, folder_row, level_row
 from .naming import no_writing, split
 
@@ -40,6 +42,19 @@ class _ByStore(type(AbstractFileSystem)):  # type: ignore[misc]  # fsspec has no
         if not args and not kwargs.get("store"):
             kwargs["store"] = named_url()
         return super().__call__(*args, **kwargs)
+
+
+@cache
+def _opening_functions() -> frozenset[Any]:
+    """Return the code of the functions of pyarrow that open a file of an fsspec file system."""
+    try:
+        from pyarrow.fs import FSSpecHandler
+    except ImportError:
+        return frozenset()
+    return frozenset(
+        getattr(getattr(FSSpecHandler, name, None), "__code__", None)
+        for name in ("open_input_stream", "open_input_file")
+    )
 
 
 class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[misc]  # fsspec has no annotations
@@ -186,6 +201,12 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                     raise
                 return folder_row(path)
 
+    def isfile(self, path: str) -> bool:
+        # pyarrow's wrapper asks this and opens the file in the same function: opening it reports what is not there.
+        if sys._getframe(1).f_code in _opening_functions():
+            return True
+        return bool(super().isfile(path))
+
     def modified(self, path: str) -> datetime.datetime:
         moment: datetime.datetime = self.info(path)["mtime"]
         return moment
@@ -205,7 +226,17 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         if mode == "rb":
             read_ahead_bytes = READ_AHEAD_BYTES if block_size is None else 4 * block_size
             with as_files(path):
-                return self._bucket(bucket).open(name, read_ahead_bytes=read_ahead_bytes)
+                if (cache_type := kwargs.get("cache_type")) is None:
+                    return self._bucket(bucket).open(name, read_ahead_bytes=read_ahead_bytes)
+                return BufferedFile(
+                    self,
+                    self._strip_protocol(path),
+                    self._bucket(bucket),
+                    name,
+                    block_size=block_size,
+                    cache_type=cache_type,
+                    cache_options=kwargs.get("cache_options"),
+                )
         if mode in ("wb", "xb"):
             if mode == "xb" and self.exists(path):
                 raise FileExistsError(path)

@@ -1,0 +1,141 @@
+"""Opening a file and reading it, compared with `get`: objects of 10 KiB, from a node and from an embedded store.
+
+    python -m benchmarks.reads.opening  # writes the table beside this file
+    python -m benchmarks.reads.opening --before /another/tree  # with the rates of another version of this code
+
+One thread reads objects by name, one after another, with a warm page cache. "fsspec" is `filesystem.open(path).read()`,
+"pyarrow" the same through pyarrow's wrapper, as Ray Data and pandas open files. "end" opens objects of 1 MiB and reads
+their last 8 bytes and then 4 KiB before them, as readers of Parquet do.
+
+Prediction, written before the first run: opening and reading takes at most 1.3 times as long as `get`, which is 0.77 of
+its rate, since it is the same request with a description in its answer. On a node it is eight times as fast as a HEAD
+and a batch were.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+import fsspec
+import pyarrow.fs
+
+from ais_loader import Bucket, connect
+from ais_loader.testing import NodeProcess, seeded_bytes
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
+
+OBJECT_BYTES, LARGE_BYTES = 10 << 10, 1 << 20
+OBJECTS, LARGE_OBJECTS = 500, 20
+TABLE = Path(__file__).with_suffix(".md")
+STORES = ("node", "embedded")
+WAYS = ("get", "open", "fsspec", "pyarrow", "end")
+AT_LEAST = 1 / 1.3
+CLAIMS = [Claim(f"{store}: open", f"{store}: get", round(AT_LEAST, 2)) for store in STORES]
+
+
+def by_name(names: list[str], read: Callable[[str], bytes], size_bytes: int) -> Callable[[], float]:
+    """Return a function that reads the objects once and returns the rate in objects/s."""
+
+    def rate() -> float:
+        random.shuffle(names)
+        began_s = time.perf_counter()
+        for name in names:
+            if len(read(name)) != size_bytes:
+                raise SystemExit(f"{name} is not whole")
+        return len(names) / (time.perf_counter() - began_s)
+
+    return rate
+
+
+def contestants(store: str, url: str, bucket: Bucket) -> Iterator[tuple[str, Callable[[], float]]]:
+    names, large = [f"{at:06d}" for at in range(OBJECTS)], [f"large/{at}" for at in range(LARGE_OBJECTS)]
+    files = fsspec.filesystem("ais", store=url)
+    wrapped = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(files))
+
+    def opened(name: str) -> bytes:
+        with bucket.open(name) as file:
+            return file.read()
+
+    def by_fsspec(name: str) -> bytes:
+        with files.open(f"b/{name}") as file:
+            return bytes(file.read())
+
+    def by_pyarrow(name: str) -> bytes:
+        with wrapped.open_input_stream(f"b/{name}") as file:
+            return bytes(file.readall())
+
+    def end(name: str) -> bytes:
+        with bucket.open(name) as file:
+            file.seek(-8, io.SEEK_END)
+            last = file.read(8)
+            file.seek(-4096, io.SEEK_END)
+            return file.read(4088) + last
+
+    ways = dict(zip(WAYS, (bucket.get, opened, by_fsspec, by_pyarrow), strict=False))
+    for way, read in ways.items():
+        yield f"{store}: {way}", by_name(names, read, OBJECT_BYTES)
+    yield f"{store}: end", by_name(large, end, 4096)
+
+
+def measure(rounds: int) -> dict[str, list[float]]:
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        found: dict[str, Callable[[], float]] = {}
+        ring = seeded_bytes(LARGE_BYTES + OBJECTS)
+        for store in STORES:
+            url = str(folder / store)
+            if store == "node":
+                url = held.enter_context(NodeProcess(url)).url
+            client = held.enter_context(connect(url))
+            bucket = client.create_bucket("b")
+            bucket.put_many((f"{at:06d}", ring[at : at + OBJECT_BYTES]) for at in range(OBJECTS))
+            bucket.put_many((f"large/{at}", ring[at : at + LARGE_BYTES]) for at in range(LARGE_OBJECTS))
+            found |= dict(contestants(store, url, bucket))
+        for work in found.values():  # connections, caches
+            work()
+        return run_rounds(found, rounds)
+
+
+def of_another_tree(tree: Path, rounds: int) -> dict[str, list[float]]:
+    """Return the rates of the code in another tree, whose native modules are built."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--rates", "--rounds", str(rounds)]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    found = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE).stdout
+    return dict(json.loads(found))
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=15, show_default=True)
+@click.option("--before", type=click.Path(path_type=Path, exists=True), help="A tree of earlier code to compare with.")
+@click.option("--rates", is_flag=True, help="Print only the rates, as JSON.")
+@click.option("--write/--no-write", default=True, help=f"Write the table to {TABLE.name}.")
+def main(rounds: int, before: Path | None, rates: bool, write: bool) -> None:
+    if rates:
+        click.echo(json.dumps(measure(rounds)))
+        return
+    found = measure(rounds)
+    earlier = {} if before is None else of_another_tree(before, rounds)
+    publish(
+        "Opening files",
+        __doc__,
+        f"{rounds} rounds of {OBJECTS} objects, and {LARGE_OBJECTS} of 1 MiB.",
+        found | {f"before, {name}": values for name, values in earlier.items()},
+        "objects/s",
+        CLAIMS + [Claim(f"{store}: end", f"before, {store}: end", 1.0) for store in STORES if earlier],
+        table=TABLE if write else None,
+    )
+
+
+if __name__ == "__main__":
+    main()
