@@ -484,9 +484,9 @@ class Bucket(BucketComposing, BucketTransforming):
     ) -> ObjectFile | IO[bytes]:
         """Open the current version of an object as a read-only, seekable binary file.
 
-        One request looks the object up and gets its first 128 KiB, so that opening and reading a small object costs
-        about as much as `get`. All later reads are of the version that was opened. Bytes of a remote bucket that are
-        not stored are not requested before they are read.
+        One request looks the object up and, if it has at most 128 KiB, gets all of it, so that opening and reading a
+        small object costs about as much as `get`. All later reads are of the version that was opened. Bytes of a remote
+        bucket that are not stored are not requested before they are read.
 
         Args:
             member: Open this member of the archive `name` instead. For a small member, `get` needs fewer requests.
@@ -510,7 +510,7 @@ class Bucket(BucketComposing, BucketTransforming):
             found = OpenedObject(pinned_member(self._transport, archive, member))
         else:
             timeout_s = checked_timeout_s(timeout_s)
-            found = opened(self._transport, self.name, name, version, verify=verify, timeout_s=timeout_s)
+            found = opened(self._transport, self.name, name, version, timeout_s)
         return ObjectFile(
             self.client,
             found.info,
@@ -518,7 +518,7 @@ class Bucket(BucketComposing, BucketTransforming):
             read_ahead_bytes=read_ahead_bytes,
             verify=verify,
             member=member,
-            first=found.first,
+            content=found.content,
         )
 
     def reader(
@@ -535,14 +535,14 @@ class Bucket(BucketComposing, BucketTransforming):
         Arguments and errors are those of `open`.
         """
         timeout_s = checked_timeout_s(timeout_s)
-        found = opened(self._transport, self.name, name, version, verify=verify, timeout_s=timeout_s)
+        found = opened(self._transport, self.name, name, version, timeout_s)
         return ObjectReader(
             self.client,
             found.info,
             timeout_s=timeout_s,
             read_ahead_bytes=read_ahead_bytes,
             verify=verify,
-            first=found.first,
+            content=found.content,
         )
 
     def head(self, name: str) -> ObjectInfo:

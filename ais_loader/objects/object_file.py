@@ -4,7 +4,7 @@ Both read ranges, as batches, of the version that was opened. After a broken con
 the object to another node, they retry from the last byte received, for the client's `retry_s`. If the object is
 replaced or deleted in the meantime, reading ends with ObjectNotFound, never with a mix of two versions.
 
-The first bytes come with the answer to opening the object, or, in an embedded store, directly from the file of the
+The bytes of a small object come with the answer to opening it, or, in an embedded store, directly from the file of the
 version that was looked up.
 
 Bytes are kept as views of what was received. `read` copies each byte once. `readinto` copies it once, directly into the
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.objects.read_ahead import CHUNK_BYTES, FIRST_BYTES, ReadAhead
+from ais_loader.objects.read_ahead import CHUNK_BYTES, ReadAhead
 from ais_loader.values.entry import ObjectInfo
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _ObjectStream(io.BufferedIOBase):
         read_ahead_bytes: int,
         verify: bool,
         member: str | None = None,
-        first: Callable[[], Buffer] | None = None,
+        content: Callable[[], Buffer] | None = None,
     ) -> None:
         if read_ahead_bytes < 0:
             raise InvalidRequest(f"read_ahead_bytes={read_ahead_bytes}: need 0 (no read-ahead) or more")
@@ -61,8 +61,8 @@ class _ObjectStream(io.BufferedIOBase):
         )
         self._lock = threading.RLock()
         self._position = 0
-        self._first = first
-        """Returns the object's first bytes, at most FIRST_BYTES, or none; None after it was called."""
+        self._content = content
+        """Returns all of a small object, or nothing if it has to be read like others; None after it was called."""
 
     @property
     def name(self) -> str:
@@ -131,13 +131,10 @@ class _ObjectStream(io.BufferedIOBase):
         """Return at least one byte, beginning at the position, which is not the end."""
         raise io.UnsupportedOperation("read")
 
-    def _first_chunk(self) -> memoryview:
-        """Return the object's first bytes, and continue the read-ahead behind them; nothing if they have to be read."""
-        first, self._first = self._first, None
-        chunk = memoryview(b"" if first is None else first())
-        if len(chunk):
-            self._ahead.skip(len(chunk))
-        return chunk
+    def _take_content(self) -> memoryview:
+        """Return all bytes of the object, if they are at hand."""
+        content, self._content = self._content, None
+        return memoryview(b"" if content is None else content())
 
     def _require_open(self) -> None:
         if self.closed:
@@ -147,7 +144,7 @@ class _ObjectStream(io.BufferedIOBase):
         if not self.closed:
             if (ahead := getattr(self, "_ahead", None)) is not None:  # otherwise it was never opened
                 ahead.close()
-                self._first = None
+                self._content = None
             super().close()
 
     def __repr__(self) -> str:
@@ -171,9 +168,9 @@ class ObjectFile(_ObjectStream):
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         verify: bool = True,
         member: str | None = None,
-        first: Callable[[], Buffer] | None = None,
+        content: Callable[[], Buffer] | None = None,
     ) -> None:
-        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, member, first)
+        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, member, content)
         self._kept: deque[tuple[int, memoryview]] = deque()
         self._kept_bytes = 0
         self._start, self._current = 0, memoryview(b"")
@@ -207,7 +204,7 @@ class ObjectFile(_ObjectStream):
 
     def read(self, size: int | None = -1, /) -> bytes:
         with self._lock:
-            if self._first is not None and self._position < FIRST_BYTES:
+            if self._content is not None:
                 self._begin()
             at = self._position - self._start
             left = self.info.size_bytes - self._position
@@ -218,8 +215,8 @@ class ObjectFile(_ObjectStream):
             return super().read(max(0, size))
 
     def _begin(self) -> None:
-        """Keep the object's first bytes as the chunk that was read last."""
-        chunk = self._first_chunk()
+        """Keep the object as the chunk that was read last, if its bytes are at hand."""
+        chunk = self._take_content()
         if len(chunk):
             self._start, self._current = 0, chunk
             self._keep(0, chunk)
@@ -231,7 +228,7 @@ class ObjectFile(_ObjectStream):
     def _found(self, wanted_bytes: int) -> tuple[int, memoryview]:
         """Return the chunk that contains the position, and where it begins."""
         position = self._position
-        if self._first is not None and position < FIRST_BYTES:
+        if self._content is not None:
             self._begin()
         for start, chunk in reversed(self._kept):
             if start <= position < start + len(chunk):
@@ -267,9 +264,9 @@ class ObjectReader(_ObjectStream):
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         verify: bool = True,
-        first: Callable[[], Buffer] | None = None,
+        content: Callable[[], Buffer] | None = None,
     ) -> None:
-        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, first=first)
+        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, content=content)
         self._rest = memoryview(b"")
 
     def chunks(self) -> Iterator[memoryview]:
@@ -294,8 +291,8 @@ class ObjectReader(_ObjectStream):
         self._ahead.jump(position)
 
     def _chunk(self, wanted_bytes: int) -> memoryview:
-        if self._first is not None:
-            self._rest = self._first_chunk()
+        if self._content is not None:
+            self._rest = self._take_content()[self._position :]
         if not len(self._rest):
             self._rest = self._ahead.next(self.info.size_bytes - self._position)  # a forward-only reader
         return self._rest

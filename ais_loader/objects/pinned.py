@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ais_loader.errors import ItemTooLarge, MemberNotFound, ObjectNotFound
-from ais_loader.objects.read_ahead import FIRST_BYTES
 from ais_loader.transport.base import OpenedObject, Transport
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.wire.object_info import has_version
@@ -18,6 +17,9 @@ from ais_loader.wire.object_info import has_version
 if TYPE_CHECKING:
     from ais_loader.objects.client import Client
 
+WHOLE_BYTES = 128 << 10
+"""Largest object that comes with the answer to opening it. The beginning of a larger one would be in the way: the rest
+is read in whole blocks, from files, and readers of tables begin at the end."""
 _PART_BYTES = 64 << 20
 """Part size for an object that is too large for one batch entry."""
 _MEMBER_PAGE = 100
@@ -32,11 +34,9 @@ def pinned_head(transport: Transport, bucket: str, name: str, version: str | Non
     return info
 
 
-def opened(
-    transport: Transport, bucket: str, name: str, version: str | None, *, verify: bool, timeout_s: float
-) -> OpenedObject:
+def opened(transport: Transport, bucket: str, name: str, version: str | None, timeout_s: float) -> OpenedObject:
     """Return the object, to be read as a file, if it has this version (None: any). Raises as `pinned_head`."""
-    found = transport.open_object(bucket, name, first_bytes=FIRST_BYTES, verify=verify, timeout_s=timeout_s)
+    found = transport.open_object(bucket, name, whole_up_to=WHOLE_BYTES, timeout_s=timeout_s)
     if version is not None and not has_version(found.info, version):
         raise _replaced(bucket, name, version, found.info.version)
     return found

@@ -36,7 +36,7 @@ LONG_AGAIN_BYTES = 64 << 20
 BLOCK_BYTES = 256 << 10
 """Objects have a checksum for each of these. A node verifies ranges of whole blocks without reading any block twice."""
 FIRST_BYTES = 128 << 10
-"""Distance after a jump, even if the reader requests less; and bytes that come with the answer to opening a file."""
+"""Distance after a jump, even if the reader requests less."""
 
 
 def chunk_spans(start: int, stop: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
@@ -108,12 +108,6 @@ class ReadAhead:
         self.close()
         self.position = self._planned = position
         self._ramp = Ramp(self._limit_bytes)
-
-    def skip(self, size_bytes: int) -> None:
-        """Continue behind the object's first bytes, which the reader has from elsewhere."""
-        self.close()
-        self.position = self._planned = size_bytes
-        self._ramp.ahead_bytes = 2 * FIRST_BYTES
 
     @property
     def planned(self) -> int:

@@ -159,9 +159,8 @@ class OpenedObject(NamedTuple):
 
     info: ObjectInfo
     """The version."""
-    first: Callable[[], Buffer] = lambda: b""
-    """Returns its first bytes, verified if that was requested; none if they have to be read like any others. Called
-    once, in any thread."""
+    content: Callable[[], Buffer] | None = None
+    """Returns all of its bytes, verified, or none if they have to be read after all. Called once, in any thread."""
 
 
 class FrameStream(Protocol):
@@ -258,8 +257,8 @@ class Transport(Protocol):
         that path does not apply. Raises SilenceTimeout, and the errors of the transforms."""
 
     def head(self, bucket: str, name: str) -> ObjectInfo: ...
-    def open_object(self, bucket: str, name: str, *, first_bytes: int, verify: bool, timeout_s: float) -> OpenedObject:
-        """Look an object up and get its first bytes, `first_bytes` or all of a smaller one, with one request.
+    def open_object(self, bucket: str, name: str, *, whole_up_to: int, timeout_s: float) -> OpenedObject:
+        """Look an object up, and get all of it if it has at most `whole_up_to` bytes, with one request.
 
         Bytes that are not in the store are not fetched for it. Raises the errors of `head`, and SilenceTimeout.
         """

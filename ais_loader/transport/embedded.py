@@ -63,7 +63,7 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object, tar_end
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.read.batch_reader import IMPLEMENTATION
-from storage_node.store.read.object_reader import MemberPage, list_members, open_member, open_object, read_first
+from storage_node.store.read.object_reader import MemberPage, list_members, open_member, open_object, read_located
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import NameSummary
@@ -297,20 +297,23 @@ class EmbeddedTransport:
             raise found
         return object_info(found)
 
-    def open_object(self, bucket: str, name: str, *, first_bytes: int, verify: bool, timeout_s: float) -> OpenedObject:
-        """The first bytes are read when they are used, of the version that was looked up, from its file."""
+    def open_object(self, bucket: str, name: str, *, whole_up_to: int, timeout_s: float) -> OpenedObject:
+        """A small object is read when its bytes are used, from the file of the version that was looked up."""
         require_object(bucket, name)
         store = self._store_here()
         if self._remote_bucket(bucket) is not None:  # its copies may need validation
             return OpenedObject(self.head(bucket, name))
         drive, entry = store.locate(bucket, name)
+        info = stored_info(bucket, name, entry)
+        if not 0 < info.size_bytes <= whole_up_to:
+            return OpenedObject(info)
 
-        def first() -> Buffer:
+        def content() -> Buffer:
             if self._store is not store or self._pid != os.getpid():  # closed, or this is a forked child
                 return b""
-            return read_first(drive, entry, f"{bucket}/{name}", first_bytes, verify=verify)
+            return read_located(drive, entry, f"{bucket}/{name}")
 
-        return OpenedObject(stored_info(bucket, name, entry), first)
+        return OpenedObject(info, content)
 
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
         require_bucket(bucket)

@@ -26,7 +26,7 @@ PER_REQUEST = (
     "resume_version",
     "map_version",
     "local",
-    "first_bytes",
+    "whole_up_to",
 )
 """Valid for one request to one node; never copied."""
 

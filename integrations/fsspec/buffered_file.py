@@ -7,7 +7,7 @@ from typing import Any
 
 from ais_loader import Bucket
 from ais_loader.extras import needs
-from ais_loader.objects.read_ahead import FIRST_BYTES
+from ais_loader.objects.pinned import WHOLE_BYTES
 
 from ..file_errors import as_files
 from .listing import file_row
@@ -32,7 +32,7 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no
         cache_options: dict[str, Any] | None,
     ) -> None:
         """Raises the errors of `Bucket.open`."""
-        self._file = bucket.open(name, read_ahead_bytes=0)  # its first bytes may have come with it
+        self._file = bucket.open(name, read_ahead_bytes=0)  # its bytes may have come with it
         self._bucket, self._name = bucket, name
         self._lock = threading.Lock()
         self._details = file_row(self._file.info)
@@ -52,7 +52,7 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no
         if start >= end:
             return b""
         with as_files(self.path):
-            if end > FIRST_BYTES:
+            if self.size > WHOLE_BYTES:
                 version = self._file.info.version
                 return self._bucket.get(self._name, start=start, length=end - start, version=version)
             with self._lock:

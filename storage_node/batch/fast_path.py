@@ -33,7 +33,7 @@ MAX_ENTRIES = 64
 on the event loop costs less than a task and two switches to a thread. In a batch of 128 over two nodes, each node has
 this many."""
 
-_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version", "first_bytes")
+_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version", "whole_up_to")
 _NO_MATTER = (
     "fail_fast",
     "ordered",
@@ -61,8 +61,8 @@ def answer_inline(
     bucket_uuid = _plain_bucket(store, request, membership)
     if bucket_uuid is None:
         return None
-    first_bytes = request.first_bytes
-    if first_bytes and len(request.name) != 1:
+    describes = request.HasField("whole_up_to")
+    if describes and len(request.name) != 1:
         return None
     files: list[CachedFile] = []
     described = b""
@@ -70,18 +70,22 @@ def answer_inline(
     size_bytes = 0
     for name in request.name:
         found = store.drive_set.cached(bucket_uuid, name)
-        if found is None or not found[1].size_bytes:
+        if found is None:
             return None
         drive, entry = found
+        if describes:
+            info = info_of("", "", entry)
+            if not 0 < entry.size_bytes <= request.whole_up_to:
+                end = pb.End(outcome=pb.End.STOPPED, object=info)
+                return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0
+            described = info.SerializeToString()
+        if not entry.size_bytes:
+            return None
         held.add(drive)
         size_bytes += entry.size_bytes
         if entry.size_bytes > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
             return None
         path = file_of(entry.path) if entry.offset else entry.path
-        if first_bytes:
-            if entry.size_bytes > first_bytes:
-                return None
-            described = info_of("", "", entry).SerializeToString()
         files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
     answer = read_cached(_prefix(batch_id, files, size_bytes, described), tuple(files))
     return None if answer is None else (answer, size_bytes)
@@ -92,7 +96,7 @@ def answer_from_file(
 ) -> tuple[FileFrame, int] | None:
     """Like `answer_inline`, for one object that is too large for that: its bytes stay in the file until they are sent,
     and the receiver verifies them. The caller closes the frame."""
-    if len(request.name) != 1 or not request.receiver_checks or request.first_bytes:
+    if len(request.name) != 1 or not request.receiver_checks or request.HasField("whole_up_to"):
         return None
     bucket_uuid = _plain_bucket(store, request, membership)
     found = None if bucket_uuid is None else store.drive_set.cached(bucket_uuid, request.name[0])
@@ -116,7 +120,7 @@ def answer_kept(
     """Like `answer_inline`, for one object with transforms, if the result is cached in memory."""
     if (
         len(request.name) != 1
-        or request.first_bytes
+        or request.HasField("whole_up_to")
         or len(request.bucket) != 1
         or len(request.transform) != 1
         or any(_FIELDS_BESIDE_TRANSFORM(request))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ais_loader.errors import InvalidRequest, LoaderError, StaleMap
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StaleMap
 from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.readahead import BatchAhead
@@ -61,10 +61,11 @@ class LocalBatch:
         try:
             tier = self._resources.remote
             cold = cold_entries(tier, self._request, batch)
-            if cold and self._request.first_bytes:
-                stopped = batch.end(0)  # the client looks the object up, and its reader knows which bytes to fetch
-                self._call.tally.ended(batch, stopped)
-                return stopped
+            if self._request.HasField("whole_up_to") and (cold or not _is_sent(self._request, batch)):
+                if cold:  # the client looks the object up, and its reader knows which bytes to fetch
+                    batch.fail(0, ObjectNotFound(f"{self._request.name[0]!r} is not stored"))
+                self._call.tally.described(found=not batch.status[0])
+                return batch.end(0)
             if cold:
                 self._cold = ColdEntries(batch, cold, tier, asyncio.ensure_future)
             end = await run(batch, ahead)
@@ -232,3 +233,9 @@ class LocalBatch:
         finally:
             self._resources.uncollect(held_bytes, self._call.call_slot)
         return None if ended else batch.end(entries)
+
+
+def _is_sent(request: pb.BatchRequest, batch: StoreBatch) -> bool:
+    """Whether a request that describes its only entry gets the object as well."""
+    entry = batch.record(0)
+    return entry is not None and not batch.status[0] and 0 < entry.size_bytes <= request.whole_up_to

@@ -396,8 +396,8 @@ class _Session:
             )
             request.map_version = view.version
             if routing.elsewhere:
-                if request.first_bytes:
-                    raise InvalidRequest("first_bytes: this node does not own the object")
+                if request.HasField("whole_up_to"):
+                    raise InvalidRequest("whole_up_to: this node does not own the object")
                 return AssembledBatch(call, routing, in_parts=self._lane is not None)
         if request.transform:
             return TransformedBatch(call)

@@ -79,7 +79,10 @@ class NodeCounters:
         self.listed_objects = 0
 
     def small(self, request: pb.BatchRequest, size_bytes: int, took_s: float) -> None:
-        """Count a batch of a few small objects that was answered at once."""
+        """Count a batch of a few small objects that was answered at once, or the mere description of one."""
+        if not size_bytes and request.HasField("whole_up_to"):
+            self.requests["head"] += 1
+            return
         kind = kind_of(request)
         self.batches[kind]["complete"] += 1
         self.entries[kind]["object"] += len(request.name)
@@ -121,6 +124,8 @@ class BatchTally:
 
     def __exit__(self, *_: object) -> None:
         counts, kind = self._counts, self._kind
+        if self._outcome == "described":
+            return
         # No outcome so far: the client cancelled the batch, or its connection has broken.
         self._outcome = self._outcome or "abandoned"
         counts.batches[kind][self._outcome] += 1
@@ -154,6 +159,12 @@ class BatchTally:
         self._outcome = "complete"
         for position in failed:
             count(counts.soft_errors, STATUSES.get(int(status[position]), "failed"))
+
+    def described(self, *, found: bool) -> None:
+        """Note that only the properties of the only entry's object were sent: a HEAD. If it was not `found`, the client
+        goes on to ask by a call that counts."""
+        self._outcome = "described"
+        self._counts.requests["head"] += found
 
     def stopped_at(self, status: U8) -> None:
         """Note that the first failed entry among these has ended the batch; its client may have disconnected with the

@@ -233,7 +233,7 @@ def test_the_same_bytes_come_by_either_way(tmp_path: Path) -> None:
 def test_an_opened_object_comes_with_its_description(tmp_path: Path, size: int) -> None:
     with store_at(tmp_path) as store:
         (name,) = filled(store, [size])
-        response = answer(store, [name], first_bytes=131_072, verify_ranges=True)
+        response = answer(store, [name], whole_up_to=131_072)
         assert response is not None and response.frame is not None and response.end is not None
         assert bytes(response.frame.payload) == content(0, size)
         assert response.end.object == info_of("", "", store.head(BUCKET, name))
@@ -241,33 +241,47 @@ def test_an_opened_object_comes_with_its_description(tmp_path: Path, size: int) 
 
 def test_what_cannot_be_opened_at_once_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
-        small, large, empty = filled(store, [100, 131_073, 0])
-        assert answer(store, [small], first_bytes=131_072) is not None
-        for names in ([large], [empty], ["nobody"], [small, large], [small, small]):
-            assert answer(store, names, first_bytes=131_072) is None
-        request = batch_of([large], bucket=BUCKET, first_bytes=131_072, receiver_checks=True)
+        small, other = filled(store, [100, 200])
+        assert answer(store, [small], whole_up_to=131_072) is not None
+        for names in (["nobody"], [small, other], [small, small]):
+            assert answer(store, names, whole_up_to=131_072) is None
+        request = batch_of([small], bucket=BUCKET, whole_up_to=131_072, receiver_checks=True)
         assert answer_from_file(store, request, 77) is None
 
 
+@pytest.mark.parametrize("size", [0, 1, 131_073, 600_000])
+@pytest.mark.parametrize("whole_up_to", [0, 131_072])
+def test_a_large_or_empty_object_is_only_described(tmp_path: Path, size: int, whole_up_to: int) -> None:
+    with store_at(tmp_path) as store:
+        (name,) = filled(store, [size])
+        response = answer(store, [name], whole_up_to=whole_up_to)
+        assert response is not None and response.end is not None
+        assert response.end.object == info_of("", "", store.head(BUCKET, name))
+        assert (response.frame is None) == (size == 0 or size > whole_up_to)
+
+
 @pytest.mark.parametrize("size", [0, 100, 131_072, 131_073, 600_000])
-@pytest.mark.parametrize("verify", [True, False])
-def test_a_session_describes_what_is_opened_and_sends_no_more_than_its_beginning(
-    tmp_path: Path, size: int, verify: bool
-) -> None:
+def test_a_session_describes_what_is_opened_and_sends_it_only_if_it_is_small(tmp_path: Path, size: int) -> None:
     with serving(tmp_path) as node, bucket_of(node) as bucket, RawSession(node.url) as session:
-        name, data = "a", content(0, size)
-        described = bucket.put(name, data)
-        request = batch_of([name], first_bytes=131_072, verify_ranges=verify)
-        frames, end = session.ask(1, request)
-        assert b"".join(bytes(frame.payload) for frame in frames) == data[:131_072]
-        found = end.object
-        assert (found.size_bytes, found.version, found.checksum) == (size, described.version, described.checksum)
-        frames, end = session.ask(2, batch_of(["nobody"], first_bytes=131_072))
-        assert (frames[0].status.tolist(), end.failed_entries, end.HasField("object")) == ([pb.NOT_FOUND], 1, False)
-        for at, wrong in enumerate(({"start": [0], "length": [1]}, {"member": ["m"]})):
-            frames, end = session.ask(10 + at, batch_of([name], first_bytes=1, **wrong))
+        data, sent = content(0, size), 0 < size <= 131_072
+        described = bucket.put("a", data)
+        for at, fields in enumerate(
+            ({}, {"buffered": True}, {"version": [described.version]})
+        ):  # also the ordinary way
+            frames, end = session.ask(10 + at, batch_of(["a"], whole_up_to=131_072, **fields))
+            assert b"".join(bytes(frame.payload) for frame in frames) == (data if sent else b"")
+            assert (len(frames), end.entries, end.failed_entries) == (int(sent), int(sent), 0)
+            found = end.object
+            assert (found.size_bytes, found.version, found.checksum) == (size, described.version, described.checksum)
+            frames, end = session.ask(20 + at, batch_of(["a"], whole_up_to=0, **fields))
+            assert (frames, end.object, end.entries) == ([], found, 0)
+        for at, wrong in enumerate(({"start": [0], "length": [1]}, {"member": ["m"]}, {"name": ["a", "a"]})):
+            names = wrong.pop("name", ["a"])
+            frames, end = session.ask(30 + at, batch_of(names, whole_up_to=1, **wrong))
             assert (end.outcome, end.error_kind) == (pb.End.REFUSED, "invalid-request")
-        frames, end = session.ask(4, batch_of([name, name], first_bytes=1))
-        assert (end.outcome, end.error_kind) == (pb.End.REFUSED, "invalid-request")
-        frames, end = session.ask(5, batch_of([name]))
+        for at, names in enumerate((["nobody"], ["a"])):
+            request = batch_of(names, whole_up_to=131_072, version=["1.1.1"])
+            frames, end = session.ask(40 + at, request)
+            assert (frames, end.HasField("object"), end.entries) == ([], False, 0)
+        frames, end = session.ask(50, batch_of(["a"]))
         assert not end.HasField("object")

@@ -56,7 +56,7 @@ FIELDS: dict[str, Callable[[Random], Any]] = {
     "map_version": U64,
     "local": lambda random: random.random() < 0.5,
     "receiver_checks": lambda random: random.random() < 0.5,
-    "first_bytes": U32,
+    "whole_up_to": U32,
 }
 
 

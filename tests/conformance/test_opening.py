@@ -1,4 +1,4 @@
-"""Opening a file over every transport: properties and first bytes come together, of one version."""
+"""Opening a file over every transport: its properties and its bytes are of one version."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 
 from ais_loader import Bucket
 from ais_loader.errors import BucketNotFound, InvalidRequest, ObjectNotFound
-from ais_loader.objects.read_ahead import BLOCK_BYTES, FIRST_BYTES
+from ais_loader.objects.pinned import WHOLE_BYTES
+from ais_loader.objects.read_ahead import BLOCK_BYTES
 from ais_loader.testing import seeded_bytes
 
 DATA = seeded_bytes(3_000_001, seed=11)
-SIZES = [0, 1, 10_240, FIRST_BYTES - 1, FIRST_BYTES, FIRST_BYTES + 1, BLOCK_BYTES, BLOCK_BYTES + 1, len(DATA)]
+SIZES = [0, 1, 10_240, WHOLE_BYTES - 1, WHOLE_BYTES, WHOLE_BYTES + 1, BLOCK_BYTES, BLOCK_BYTES + 1, len(DATA)]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -31,8 +32,8 @@ def test_objects_of_all_sizes_have_their_bytes_and_properties(bucket: Bucket, si
             assert b"".join(iter(lambda reader=reader: reader.read(70_000), b"")) == DATA[:size]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("step", [1000, FIRST_BYTES // 2, FIRST_BYTES, FIRST_BYTES + 1])
-def test_reads_go_on_behind_the_first_bytes(bucket: Bucket, step: int) -> None:
+@pytest.mark.parametrize("step", [1000, WHOLE_BYTES // 2, WHOLE_BYTES, WHOLE_BYTES + 1])
+def test_reads_of_any_size_go_on_where_the_last_one_ended(bucket: Bucket, step: int) -> None:
     bucket.put("a", DATA)
     with bucket.open("a") as file:
         assert b"".join(iter(lambda: file.read(step), b"")) == DATA
@@ -51,12 +52,12 @@ def test_a_reader_that_begins_at_the_end_has_the_beginning_too(bucket: Bucket) -
         file.seek(-70_000, io.SEEK_END)
         assert file.read(69_000) == DATA[-70_000:-1_000]
         file.seek(4)
-        assert file.read(FIRST_BYTES) == DATA[4 : 4 + FIRST_BYTES]
-        file.seek(FIRST_BYTES)
-        assert file.read(10) == DATA[FIRST_BYTES : FIRST_BYTES + 10]
+        assert file.read(WHOLE_BYTES) == DATA[4 : 4 + WHOLE_BYTES]
+        file.seek(WHOLE_BYTES)
+        assert file.read(10) == DATA[WHOLE_BYTES : WHOLE_BYTES + 10]
     with bucket.open("a") as file:
-        file.seek(FIRST_BYTES - 5)
-        assert file.read(10) == DATA[FIRST_BYTES - 5 : FIRST_BYTES + 5]
+        file.seek(WHOLE_BYTES - 5)
+        assert file.read(10) == DATA[WHOLE_BYTES - 5 : WHOLE_BYTES + 5]
 
 
 def test_what_cannot_be_opened_says_why(bucket: Bucket) -> None:
@@ -80,7 +81,7 @@ def test_what_cannot_be_opened_says_why(bucket: Bucket) -> None:
         bucket.open("a")
 
 
-@pytest.mark.parametrize("size", [10_240, FIRST_BYTES, FIRST_BYTES + 1, len(DATA)])
+@pytest.mark.parametrize("size", [10_240, WHOLE_BYTES, WHOLE_BYTES + 1, len(DATA)])
 def test_an_object_that_is_overwritten_after_it_was_opened_is_never_mixed(bucket: Bucket, size: int) -> None:
     data, other = DATA[:size], DATA[::-1][:size]
     bucket.put("a", data)
@@ -92,19 +93,19 @@ def test_an_object_that_is_overwritten_after_it_was_opened_is_never_mixed(bucket
             assert "version" in str(gone)
         else:
             assert found == data
-            assert size <= FIRST_BYTES  # all that can have come with the answer
+            assert size <= WHOLE_BYTES  # all that can have come with the answer
     with bucket.open("a") as file:
         assert file.read() == other
 
 
-def test_an_object_that_is_deleted_after_it_was_opened_has_its_first_bytes_at_most(bucket: Bucket) -> None:
+def test_a_large_object_that_is_deleted_after_it_was_opened_has_no_bytes_left(bucket: Bucket) -> None:
     bucket.put("a", DATA)
     with bucket.open("a") as file:
         bucket.delete("a")
-        file.seek(FIRST_BYTES)
+        file.seek(WHOLE_BYTES)
         with pytest.raises(ObjectNotFound):
             file.read(1)
-        assert file.tell() == FIRST_BYTES
+        assert file.tell() == WHOLE_BYTES
 
 
 def test_a_snapshot_is_opened_as_it_was(bucket: Bucket) -> None:

@@ -16,7 +16,7 @@ from fsspec.implementations.cached import CachingFileSystem
 
 from ais_loader import connect
 from ais_loader.integrations.fsspec import AISFileSystem
-from ais_loader.objects.read_ahead import FIRST_BYTES
+from ais_loader.objects.pinned import WHOLE_BYTES
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes, throwaway_folder
 
 # fsspec's MMapCache leaves the file open that it has mapped, until it is collected.
@@ -47,7 +47,7 @@ def files(store: str) -> Iterator[AISFileSystem]:
     if files.exists("b"):
         files.rm("b", recursive=True)
     files.mkdir("b")
-    files.pipe({"b/large": DATA, "b/small": SMALL, "b/empty": b"", "b/d/first": DATA[:FIRST_BYTES]})
+    files.pipe({"b/large": DATA, "b/small": SMALL, "b/empty": b"", "b/d/first": DATA[:WHOLE_BYTES]})
     yield files
     files._client.close()
 
@@ -63,7 +63,7 @@ def test_a_cache_of_fsspec_has_the_bytes(files: AISFileSystem, store: str, tmp_p
     for _ in range(2):  # the second time from the cache's folder
         CachingFileSystem.clear_instance_cache()
         through = cached(kind, store, tmp_path)
-        for name, data in (("large", DATA), ("small", SMALL), ("empty", b""), ("d/first", DATA[:FIRST_BYTES])):
+        for name, data in (("large", DATA), ("small", SMALL), ("empty", b""), ("d/first", DATA[:WHOLE_BYTES])):
             if kind == "blockcache" and not data:
                 continue  # fsspec maps the file that it caches, which cannot be empty
             with through.open(f"b/{name}", "rb") as file:
@@ -71,8 +71,8 @@ def test_a_cache_of_fsspec_has_the_bytes(files: AISFileSystem, store: str, tmp_p
         with through.open("b/large", "rb") as file:
             file.seek(-70_000, 2)
             assert file.read(69_000) == DATA[-70_000:-1_000]
-            file.seek(FIRST_BYTES - 5)
-            assert file.read(10) == DATA[FIRST_BYTES - 5 : FIRST_BYTES + 5]
+            file.seek(WHOLE_BYTES - 5)
+            assert file.read(10) == DATA[WHOLE_BYTES - 5 : WHOLE_BYTES + 5]
         with pytest.raises(FileNotFoundError):
             through.open("b/nothing", "rb")
     assert any(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect, errors
-from ais_loader.objects.read_ahead import FIRST_BYTES
+from ais_loader.objects.pinned import WHOLE_BYTES
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.server import NodeServer
 from tests.node.node_kit import scrape, serving
@@ -39,29 +39,46 @@ def asked(node: NodeServer) -> tuple[float, float]:
     return counted[0], counted[1]
 
 
-def require_batches(node: NodeServer, before: tuple[float, float], batches: int) -> None:
-    """Require that the node has answered this many batches since, and nothing else."""
-    due = (before[0] + batches, before[1])
+def require(node: NodeServer, before: tuple[float, float], *, batches: int, calls: int) -> None:
+    """Require that the node has answered this many batches and calls since."""
+    due = (before[0] + batches, before[1] + calls)
     eventually(lambda: asked(node) == due)
 
 
-@pytest.mark.parametrize("size", [0, 1, 10_000, FIRST_BYTES])
+@pytest.mark.parametrize("size", [1, 10_000, WHOLE_BYTES])
 def test_a_small_file_takes_one_request(node: NodeServer, bucket: Bucket, size: int) -> None:
     bucket.put("a", DATA[:size])
     before = asked(node)
     with bucket.open("a") as file:
         assert file.read() == DATA[:size]
-    require_batches(node, before, 1)
+        file.seek(0)
+        assert file.read() == DATA[:size]
+    require(node, before, batches=1, calls=0)
 
 
-def test_a_larger_file_takes_one_for_its_beginning_and_one_for_the_rest(node: NodeServer, bucket: Bucket) -> None:
-    bucket.put("a", DATA)
+@pytest.mark.parametrize("size", [0, WHOLE_BYTES + 1, len(DATA)])
+def test_another_file_takes_one_for_its_properties_and_one_for_its_bytes(
+    node: NodeServer, bucket: Bucket, size: int
+) -> None:
+    bucket.put("a", DATA[:size])
     before = asked(node)
     with bucket.open("a") as file:
-        assert file.read(FIRST_BYTES) == DATA[:FIRST_BYTES]
-        require_batches(node, before, 1)
-        assert file.read() == DATA[FIRST_BYTES:]
-    require_batches(node, before, 2)
+        assert file.size() == size
+        require(node, before, batches=0, calls=1)
+        assert file.read() == DATA[:size]
+    require(node, before, batches=int(size > 0), calls=1)
+
+
+@pytest.mark.parametrize("size", [0, 10_000, len(DATA)])
+def test_properties_take_one_call_that_is_no_batch(node: NodeServer, bucket: Bucket, size: int) -> None:
+    bucket.put("a", DATA[:size], metadata={"k": "v", "l": "w"})
+    for _ in range(3):
+        before = asked(node)
+        info = bucket.head("a")
+        assert (info.size_bytes, info.metadata, info.is_stored) == (size, {"k": "v", "l": "w"}, True)
+        require(node, before, batches=0, calls=1)
+    with pytest.raises(errors.ObjectNotFound):
+        bucket.head("nothing")
 
 
 @pytest.mark.parametrize("size", [10_000, len(DATA)])

@@ -7,6 +7,7 @@ are retried for `retry_s`, with the newest map.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -224,18 +225,11 @@ class RemoteTransport(RemoteBucketCalls):
         request = batch_pb.BatchRequest(bucket=(bucket,), name=(name,), fail_fast=True, ordered=True)
         return self._ask_best(members, request, NodeCalls.get_small, timeout_s)
 
-    def open_object(self, bucket: str, name: str, *, first_bytes: int, verify: bool, timeout_s: float) -> OpenedObject:
-        """Ask the best holder on the fastest path. Anything but a complete answer leads to `head`."""
+    def open_object(self, bucket: str, name: str, *, whole_up_to: int, timeout_s: float) -> OpenedObject:
+        """Ask the best holder on the fastest path. Anything but a complete answer leads to calls of each holder."""
         require_object(bucket, name)
         members = self._discovery.found or self._discovery.members(timeout_s)
-        request = batch_pb.BatchRequest(
-            bucket=(bucket,),
-            name=(name,),
-            fail_fast=True,
-            ordered=True,
-            verify_ranges=verify,
-            first_bytes=first_bytes,
-        )
+        request = batch_pb.BatchRequest(bucket=(bucket,), name=(name,), ordered=True, whole_up_to=whole_up_to)
         opened = self._ask_best(members, request, NodeCalls.open_small, timeout_s)
         return OpenedObject(self._head(bucket, name)) if opened is None else opened
 
@@ -256,8 +250,13 @@ class RemoteTransport(RemoteBucketCalls):
             return None
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
+        """Ask the best holder by the session, and all others if it does not describe the object."""
         require_object(bucket, name)
-        return self._head(bucket, name)
+        request = batch_pb.BatchRequest(bucket=(bucket,), name=(name,), ordered=True, whole_up_to=0)
+        opened = None
+        with contextlib.suppress(errors.SilenceTimeout):
+            opened = self._ask_best(self.members, request, NodeCalls.open_small, QUICK_TIMEOUT_S)
+        return self._head(bucket, name) if opened is None else opened.info
 
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
         """Look names up with one request to each of their holders; names without a sure answer are looked up one by

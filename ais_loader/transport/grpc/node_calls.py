@@ -370,14 +370,15 @@ class NodeCalls:
         return self._unlocked_connection().single_get.get(request, timeout_s)
 
     def open_small(self, request: batch_pb.BatchRequest, timeout_s: float) -> OpenedObject | None:
-        """Get the description and first bytes of a request's only entry on the fastest path. Returns None if the object
-        has to be looked up. Raises SilenceTimeout."""
+        """Get the description of a request's only entry, and a small object, on the fastest path. Returns None if the
+        object has to be looked up. Raises SilenceTimeout."""
         request.tenant = self._options.tenant or request.tenant
         found = self._unlocked_connection().single_get.open(request, timeout_s)
         if found is None:
             return None
         data, described = found
-        return OpenedObject(ObjectInfo(request.bucket[0], request.name[0], *stored_of(described)), lambda: data)
+        info = ObjectInfo(request.bucket[0], request.name[0], *stored_of(described))
+        return OpenedObject(info, (lambda: data) if len(data) else None)
 
     def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
         """Open the call that streams an object. Also return the translation of its errors."""

@@ -56,8 +56,8 @@ class SingleGet:
     def open(
         self, request: pb.BatchRequest, timeout_s: float
     ) -> tuple[bytes | memoryview, objects_pb.ObjectInfo] | None:
-        """Return the first bytes of the request's only entry and the object's description, or None if the object has to
-        be looked up. The request has `first_bytes`.
+        """Return the bytes of the request's only entry, none if it has more than `whole_up_to`, and the object's
+        description; or None if the object has to be looked up.
 
         Raises SilenceTimeout after `timeout_s` without a message.
         """
@@ -126,6 +126,9 @@ class SingleGet:
         if (opened := decode_opened(message, batch_id, digest_of_ok)) is not None:
             payload, checksum, described = opened
             return self._compared(payload, checksum, pb.STORED), described
+        response = decode_response(message)
+        if response.frame is None and response.end is not None and response.batch_id == batch_id:
+            return (b"", response.end.object) if response.end.HasField("object") else None
         gathered = self._gathered(session, request, message, batch_id, timeout_s)
         return None if gathered is None or not gathered[1].HasField("object") else (gathered[0], gathered[1].object)
 

@@ -53,7 +53,7 @@ class BatchLookup:
         self._looking: set[str] = set()
         """Shards that were looked up again because their files were missing."""
         check_columns(request, self._table.n)
-        self._table.describes = request.first_bytes > 0
+        self._table.describes = request.HasField("whole_up_to")
 
     def run(self) -> BatchTable:
         """Look up every entry. Later look-ups update the same table."""
@@ -78,7 +78,7 @@ class BatchLookup:
                     self._store.require_still(bucket_name, bucket)
                 except (BucketNotFound, ReplicaStale) as error:
                     self._fail_without_bucket(missing, error)
-        if request.start or request.member or request.version or request.resume_version or request.first_bytes:
+        if request.start or request.member or request.version or request.resume_version:
             located = self._locate_members() if request.member else frozenset()
             for position in range(table.n):
                 if position not in located:
@@ -193,7 +193,7 @@ class BatchLookup:
                 table.records[position] = entry
                 table.paths[position] = file_of(entry.path) if entry.offset else entry.path
                 request = self._request
-                if entry.size_bytes > MAX_ITEM_BYTES and not (request.start or request.member or request.first_bytes):
+                if entry.size_bytes > MAX_ITEM_BYTES and not (request.start or request.member or table.describes):
                     table.fail_too_large(position, entry.size_bytes)
         return missed
 
@@ -228,8 +228,6 @@ class BatchLookup:
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return
         start, length = self._range(position)
-        if request.first_bytes:
-            length = min(request.first_bytes, entry.size_bytes)
         if request.member and request.member[position]:
             self._narrow_to_member(position, entry, request.member[position])
         elif start or length >= 0:
@@ -239,7 +237,7 @@ class BatchLookup:
                 table.kind[position] = pb.COMPUTED
                 table.checksum[position] = 0
                 table.shared_files = True
-        if table.sizes[position] > MAX_ITEM_BYTES:
+        if table.sizes[position] > MAX_ITEM_BYTES and not table.describes:
             table.fail_too_large(position, int(table.sizes[position]))
 
     def _locate_members(self) -> set[int]:

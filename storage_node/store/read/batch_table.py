@@ -145,7 +145,7 @@ class BatchTable:
     def end(self, entries: int, wait_us: int) -> pb.End:
         """Return the END of a batch of which the first `entries` entries have been read."""
         status, checksum = self.status[:entries], self.checksum[:entries]
-        described = self.records[0] if self.describes and entries and not status[0] else None
+        described = self.records[0] if self.describes and not self.status[0] else None
         return pb.End(
             outcome=pb.End.COMPLETE if entries == self.n else pb.End.STOPPED,
             first_index=self.first_index,

@@ -237,19 +237,18 @@ def open_object(
     return open_current(store, bucket, name, version, opened)
 
 
-def read_first(drive: Drive, entry: CatalogEntry, label: str, first_bytes: int, *, verify: bool) -> bytes:
-    """Return the first bytes of an object that was located before: `first_bytes`, or all of a smaller one.
+def read_located(drive: Drive, entry: CatalogEntry, label: str) -> bytes:
+    """Return the bytes of a small object that was located before, verified.
 
-    Returns none if they cannot be read. Another look-up then tells why.
+    Returns none if they cannot be read: another look-up then tells why.
     """
-    length = min(first_bytes, entry.size_bytes)
-    if 0 < length == entry.size_bytes:
-        path = file_of(entry.path) if entry.offset else entry.path
-        whole = read_cached(b"", ((drive.files.objects_fd, path, entry.offset, length, entry.checksum),))
-        if whole is not None:
-            return whole
+    path = file_of(entry.path) if entry.offset else entry.path
+    whole = read_cached(b"", ((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum),))
+    if whole is not None:
+        return whole
     try:
-        return b"".join(StoredObjectReader(drive, entry, drive.files.open(entry.path), label, 0, length, verify))
+        fd = drive.files.open(entry.path)
+        return b"".join(StoredObjectReader(drive, entry, fd, label, 0, entry.size_bytes, True))
     except (OSError, LoaderError):
         return b""
 
