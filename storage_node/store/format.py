@@ -25,6 +25,7 @@ RETAINED_PREFIX = b"s"
 MARK_PREFIX = b"k"
 DELETION_PREFIX = b"d"
 PENDING_PREFIX = b"p"
+SPARSE_PREFIX = b"c"
 COUNTER_KEY = b"m:counter"
 """Key of a number that exceeds every generation issued so far."""
 MAX_GENERATION = (1 << 62) - 1

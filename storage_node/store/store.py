@@ -23,6 +23,7 @@ from storage_node.store.damaged_copies import DamagedCopies
 from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.upkeep import COMPACT_BYTES_PER_S, Upkeep
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry, Version
@@ -44,7 +45,9 @@ class Store:
     Operations on objects and buckets are methods of the store; those on a part of the store are methods of that part.
     """
 
-    def __init__(self, opened: OpenDrives, options: DriveOptions, roots: Sequence[Path]) -> None:
+    def __init__(
+        self, opened: OpenDrives, options: DriveOptions, roots: Sequence[Path], damaged: DamagedCopies
+    ) -> None:
         self.drive_set = DriveSet(
             opened.record,
             opened.drives,
@@ -66,8 +69,10 @@ class Store:
         """Objects and deletions that are to be uploaded to remote storage."""
         self.replicas = ReplicaState(self.drive_set, self._buckets, self._changes, self.clock)
         """State by which replicas on several nodes are compared."""
-        self.damaged = DamagedCopies()
+        self.damaged = damaged
         """Objects that readers and the scrub have found damaged."""
+        self.upkeep = options.upkeep
+        """Removal of dead files and compaction of segments; None for a reader."""
         self.left_out = opened.left_out
         """Given folders that are no longer part of the store (retired, forgotten), or not yet, with the reasons."""
 
@@ -82,10 +87,12 @@ class Store:
         durability: Durability = "process",
         shard_limits: ShardLimits | None = None,
         clock: VersionClock | None = None,
+        compact_bytes_per_s: float = COMPACT_BYTES_PER_S,
     ) -> Store:
         """Open the store on these drives. Mode "a" creates it if there is none; mode "r" never locks or writes.
 
-        `shard_limits`: for each drive. `clock`: None for one that follows this machine's.
+        `shard_limits`: for each drive. `clock`: None for one that follows this machine's. `compact_bytes_per_s`: rate
+        at which objects move out of segments that are less than half live; 0: never.
 
         Raises StoreNotFound, StoreLocked, StoreReadOnly, StoreFormatError, DriveFull, DriveFailed, InvalidRequest.
         """
@@ -94,9 +101,10 @@ class Store:
         if durability not in ("process", "power"):
             raise InvalidRequest(f'durability {durability!r}: "process" or "power"')
         roots = drive_folders(paths)
-        limits = (shard_limits or ShardLimits()).of_drives(len(roots))
-        options = DriveOptions(mode == "a", durability, limits, clock or VersionClock())
-        store = cls(open_drives(roots, options), options, roots)
+        damaged = DamagedCopies()
+        upkeep = Upkeep(damaged.note, compact_bytes_per_s) if mode == "a" else None
+        options = DriveOptions(mode == "a", durability, shard_limits, clock or VersionClock(), upkeep)
+        store = cls(open_drives(roots, options), options, roots, damaged)
         if store.writable:
             try:
                 store._settle()
@@ -130,6 +138,8 @@ class Store:
 
     def close(self) -> None:
         """Wait for running commits, and release the drives. Later calls raise Closed."""
+        if self.upkeep is not None:
+            self.upkeep.stop()
         with contextlib.ExitStack() as closing:
             for drive in self.record.end():
                 closing.callback(drive.close)

@@ -102,13 +102,24 @@ class Worker:
         """One random operation on the names `main/<worker>-...`."""
         name = f"main/{self.worker}-{self.draw.randrange(12)}"
         kind = self.draw.random()
-        if kind < 0.45:
+        if kind < 0.06:
+            compact(self.store)
+        elif kind < 0.45:
             self.put(name, self.draw.choice(SIZES))
         elif kind < 0.7 and self.states.get(name) is not None:
             self.delete(name, keep_tombstone=self.draw.random() < 0.5)
         else:
             wanted = sorted({f"main/{self.worker}-{self.draw.randrange(12)}" for _ in range(6)})
             self.put_many(wanted, [self.draw.choice(SIZES) for _ in wanted])
+
+
+def compact(store: Store) -> None:
+    """Move what is alive out of segments that are mostly dead."""
+    for drive in store.drives:
+        assert drive is not None
+        drive.reap(everything=True)
+        drive.compact_segments()
+        drive.reap(everything=True)
 
 
 def create(roots: list[str], durability: Durability, journal: str, point: str) -> None:
@@ -146,11 +157,18 @@ def operate(
     roots: list[str], durability: Durability, journal: str, sure: dict[str, State], operation: str, point: str
 ) -> None:
     """One operation that a fail point ends; or that is simply done, when the point is not on its way."""
-    with Store.open(roots, durability=durability) as store:
+    with Store.open(roots, durability=durability, compact_bytes_per_s=0) as store:
         for drive in store.drives:
             assert drive is not None
             drive._garbage._grace_s = 0.0
         worker = Worker(store, Journal(Path(journal)), 0, sure, 0)
+        if operation == "compact":
+            for wanted in (MANY, MANY[::2], MANY[1::3]):
+                worker.put_many([f"main/{name}" for name in wanted], [500] * len(wanted))
+            for drive in store.drives:
+                assert drive is not None
+                drive.reap(everything=True)
+                assert len(drive.sparse)
         failpoints.arm(point)
         if operation == "put":
             worker.put("main/new", 3 * BLOCK_BYTES)
@@ -162,6 +180,8 @@ def operate(
             worker.delete("main/old", keep_tombstone=True)
         elif operation == "put_many":
             worker.put_many([f"main/{name}" for name in ("old", "large", *MANY)], [500] * (2 + len(MANY)))
+        elif operation == "compact":
+            compact(store)
         elif operation == "create_bucket":
             worker.create_bucket("created")
         elif operation == "delete_bucket":
@@ -177,7 +197,7 @@ def prepare(roots: list[str], journal: str) -> None:
 
 def restore(roots: list[str], journal: str, sure: dict[str, State]) -> None:
     """Bring back what `operate` needs, and take away what it makes."""
-    with Store.open(roots) as store:
+    with Store.open(roots, compact_bytes_per_s=0) as store:
         worker = Worker(store, Journal(Path(journal)), 0, sure, 0)
         for bucket in BUCKETS:
             if f"{bucket}/" not in worker.sure_now:
@@ -199,7 +219,7 @@ def judge(roots: list[str], journals: list[str], out: str, machine_went_down: bo
     expected = Expected()
     for journal in journals:
         expected.learn(Path(journal))
-    with Store.open(roots) as store:
+    with Store.open(roots, compact_bytes_per_s=0) as store:
         found = holdings(store, [*BUCKETS, "created"])
         assert not store.record.current.purging, "a deleted bucket was not finished"
         assert not [name for root in roots for name in os.listdir(Path(root, "staging"))], "leftover staging"

@@ -42,10 +42,19 @@ def contents(store: Store, bucket: str = BUCKET) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def store_at(
-    *roots: Path, bucket: str | None = BUCKET, durability: str = "process", shard_limits: ShardLimits | None = None
+    *roots: Path,
+    bucket: str | None = BUCKET,
+    durability: str = "process",
+    shard_limits: ShardLimits | None = None,
+    compact_bytes_per_s: float = 0,
 ) -> Iterator[Store]:
-    """An open store; with the bucket already in it."""
-    with Store.open(roots, durability=durability, shard_limits=shard_limits) as store:  # type: ignore[arg-type]
+    """An open store; with the bucket already in it. Objects stay where they are unless there is a rate."""
+    with Store.open(
+        roots,
+        durability=durability,  # type: ignore[arg-type]
+        shard_limits=shard_limits,
+        compact_bytes_per_s=compact_bytes_per_s,
+    ) as store:
         if bucket is not None:
             store.create_bucket(bucket, exist_ok=True)
         yield store

@@ -124,6 +124,12 @@ class StoreMachine(RuleBasedStateMachine):
             drive_of(self.store, name).reap(everything=True)
 
     @rule()
+    def compact(self) -> None:
+        for drive in self.store.drives:
+            assert drive is not None
+            drive.compact_segments()
+
+    @rule()
     def restart(self) -> None:
         self.store.close()
         self.open()

@@ -43,6 +43,8 @@ class PendingObject:
     """Condition on the current object. If it does not hold, this object is not committed."""
     writes: bytes = b""
     """Write memory, in addition to what its drive knows of the name; see `write_memory`."""
+    moved: CatalogEntry | None = None
+    """Entry whose bytes it rewrites, with the same version. It is committed if the drive still has this very entry."""
     is_copy: bool = False
     """Whether it copies an object of another node or drive. It is then not a write that may have been done already."""
 
@@ -148,7 +150,8 @@ class CommitFiles:
         self._clock = clock
         self._objects = objects
         self._epoch = epoch
-        self._sync = sync
+        self.sync = sync
+        """Whether the commit is to be durable."""
         self._now_ns = time.time_ns()
         small = [pending.file for pending in objects if _may_share(pending)] if len(objects) > 1 else []
         self._draft: SegmentDraft | None = None
@@ -182,7 +185,7 @@ class CommitFiles:
                     entry = entries[at]
                     # Like `_replace`, which would take as long as all other work for one object.
                     entries[at] = _new_tuple(CatalogEntry, (*entry[:6], offset, *entry[7:]))
-        if self._sync:
+        if self.sync:
             alone = [pending.file for pending in objects if not self._in_segment(pending)]
             self._files.sync_staged(alone if draft is None else [*alone, draft.file])
         return entries
@@ -207,7 +210,7 @@ class CommitFiles:
         """Give an object another version after `prepare`: another write overtook it. Raises as `prepare` does."""
         self._clock.advance_past(version.counter)
         entry = self._identify(pending, version, self._generations.take())
-        if self._sync and not self._in_segment(pending):  # `publish` syncs the segment
+        if self.sync and not self._in_segment(pending):  # `publish` syncs the segment
             pending.file.sync()
         return entry
 
@@ -225,7 +228,7 @@ class CommitFiles:
 
     def publish(self, chosen: Sequence[tuple[PendingObject, CatalogEntry]]) -> None:
         """Rename the files of these objects to their final names; other objects are dropped. Raises OSError."""
-        if self._sync:
+        if self.sync:
             self._files.make_lasting_folders(entry.path for _, entry in chosen)
         if self._draft is not None:
             self._publish_segment(self._draft, [pending.file for pending, _ in chosen if pending.file in self._draft])
@@ -237,7 +240,7 @@ class CommitFiles:
     def _publish_segment(self, draft: SegmentDraft, kept: Sequence[StagedFile]) -> None:
         if not kept:
             return
-        if draft.keep_only(kept) and self._sync:
+        if draft.keep_only(kept) and self.sync:
             draft.file.sync()
         self._files.publish(draft.file, draft.path)
 

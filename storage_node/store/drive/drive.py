@@ -38,7 +38,10 @@ from storage_node.store.drive.ended_versions import GRACE_S, Garbage, Retention,
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction
+from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.drive.transactions import Transactions
+from storage_node.store.drive.upkeep import Upkeep
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.object_files import RawFiles, drive_error
@@ -67,8 +70,9 @@ class Drive:
         grace_s: float = GRACE_S,
         shard_limits: ShardLimits | None = None,
         clock: VersionClock | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
-        """`clock`: the store's, shared by all its drives; None for one of the drive's own."""
+        """`clock`: the store's, shared by all its drives; None for one of the drive's own. `upkeep`: the store's."""
         self.root = root
         self.identity = identity
         self.writable = writable
@@ -98,7 +102,15 @@ class Drive:
             damaged=lambda: self.faults.note_checksum(),
         )
         self._cache = EntryCache()
-        self._garbage = Garbage(self.files, self.catalog, grace_s, self.shards.forget)
+        wake = upkeep.wake if upkeep is not None else _nobody
+        sparse = (path for _, path in self.catalog.scan(fmt.SPARSE_PREFIX)) if writable else ()
+        try:
+            self._sparse = SparseSegments(sparse)
+        except BaseException:
+            self.catalog.close()
+            self.files.close()
+            raise
+        self._garbage = Garbage(self.files, self.catalog, self._sparse, grace_s, self.shards.forget, wake)
         self._staging_names = itertools.count()
         self.record_mark = commit_mark(root)
         self._seen: object = None
@@ -120,12 +132,15 @@ class Drive:
                     clock=self._clock,
                     require_writable=self._use.require_writable,
                 )
+                self._compaction = SegmentCompaction(self.catalog, self.files, self._changes, self._sparse, self.faults)
             except BaseException:
                 # Not close(): a drive that could not be recovered keeps the mark that shows this.
                 self._clock.detach(self.catalog, orderly=False)
                 self.catalog.close()
                 self.files.close()
                 raise
+            if upkeep is not None:
+                upkeep.add(self)
 
     def _recover(self) -> None:
         """Remove what earlier writers left behind."""
@@ -450,6 +465,32 @@ class Drive:
         self._require_writable()
         return self._garbage.reap(everything=everything)
 
+    def due_in_s(self) -> float | None:
+        """Return the time until `reap` has something to remove, at least 0; None if nothing is dead."""
+        return self._garbage.due_in_s()
+
+    @property
+    def sparse(self) -> SparseSegments:
+        """Segments that are less than half live."""
+        return self._sparse
+
+    def compact_segments(self) -> Compacted:
+        """Move living objects out of sparse segments, one group. Raises as `commit` does."""
+        self._require_writable()
+        try:
+            return self._compaction.step(lambda: self.stage(held=True), self.stage)
+        except OSError as error:
+            raise drive_error(error, self.root, "compacting segments") from error
+
+    def note_sparse_segments(self) -> None:
+        """Find the sparse segments by reading all indexes: those that earlier releases have left. Raises as `commit`
+        does."""
+        self._require_writable()
+        try:
+            self._compaction.note_all()
+        except OSError as error:
+            raise drive_error(error, self.root, "looking for sparse segments") from error
+
     def _make_room(self) -> bool:
         return self.reap(everything=True) > 0
 
@@ -501,6 +542,10 @@ class Drive:
         self._use.closed = True
         self.catalog.close()
         self.files.close()
+
+
+def _nobody() -> None:
+    """Wake nobody: a drive without upkeep."""
 
 
 class DriveUse:

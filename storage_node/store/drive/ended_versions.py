@@ -26,8 +26,9 @@ The life of a dead file:
 1. A commit adds the garbage key.
 2. `defer_unlink` removes the file's identity, so that rebuilding the catalog cannot bring a deleted object back,
    and queues the file.
-3. After the grace period `reap` unlinks it. It is unlinked earlier if more than MAX_GARBAGE_BYTES wait, if the
-   drive is full, or when the drive is closed. A reader that comes too late looks the object up again.
+3. After the grace period `reap` unlinks it, called by the next commit or by the upkeep (upkeep.py). It is unlinked
+   earlier if more than MAX_GARBAGE_BYTES wait, if the drive is full, or when the drive is closed. A reader that comes
+   too late looks the object up again.
 4. The garbage key and the block checksums of the file are deleted.
 
 If the process dies after step 1 or 2, the garbage key names the file, and `recover` removes it at the next start. After
@@ -65,9 +66,10 @@ import xxhash
 from ais_loader.errors import LoaderError, StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
+from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles, drive_error
-from storage_node.store.files.segment_format import file_of
+from storage_node.store.files.segment_format import SegmentUse, file_of
 from storage_node.store.format import CatalogEntry, Identity
 from storage_node.store.names import HIDDEN
 
@@ -303,11 +305,22 @@ class _Dead(NamedTuple):
 class Garbage:
     """Dead files of one drive that is open for writing."""
 
-    def __init__(self, files: RawFiles, catalog: Catalog, grace_s: float, removed: Callable[[bytes], None]) -> None:
-        """`removed` is called with the path of every removed file, to drop what is kept about it."""
+    def __init__(
+        self,
+        files: RawFiles,
+        catalog: Catalog,
+        sparse: SparseSegments,
+        grace_s: float,
+        removed: Callable[[bytes], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`removed` is called with the path of every removed file, to drop what is kept about it. `wake` is called when
+        there may be something to reap, or to compact."""
         self._files = files
         self._removed = removed
+        self._wake = wake
         self._catalog = catalog
+        self._sparse = sparse
         self._grace_s = grace_s
         self._lock = threading.Lock()
         self._waiting: deque[_Dead] = deque()  # guarded by _lock
@@ -323,9 +336,10 @@ class Garbage:
         self._files.clear_staging()
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             left = list(self._catalog.scan(prefix))
-            failed = self._files.unlink_many([path for _, path in left])
+            unlinked = self._files.unlink_many([path for _, path in left])
+            self._forget([], unlinked.segments)
             for key, path in left:
-                if path not in failed:
+                if path not in unlinked.failed:
                     blocks = fmt.BLOCKS_PREFIX + key[1:]
                     self._forget([key, *(block_key for block_key, _ in self._catalog.scan(blocks))])
 
@@ -337,7 +351,7 @@ class Garbage:
         try:
             unnamed = unnamed_files(self._catalog, self._files.walk())
             while some := list(itertools.islice(unnamed, _REAP_AT_ONCE)):
-                self._files.unlink_many(some)
+                self._forget([], self._files.unlink_many(some).segments)
         except StoreFormatError:
             return  # with an unreadable entry nothing is certain; the doctor reports it
 
@@ -354,6 +368,7 @@ class Garbage:
                 self._waiting_bytes += entry.size_bytes
         with contextlib.suppress(LoaderError):  # the commit stands; the next start removes the rest
             self.reap()
+        self._wake()
 
     def abandon(self, entries: Sequence[CatalogEntry]) -> None:
         """Remove the files of a commit that failed, as soon as it is certain that it failed.
@@ -373,20 +388,27 @@ class Garbage:
         problem: OSError | None = None
         while due := self._take_due(everything=everything):
             gone: list[bytes] = []
-            failed = self._files.unlink_many([dead.path for dead in due])
-            problem = next(iter(failed.values()), problem)
+            unlinked = self._files.unlink_many([dead.path for dead in due])
+            problem = next(iter(unlinked.failed.values()), problem)
             for dead in due:
-                if dead.path in failed:
+                if dead.path in unlinked.failed:
                     continue
                 reaped += 1
                 self._removed(dead.path)
                 gone.append(fmt.generation_key(fmt.GARBAGE_PREFIX, dead.generation))
                 gone.extend(_blocks_keys(dead))
             failpoint("reap.unlinked")
-            self._forget(gone)
+            self._forget(gone, unlinked.segments)
         if problem is not None:
             raise drive_error(problem, self._files.root, "removing a dead file")
         return reaped
+
+    def due_in_s(self) -> float | None:
+        """Return the time until a dead file is due, at least 0; None if none waits."""
+        with self._lock:
+            if self._abandoned:
+                return self._grace_s
+            return max(0.0, self._waiting[0].due_s - time.monotonic()) if self._waiting else None
 
     def _take_due(self, *, everything: bool) -> list[_Dead]:
         now = time.monotonic()
@@ -424,13 +446,16 @@ class Garbage:
                 self._waiting.appendleft(_Dead(0.0, entry.generation, entry.path, entry.size_bytes))
                 self._waiting_bytes += entry.size_bytes
 
-    def _forget(self, keys: Iterable[bytes]) -> None:
+    def _forget(self, keys: Iterable[bytes], segments: Mapping[bytes, SegmentUse] | None = None) -> None:
+        """Remove keys of dead files, and note what has become of segments."""
         # Deleted key by key: one range tombstone per generation makes every later read of the catalog slower (measured:
         # 20,000 of them, 26 times).
         batch = WriteBatch(raw_mode=True)
         for key in keys:
             batch.delete(key)
-        self._catalog.write(batch, sync=False, is_commit=False)
+        self._sparse.note(batch, segments or {})
+        if batch.len():
+            self._catalog.write(batch, sync=False, is_commit=False)
 
 
 def _blocks_keys(dead: _Dead) -> list[bytes]:

@@ -38,6 +38,9 @@ compares all files with the catalog (`Garbage.remove_unnamed`).
 If a step fails with an error, the files that did not get an entry are abandoned (ended_versions.py): the failed commit
 may have reached RocksDB's log. If even the catalog cannot be read, their intents stay for the next start.
 
+A move (segment_compaction.py) is a put of the bytes that an entry names already, under the same version. It is
+committed only if the catalog still has that very entry, and always durably: the old bytes may have been durable.
+
 Deletions and tombstones bring no file: they consist of step 2, a commit as in step 5, and step 6.
 
 Versions. An object's entry is only ever replaced by a newer version. A put without a version gets one above the current
@@ -247,13 +250,14 @@ class Transactions:
         objects: Sequence[PendingObject],
         stage: Callable[[], StagedFile],
         elsewhere: Mapping[bytes, CatalogEntry] | None = None,
+        *,
+        durable: bool = False,
     ) -> list[CatalogEntry | LoaderError]:
         """Commit staged objects. `elsewhere`: newest entries of these names on other drives, which count as if they
-        were here. `stage`: see `Drive.stage`."""
+        were here. `stage`: see `Drive.stage`. `durable`: sync as with durability `power`."""
         failpoint("put.staged")
-        files = CommitFiles(
-            self._files, self.generations, self._clock, objects, stage, epoch=self._epoch, sync=self._sync
-        )
+        sync = self._sync or durable
+        files = CommitFiles(self._files, self.generations, self._clock, objects, stage, epoch=self._epoch, sync=sync)
         try:
             return self._commit(objects, files, elsewhere or {})
         finally:
@@ -268,7 +272,7 @@ class Transactions:
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
-            self._require_buckets((pending.bucket_uuid, pending.name) for pending in objects)
+            self._require_buckets((one.bucket_uuid, one.name) for one in objects if one.moved is None)
             current = self._entries(keys)
             newest = dict(current)
             for key, other in elsewhere.items():
@@ -280,6 +284,13 @@ class Transactions:
             nothing_deleted = not self.deletions and not self.deletions.forgotten_ns
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
+                if pending.moved is not None:
+                    if before != pending.moved or pending.bucket_uuid in self.dead_buckets:
+                        results[at] = VersionConflict(f"{pending.name!r}: changed while it was to be moved")
+                        continue
+                    newest[key] = entries[at] = results[at] = entries[at]._replace(writes=pending.moved.writes)
+                    chosen.append(_Chosen(key, pending, entries[at]))
+                    continue
                 floor = self.retention.floor(pending.bucket_uuid)
                 if before is not None and pending.is_outdated_copy(before, entries[at]):
                     results[at] = VersionConflict(f"{pending.name!r}: what was put or deleted is not uploaded yet")
@@ -394,12 +405,14 @@ class Transactions:
             ended = self.retention.end(commit, ending) if ending else Ended([], [])
             keys = [key for key, _, _ in chosen]
             self.deletions.replaced(commit, keys)
-            journaled = self.journal.note(commit, {key: entry for key, _, entry in chosen})
-            if self._sync:
+            # A move changes nothing about an upload that may be under way.
+            put = {key: entry for key, pending, entry in chosen if pending.moved is None}
+            journaled = self.journal.note(commit, put)
+            if files.sync:
                 self._files.sync_names(entry.path for _, _, entry in chosen)
             failpoint("put.published")
             with self._cache.changing(keys):
-                self._catalog.write(commit, sync=self._sync)
+                self._catalog.write(commit, sync=files.sync)
         except BaseException:
             self._garbage.abandon(self._not_entered(chosen))
             raise

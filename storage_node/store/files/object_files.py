@@ -16,11 +16,20 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ais_loader.errors import DriveFailed, DriveFull, LoaderError, StoreReadOnly
 from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.group_sync import Syncs
-from storage_node.store.files.segment_format import by_segment, file_of, is_segment, is_slot
+from storage_node.store.files.segment_format import (
+    REMOVED,
+    SEGMENTS,
+    SegmentUse,
+    by_segment,
+    file_of,
+    is_segment,
+    is_slot,
+)
 from storage_node.store.files.segments import Segments
 from storage_node.store.files.staged_file import StagedFile, is_full
 from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME, CatalogEntry
@@ -38,6 +47,15 @@ def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> LoaderEr
     if error.errno not in (errno.EACCES, errno.EPERM) and not os.path.isdir(drive):
         return DriveFailed(f"{drive}: the folder is gone ({doing}); mount or restore it, then open the store again")
     return DriveFailed(f"{drive}: {doing}: {error.strerror or error} (errno {error.errno})")
+
+
+class Unlinked(NamedTuple):
+    """Result of `RawFiles.unlink_many`."""
+
+    failed: dict[bytes, OSError]
+    """Paths that could not be removed, with the errors."""
+    segments: dict[bytes, SegmentUse]
+    """Space that each segment takes in which an object was freed."""
 
 
 class RawFiles:
@@ -247,12 +265,13 @@ class RawFiles:
 
     def unlink(self, path: bytes) -> None:
         """Remove a file, or free an object's bytes in a segment. Harmless if it is gone. Raises OSError."""
-        for problem in self.unlink_many([path]).values():
+        for problem in self.unlink_many([path]).failed.values():
             raise problem
 
-    def unlink_many(self, paths: Sequence[bytes]) -> dict[bytes, OSError]:
-        """Unlink many paths, one segment at a time. Returns those that could not be removed, with the errors."""
+    def unlink_many(self, paths: Sequence[bytes]) -> Unlinked:
+        """Unlink many paths, one segment at a time."""
         failed: dict[bytes, OSError] = {}
+        segments: dict[bytes, SegmentUse] = {}
         alone, slots = by_segment(paths)
         for path in alone:
             try:
@@ -262,13 +281,27 @@ class RawFiles:
                 failed[path] = error
         for file, of_file in slots.items():
             try:
-                with contextlib.suppress(FileNotFoundError):
-                    self._segments.free(file, of_file)
+                if (use := self._segments.free(file, of_file)) is not None:
+                    segments[file] = use
+            except FileNotFoundError:
+                segments[file] = REMOVED
             except OSError as error:
                 failed.update(dict.fromkeys((path for path in paths if file_of(path) == file), error))
         for problem in dict.fromkeys(failed.values()):
             self.faults.note(problem, "removing an object's file")
-        return failed
+        return Unlinked(failed, segments)
+
+    def segment_use(self, file: bytes) -> SegmentUse | None:
+        """Return the space that a segment takes; None if its index cannot be read. Raises OSError."""
+        return self._segments.use(file)
+
+    def living(self, file: bytes) -> list[tuple[int, bytes]]:
+        """Return slot and identity of the objects of a segment that are alive and identifiable. Raises OSError."""
+        return self._segments.living(file)
+
+    def segment_files(self) -> Iterator[bytes]:
+        """Iterate over the paths of all segments. Raises OSError."""
+        return filter(is_segment, self._walk_files(SEGMENTS))
 
     def clear_staging(self) -> int:
         """Remove unfinished files of earlier writers. Returns how many there were."""
@@ -316,8 +349,8 @@ class RawFiles:
             else:
                 yield path
 
-    def _walk_files(self) -> Iterator[bytes]:
-        pending = [b""]
+    def _walk_files(self, top: bytes = b"") -> Iterator[bytes]:
+        pending = [top]
         while pending:
             folder = pending.pop()
             # Each listing has a descriptor of its own: two that share one also share its position.

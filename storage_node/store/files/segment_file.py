@@ -49,6 +49,7 @@ from storage_node.store.files.segment_format import (
     STATE_BYTES,
     UNKNOWN,
     Head,
+    SegmentUse,
     SlotPlace,
     decode_head,
     decode_place,
@@ -56,6 +57,7 @@ from storage_node.store.files.segment_format import (
     decode_states,
     encode_head,
     encode_state,
+    fresh_bytes,
     merge_states,
     row_offset,
     with_states,
@@ -64,6 +66,8 @@ from storage_node.store.files.staged_file import is_full
 
 Note: TypeAlias = Callable[[OSError], None]
 """Called with errors of the drive while the other copy may still be readable."""
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`."""
 _FEW = 4
 _NEAR_SLOTS = 32
 _MANY = 8
@@ -148,6 +152,17 @@ class SegmentFile:
         if len(copies) == 2 and copies[0] == copies[1]:  # nearly always
             return decode_states(copies[0], count)
         return reduce(merge_states, [decode_states(data, count) for data in copies])
+
+    def use(self, freed: npt.NDArray[np.bool_]) -> SegmentUse | None:
+        """Return the space that it takes, given which slots are freed, shape (slots,); None if no copy of its rows can
+        be read completely. Raises OSError."""
+        if not self._tables:
+            self.states()
+        table = next((rows for rows in self._tables if len(rows) == ROW_BYTES * self.slots), None)
+        if table is None:
+            return None
+        fresh = fresh_bytes(table, self.slots)
+        return SegmentUse(int(fresh[~freed].sum()), int(fresh.sum()), os.fstat(self._fd).st_blocks * _BLOCK_BYTES)
 
     def set_states(self, slots: Iterable[int], state: int) -> None:
         """Write a state of these slots to both copies, as far as the file reaches.

@@ -57,7 +57,9 @@ ROW = np.dtype(
 ROW_BYTES = ROW.itemsize
 STATE_BYTES = _STATE.size
 
-_FOLDER = b"segments/"
+SEGMENTS = b"segments"
+"""Folder of all segments."""
+_FOLDER = SEGMENTS + b"/"
 
 
 class Head(NamedTuple):
@@ -82,6 +84,28 @@ class SlotPlace(NamedTuple):
     identity_bytes: int
     identity_checksum: int
 
+
+class SegmentUse(NamedTuple):
+    """Space of one segment, in bytes."""
+
+    live_bytes: int
+    """Space that the objects that still exist would take in a new segment, with their part of the index."""
+    written_bytes: int
+    """Space that all its objects took when it was written."""
+    allocated_bytes: int
+    """Space that the file takes now. All three are 0 if it has been removed."""
+
+    @property
+    def is_removed(self) -> bool:
+        return not self.written_bytes
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether less than half of it is live, by what was written and by what it takes now."""
+        return 2 * self.live_bytes < min(self.written_bytes, self.allocated_bytes)
+
+
+REMOVED = SegmentUse(0, 0, 0)
 
 # -- names
 
@@ -143,6 +167,17 @@ def lay_out(sizes: Sequence[int], identity_bytes: Sequence[int]) -> tuple[Head, 
         at += size
     # The copy starts on a page of its own, so that losing the beginning of a small segment does not affect its end.
     return Head(len(sizes), index_bytes, round_up(at, PAGE_BYTES)), offsets
+
+
+def fresh_bytes(rows: bytes, slots: int) -> npt.NDArray[np.int64]:
+    """Return the space that each object takes in a new segment, with its rows and identities. Shape (slots,).
+
+    A damaged row may give any number.
+    """
+    table = np.frombuffer(rows[: ROW_BYTES * slots], ROW)
+    sizes = table["size"].astype(np.int64)
+    steps = np.where(sizes >= _UNALIGNED_BYTES, PAGE_BYTES, 8)
+    return -(-sizes // steps) * steps + 2 * (ROW_BYTES + table["identity_bytes"].astype(np.int64))
 
 
 def encode_index(

@@ -28,7 +28,9 @@ from storage_node.store.files.segment_format import (
     DEAD,
     FREED,
     LIVE,
+    REMOVED,
     UNKNOWN,
+    SegmentUse,
     file_of,
     holes_around,
     slot_of,
@@ -95,13 +97,15 @@ class Segments:
                 return False
         return bool(self._set_state(file_of(path), [slot], LIVE, unless=(FREED,)))
 
-    def free(self, file: bytes, slots: Sequence[int]) -> None:
-        """Free the bytes of dead objects, and remove the segment with the last of them. Raises OSError."""
+    def free(self, file: bytes, slots: Sequence[int]) -> SegmentUse | None:
+        """Free the bytes of dead objects, and remove the segment with the last of them. Returns the space that it takes
+        then; None if its index cannot be read. Raises OSError."""
         with self._opened(file, os.O_RDWR) as (fd, segment):
-            if segment is not None:  # else unreadable; the doctor reports it when no entry names it
-                self._free(file, fd, segment, [slot for slot in slots if slot < segment.slots])
+            if segment is None:
+                return None  # the doctor reports it when no entry names it
+            return self._free(file, fd, segment, [slot for slot in slots if slot < segment.slots])
 
-    def _free(self, file: bytes, fd: int, segment: SegmentFile, slots: Sequence[int]) -> None:
+    def _free(self, file: bytes, fd: int, segment: SegmentFile, slots: Sequence[int]) -> SegmentUse | None:
         with self._states:
             try:
                 segment.set_states(slots, FREED)
@@ -116,9 +120,23 @@ class Segments:
             freed = segment.states() == FREED
         if freed.all():
             os.unlink(file, dir_fd=self.objects_fd)
-        else:
-            # If a state could not be written, because the file is truncated, its bytes are not freed.
-            _punch_around(fd, segment, freed, [slot for slot in slots if freed[slot]])
+            return REMOVED
+        # If a state could not be written, because the file is truncated, its bytes are not freed.
+        _punch_around(fd, segment, freed, [slot for slot in slots if freed[slot]])
+        return segment.use(freed)
+
+    def use(self, file: bytes) -> SegmentUse | None:
+        """Return the space that a segment takes; None if its index cannot be read. Raises OSError."""
+        with self._opened(file) as (_, segment):
+            return None if segment is None else segment.use(segment.states() == FREED)
+
+    def living(self, file: bytes) -> list[tuple[int, bytes]]:
+        """Return slot and identity of the objects that are alive and identifiable. Raises OSError."""
+        with self._opened(file) as (_, segment):
+            if segment is None:
+                return []
+            found = zip(segment.states().tolist(), segment.identities(), strict=True)
+            return [(slot, identity) for slot, (state, identity) in enumerate(found) if state == LIVE and identity]
 
     def drop_unknown(self, file: bytes) -> None:
         """Free all slots that cannot be identified; remove the file if that is all of them. Raises OSError."""

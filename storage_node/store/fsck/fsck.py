@@ -91,7 +91,7 @@ def repair(
     staged = {root: _staged(root) for root in roots}
     findings: list[Finding] = []
     drives: list[DriveSummary] = []
-    with Store.open(roots, mode="a") as store:
+    with Store.open(roots, mode="a", compact_bytes_per_s=0) as store:  # no object moves while it is looked at
         for finding in before:
             done = None
             if finding.kind == "record-differs":
@@ -116,18 +116,33 @@ def repair(
 
 
 def compact(paths: Sequence[str | os.PathLike[str]], *, progress: Progress | None = None) -> Report:
-    """Compact the catalogs of all drives, then check the store.
+    """Compact the segments and catalogs of all drives, then check the store.
 
     Raises StoreNotFound, StoreLocked, and whatever else `Store.open` raises.
     """
     roots = _used_folders(paths)
-    with Store.open(roots, mode="a") as store:
+    with Store.open(roots, mode="a", compact_bytes_per_s=0) as store:  # compacted here, at full speed
         for at, drive in enumerate(store.drives):
             if drive is not None:
+                _compact_segments(store, drive, progress)
                 drive.compact()
             if progress is not None:
                 progress("compacting catalogs", at + 1)
     return check(paths, progress=progress)
+
+
+def _compact_segments(store: Store, drive: Drive, progress: Progress | None) -> None:
+    drive.reap(everything=True)
+    drive.note_sparse_segments()
+    segments = 0
+    while len(drive.sparse):
+        done = drive.compact_segments()
+        for damaged in done.damaged:
+            store.damaged.note(*damaged)
+        segments += done.segments
+        if progress is not None:
+            progress("compacting segments", segments)
+    drive.reap(everything=True)
 
 
 def _used_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:

@@ -306,7 +306,12 @@ class _Rebuild:
             key = evidence.object_key(identity)
             before = catalog.get(key)
             other = fmt.decode_entry(before) if before is not None else None
-            if other is not None and other.version > identity.version:
+            # Of the same version, the later file is the one that a move has left, or a repair.
+            if other is not None and not other.is_tombstone and other.version == identity.version:
+                is_older = other.generation > identity.generation
+            else:
+                is_older = other is not None and other.version > identity.version
+            if is_older:
                 self._superseded(root, path)
                 continue
             if other is not None and not other.is_tombstone:

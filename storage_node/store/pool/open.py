@@ -31,6 +31,7 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.identity import DriveIdentity, not_a_folder
+from storage_node.store.drive.upkeep import Upkeep
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
@@ -64,6 +65,8 @@ class DriveOptions:
     """Limits of each drive."""
     clock: VersionClock = field(default_factory=VersionClock)
     """Version clock of the store, if it is open for writing."""
+    upkeep: Upkeep | None = None
+    """Upkeep of the store, if it is open for writing."""
 
     def open(self, root: Path, identity: DriveIdentity, record: StoreRecord) -> Drive:
         """Open a drive. Raises what `Drive` raises."""
@@ -75,6 +78,7 @@ class DriveOptions:
             epoch=record.epoch,
             shard_limits=self.shard_limits,
             clock=self.clock,
+            upkeep=self.upkeep,
         )
 
 
