@@ -154,7 +154,13 @@ class NodeServer:
         raise_descriptor_limit()
         settings = self.config.store
         shard_limits = ShardLimits(settings.open_shards, settings.shard_index_bytes, settings.shard_copy_bytes)
-        self._store = Store.open(self._drives, mode="a", durability=settings.durability, shard_limits=shard_limits)
+        self._store = Store.open(
+            self._drives,
+            mode="a",
+            durability=settings.durability,
+            shard_limits=shard_limits,
+            compact_bytes_per_s=settings.compact_bytes_per_s,
+        )
         try:
             if self._makes_secret and not self.config.listen.peer_secret_file:
                 self.config = self.config.replace(peer_secret_file=str(_own_secret(self._store)))

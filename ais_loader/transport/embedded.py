@@ -137,6 +137,7 @@ class EmbeddedTransport:
                     shard_limits=ShardLimits(
                         self.options.open_shards, self.options.shard_index_bytes, self.options.shard_copy_bytes
                     ),
+                    compact_bytes_per_s=self.options.compact_bytes_per_s,
                 )
                 if self._mode == "a":
                     _writers[_drives(self._paths)] = self

@@ -31,11 +31,19 @@ class EmbeddedOptions:
     """Memory per drive for indexes of archives: about 40 bytes and the name for each member."""
     shard_copy_bytes: int = 4 << 30
     """Space per drive for decompressed copies of archives whose members cannot be read individually."""
+    compact_bytes_per_s: int = 32 << 20
+    """Maximum rate, while the store is open for writing, at which small objects move out of segments that are less than
+    half live. 0 disables compaction."""
 
     def __post_init__(self) -> None:
         if self.durability not in get_args(Durability):
             raise InvalidRequest(f"durability={self.durability!r}: need 'process' or 'power'")
-        for name, least in (("open_shards", 1), ("shard_index_bytes", 0), ("shard_copy_bytes", 0)):
+        for name, least in (
+            ("open_shards", 1),
+            ("shard_index_bytes", 0),
+            ("shard_copy_bytes", 0),
+            ("compact_bytes_per_s", 0),
+        ):
             value = getattr(self, name)
             if value is None and name == "open_shards":
                 continue

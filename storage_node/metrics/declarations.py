@@ -315,6 +315,25 @@ METRICS = (
         lambda node: node.scrub.finished_s,
         "When the scrub had last covered all drives, in seconds since 1970; 0 if it has not covered all of them yet.",
     ),
+    # Segments of small objects.
+    metric("ais_loader_sparse_segments", "gauge", "segments")(
+        lambda node: sum(len(drive.sparse) for drive in node.node.store.drives if drive is not None),
+        "Segments of small objects that are less than half live and wait to be compacted.",
+    ),
+    metric("ais_loader_sparse_segments_removed_total", "counter", "segments")(
+        lambda node: sum(drive.sparse.removed for drive in node.node.store.drives if drive is not None),
+        "Such segments that were removed, after the rest of their objects had been moved or deleted.",
+    ),
+    metric("ais_loader_sparse_segments_removed_bytes_total", "counter", "bytes")(
+        lambda node: sum(drive.sparse.removed_bytes for drive in node.node.store.drives if drive is not None),
+        "Space on the drives that the removed segments had taken.",
+    ),
+    metric("ais_loader_compacted_objects_total", "counter", "objects")(
+        lambda node: node.node.store.upkeep.counts.moved_objects, "Small objects that compaction has moved."
+    ),
+    metric("ais_loader_compacted_bytes_total", "counter", "bytes")(
+        lambda node: node.node.store.upkeep.counts.moved_bytes, "Bytes of the objects that compaction has moved."
+    ),
     # Files that become objects.
     metric("ais_loader_promoted_files_total", "counter", "files", "how")(
         lambda node: node.promote.files,

@@ -108,6 +108,10 @@ class StoreSettings(SettingsGroup):
     to the start of the next. 0 disables scrubbing."""
     scrub_bytes_per_s: Finite = 32 << 20
     """Maximum rate at which the node reads data for this search."""
+    compact_bytes_per_s: NotNegative = 32 << 20
+    """Maximum rate at which small objects move out of segments that are less than half live. An object counts as 4 KiB
+    at least. 0 disables compaction: the space of overwritten and deleted small objects is then reclaimed later, or
+    by `ais-loader doctor --compact`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

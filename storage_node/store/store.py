@@ -72,7 +72,7 @@ class Store:
         self.damaged = damaged
         """Objects that readers and the scrub have found damaged."""
         self.upkeep = options.upkeep
-        """Removal of dead files and compaction of segments; None for a reader."""
+        """Removal of dead files and compaction of segments, if the store is open for writing."""
         self.left_out = opened.left_out
         """Given folders that are no longer part of the store (retired, forgotten), or not yet, with the reasons."""
 
@@ -102,8 +102,8 @@ class Store:
             raise InvalidRequest(f'durability {durability!r}: "process" or "power"')
         roots = drive_folders(paths)
         damaged = DamagedCopies()
-        upkeep = Upkeep(damaged.note, compact_bytes_per_s) if mode == "a" else None
-        options = DriveOptions(mode == "a", durability, shard_limits, clock or VersionClock(), upkeep)
+        upkeep = Upkeep(damaged.note, compact_bytes_per_s)
+        options = DriveOptions(mode == "a", upkeep, durability, shard_limits, clock or VersionClock())
         store = cls(open_drives(roots, options), options, roots, damaged)
         if store.writable:
             try:
@@ -138,8 +138,7 @@ class Store:
 
     def close(self) -> None:
         """Wait for running commits, and release the drives. Later calls raise Closed."""
-        if self.upkeep is not None:
-            self.upkeep.stop()
+        self.upkeep.stop()
         with contextlib.ExitStack() as closing:
             for drive in self.record.end():
                 closing.callback(drive.close)

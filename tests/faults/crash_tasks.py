@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -113,6 +114,17 @@ class Worker:
             self.put_many(wanted, [self.draw.choice(SIZES) for _ in wanted])
 
 
+def make_sparse(store: Store, worker: Worker) -> None:
+    """Leave a segment that is mostly dead on each drive."""
+    names = [f"main/sparse/{number}" for number in range(100)]
+    for wanted in (names, [name for at, name in enumerate(names) if at % 5]):
+        worker.put_many(wanted, [500] * len(wanted))
+    for drive in store.drives:
+        assert drive is not None
+        drive.reap(everything=True)
+        assert len(drive.sparse)
+
+
 def compact(store: Store) -> None:
     """Move what is alive out of segments that are mostly dead."""
     for drive in store.drives:
@@ -163,12 +175,7 @@ def operate(
             drive._garbage._grace_s = 0.0
         worker = Worker(store, Journal(Path(journal)), 0, sure, 0)
         if operation == "compact":
-            for wanted in (MANY, MANY[::2], MANY[1::3]):
-                worker.put_many([f"main/{name}" for name in wanted], [500] * len(wanted))
-            for drive in store.drives:
-                assert drive is not None
-                drive.reap(everything=True)
-                assert len(drive.sparse)
+            make_sparse(store, worker)
         failpoints.arm(point)
         if operation == "put":
             worker.put("main/new", 3 * BLOCK_BYTES)
@@ -243,6 +250,24 @@ def work_until_the_power_fails(
         if not made:
             Worker(store, Journal(Path(journal)), 9, sure, 0).create_bucket("main")
     work_until_killed(roots, durability, journal, {**sure, "main/": 1}, seed, threads=2)
+
+
+def make_sparse_store(roots: list[str], journal: str) -> None:
+    """A new store with segments that are mostly dead."""
+    with Store.open(roots, compact_bytes_per_s=0) as store:
+        worker = Worker(store, Journal(Path(journal)), 0, {}, 0)
+        worker.create_bucket("main")
+        make_sparse(store, worker)
+
+
+def compact_until_the_power_fails(top: str, shadow: str, roots: list[str], point: str) -> None:
+    """Compact with every sync noted, and die at a fail point, or at the end. Nothing is promised to survive the machine
+    but what was on the disk before."""
+    power_kit.begin(shadow, top)
+    with Store.open(roots, durability="process", compact_bytes_per_s=0) as store:
+        failpoints.arm(point)
+        compact(store)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def survivors(roots: list[str], out: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 from ais_loader.testing import eventually
 from tests.faults.crash_kit import CrashServer, Expected, Journal, State
 from tests.faults.power_kit import EXTENTS, Extent, PowerCut, compile_shim, find_compiler, one_cut
+from tests.store.store_kit import copy_with_attributes
 
 KILLED = -signal.SIGKILL
 
@@ -125,6 +127,37 @@ def test_without_syncing_the_same_power_cut_takes_acknowledged_objects(server: C
         acknowledged = {name: state for name, state in expected.sure.items() if state and name != "main/"}
         lost += sum(found.get(name, 0) < (state or 0) for name, state in acknowledged.items())
     assert lost > 10, lost
+
+
+@pytest.mark.parametrize(
+    "extent",
+    [extent if extent == "any mixture" else pytest.param(extent, marks=pytest.mark.slow) for extent in EXTENTS],
+)
+def test_a_power_cut_during_compaction_takes_nothing_that_was_on_the_disk(
+    server: CrashServer, tmp_path: Path, extent: Extent
+) -> None:
+    """Even with durability="process": what moves may have been durable for years."""
+    top, journal = tmp_path / "top", tmp_path / "journal"
+    top.mkdir()
+    assert server.run("make_sparse_store", roots=roots_below(top), journal=str(journal)) == 0
+    points = ("put.intended", "put.renamed", "put.published", "put.committed", "reap.unlinked", "reap.unlinked:2", "")
+    for number, point in enumerate(points):
+        mine = tmp_path / f"top-{number}"
+        shutil.copytree(top, mine, symlinks=True, copy_function=copy_with_attributes)
+        with one_cut(tmp_path, number) as (shadow, left):
+            status = server.run(
+                "compact_until_the_power_fails", top=str(mine), shadow=str(shadow), roots=roots_below(mine), point=point
+            )
+            assert status == KILLED, point
+            PowerCut(mine, shadow, extent, seed=number).leave(left)
+        status = server.run(
+            "judge",
+            roots=roots_below(left),
+            journals=[str(journal)],
+            out=str(tmp_path / "verdict"),
+            machine_went_down=True,
+        )
+        assert status == 0, f"{point}: see the child's traceback above"
 
 
 # -- the layer itself

@@ -60,13 +60,13 @@ class DriveOptions:
     """Options that are common to all drives of one store."""
 
     writable: bool
+    upkeep: Upkeep
+    """Upkeep of the store, if it is open for writing."""
     durability: Durability = "process"
     shard_limits: ShardLimits | None = None
     """Limits of each drive."""
     clock: VersionClock = field(default_factory=VersionClock)
     """Version clock of the store, if it is open for writing."""
-    upkeep: Upkeep | None = None
-    """Upkeep of the store, if it is open for writing."""
 
     def open(self, root: Path, identity: DriveIdentity, record: StoreRecord) -> Drive:
         """Open a drive. Raises what `Drive` raises."""

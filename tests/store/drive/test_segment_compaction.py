@@ -428,7 +428,6 @@ def test_a_start_goes_on_where_the_last_writer_ended(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         assert segment.exists() and [len(drive.sparse) for drive in store.drives if drive] == [1]
     with store_at(tmp_path, compact_bytes_per_s=1 << 30) as store:
-        assert store.upkeep is not None
         counts = store.upkeep.counts
         eventually(lambda: counts.moved_objects == len(left), timeout_s=60)
         assert counts.moved_bytes == 500 * len(left)
@@ -466,12 +465,11 @@ def test_an_idle_writer_compacts_what_its_deletions_have_left(tmp_path: Path) ->
 
 def test_the_thread_ends_when_there_is_nothing_left_and_with_the_store(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
-        assert store.upkeep is not None
         drive_of(store)._garbage._grace_s = 0.01
         put(store, "a", b"1")
         assert store.upkeep._thread is None
         put(store, "a", b"2")
-        eventually(lambda: store.upkeep is not None and store.upkeep._thread is None, timeout_s=60)
+        eventually(lambda: store.upkeep._thread is None, timeout_s=60)
         drive_of(store)._garbage._grace_s = 3600.0
         put(store, "a", b"3")
         thread = store.upkeep._thread
@@ -494,7 +492,6 @@ def test_a_rate_of_zero_compacts_nothing_and_reaps_all_the_same(tmp_path: Path) 
 def test_the_rate_is_kept(tmp_path: Path) -> None:
     left = make_sparse(tmp_path)
     with store_at(tmp_path) as store:
-        assert store.upkeep is not None
         upkeep = Upkeep(store.damaged.note, 1.0)
         upkeep.add(drive_of(store))
         eventually(lambda: upkeep.counts.moved_objects == len(left), timeout_s=60)
