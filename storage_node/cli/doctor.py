@@ -47,7 +47,10 @@ _HINTS = {
 @click.option("--rebuild", is_flag=True, help="Rebuild unreadable catalogs and lost records from the object files.")
 @click.option("--all-drives", is_flag=True, help="With --rebuild: also rebuild catalogs that can be read.")
 @click.option(
-    "--compact", is_flag=True, help="Compact the catalogs: fewer tables to search for each look-up. Then check."
+    "--compact",
+    is_flag=True,
+    help="Compact the segments of small objects, which frees space, and the catalogs: fewer tables to search for each "
+    "look-up. Then check.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
 def doctor(

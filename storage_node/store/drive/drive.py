@@ -444,6 +444,11 @@ class Drive:
         self._require_writable()
         return self._changes.trim(bucket_uuid)
 
+    def flush_catalog(self) -> None:
+        """Write the catalog's log to a table. Raises DriveFailed, DriveFull, StoreReadOnly, Closed."""
+        self._require_writable()
+        self.catalog.flush()
+
     def compact(self) -> None:
         """Compact the catalog. Raises DriveFailed, DriveFull, StoreReadOnly."""
         self._require_writable()

@@ -143,6 +143,8 @@ class SegmentCompaction:
         except FileNotFoundError:
             self._note(file, REMOVED)
             return True
+        except OSError:
+            return True  # counted with the drive; it must not keep other segments from being compacted
         result.segments += 1
         for one in living:
             if not self._has_room(group):

@@ -1,9 +1,10 @@
 """Upkeep of the drives of a store that is open for writing: reaps dead files, and compacts segments.
 
 Commits reap what is due as well. The upkeep is for what they leave: after the last of them, nothing would be removed
-before the store is closed. It has one thread for all drives, which exists while there is something to do, and at most
-moves as many bytes a second as it was told. While it waits, it refers to no drive: a store that nobody uses any more is
-collected. Thread-safe. In a forked child it does nothing.
+before the store is closed. It has one thread for all drives, which exists while there is something to do. It moves at
+most as many bytes a second as it was told, and moves objects for a quarter of the time at most. When it has moved some
+and nothing is left to do, it flushes the catalog, whose log then has many entries more than once. While it waits, it
+refers to no drive: a store that nobody uses any more is collected. Thread-safe. In a forked child it does nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 COMPACT_BYTES_PER_S = 32 << 20
 _LEAST_CHARGE_BYTES = 4096
 """A moved object counts as this many bytes at least: small ones cost processor time rather than bandwidth."""
+_PAUSES = 3.0
+"""Pause after a step, as a multiple of its own time: writes wait for its commit, and share the processor with it."""
 _SLACK_S = 0.25
 """Dead files are reaped this much later than they are due, many at once."""
 _RETRY_S = 10.0
@@ -55,6 +58,9 @@ class Upkeep:
         self._bytes_per_s = compact_bytes_per_s
         self._pid = os.getpid()
         self._drives: weakref.WeakSet[Drive] = weakref.WeakSet()
+        self._moved_on: weakref.WeakSet[Drive] = weakref.WeakSet()
+        """Drives on which objects have moved since the catalog was flushed: the log is full of entries replaced since.
+        """
         self._refused_until_s: weakref.WeakKeyDictionary[Drive, float] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # guarded by _lock, as is _woken
@@ -112,10 +118,14 @@ class Upkeep:
             waits: list[float] = []
             if len(drive.sparse) and self._bytes_per_s > 0:
                 if time.monotonic() >= self._compacts_at_s:
-                    self._charge(drive.compact_segments())
+                    began_s = time.monotonic()
+                    self._charge(drive, drive.compact_segments(), began_s)
                 waits.append(max(0.0, self._compacts_at_s - time.monotonic()))
             if (due_s := drive.due_in_s()) is not None:
                 waits.append(due_s + _SLACK_S)
+            if not waits and drive in self._moved_on:
+                self._moved_on.discard(drive)
+                drive.flush_catalog()
             return min(waits, default=None)
         except Closed:
             self._drives.discard(drive)
@@ -127,13 +137,16 @@ class Upkeep:
         self._refused_until_s[drive] = time.monotonic() + _RETRY_S
         return _RETRY_S
 
-    def _charge(self, done: Compacted) -> None:
+    def _charge(self, drive: Drive, done: Compacted, began_s: float) -> None:
+        if done.objects:
+            self._moved_on.add(drive)
         self.counts.moved_objects += done.objects
         self.counts.moved_bytes += done.bytes
         for damaged in done.damaged:
             self._damaged(*damaged)
         charged = max(done.bytes, done.objects * _LEAST_CHARGE_BYTES)
-        self._compacts_at_s = time.monotonic() + charged / self._bytes_per_s
+        now_s = time.monotonic()
+        self._compacts_at_s = now_s + max(charged / self._bytes_per_s, _PAUSES * (now_s - began_s))
 
 
 def _stop_all() -> None:

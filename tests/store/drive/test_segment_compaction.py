@@ -399,6 +399,38 @@ def test_without_any_index_nothing_moves_and_everything_is_read(tmp_path: Path) 
         assert contents(store) == left and object_files(tmp_path) == [segment]
 
 
+def test_a_segment_that_cannot_be_read_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_at(tmp_path) as store:
+        for group in ("a", "b", "c"):
+            put_group(store, {f"{group}/{name}": small(name) for name in NAMES[:100]})
+        segments = object_files(tmp_path)
+        assert len(segments) == 3
+        store.delete_many(BUCKET, [name for name in entries_of(store) if int(name[2:]) % 20])
+        reap(store)
+        assert len(drive_of(store).sparse) == 3
+        bad, really = segments[1].stat().st_ino, os.pread
+
+        def pread(fd: int, size: int, offset: int) -> bytes:
+            if os.fstat(fd).st_ino == bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return really(fd, size, offset)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pread", pread)
+            done = drive_of(store).compact_segments()
+        assert done.objects == 10 and not len(drive_of(store).sparse)
+        reap(store)
+        assert segments[1].exists() and not segments[0].exists() and not segments[2].exists()
+        expected = {f"{group}/{name}": small(name) for group in "abc" for name in NAMES[:100:20]}
+        assert contents(store) == expected
+    with store_at(tmp_path) as store:
+        compact(store)
+        assert not segments[1].exists() and contents(store) == expected
+    assert_sound(tmp_path)
+
+
 def test_a_rebuild_prefers_the_moved_bytes_to_what_a_power_loss_brings_back_of_the_old_ones(tmp_path: Path) -> None:
     left = make_sparse(tmp_path)
     [segment] = object_files(tmp_path)

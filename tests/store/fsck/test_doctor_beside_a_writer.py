@@ -12,6 +12,7 @@ from storage_node.store.drive import transactions
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck.fsck import check, repair
 from storage_node.store.store import Store
+from tests.store.segment_kit import put_group
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, put, store_at
 
 
@@ -36,8 +37,12 @@ def test_a_check_beside_a_writer_reports_nothing_that_is_only_in_motion(root: Pa
                     put(store, f"{seed}/{number % 7}", bytes(number % 500))
                     if number % 5 == 0:
                         store.delete(BUCKET, f"{seed}/{number % 7}")
+                    if number % 10 == 0:
+                        put_group(store, {f"{seed}/{number % 3}/{at}": bytes(number % 500) for at in range(20)})
+                        store.delete_many(BUCKET, [f"{seed}/{number % 3}/{at}" for at in range(20) if at % 7])
                     if number % 20 == 0:
                         drive_of(store).reap(everything=True)
+                        drive_of(store).compact_segments()
             except BaseException as error:
                 failures.append(error)
                 raise
