@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ais_loader import connect
 from ais_loader.testing import seeded_bytes
-from ais_loader.transport.session import recycled
 from ais_loader.transport.session.lane import Lanes
+from ais_loader.wire import recycled
 from tests.node.node_kit import serving
 
 KIB = 1 << 10

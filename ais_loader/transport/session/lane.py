@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ais_loader import errors
-from ais_loader.transport.session import recycled
+from ais_loader.wire import recycled
 from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
