@@ -53,6 +53,8 @@ setup(
                 "ais_loader/wire/_crc32c.h",
                 "storage_node/store/_batch_read.h",
                 "storage_node/store/_counted_write.h",
+                "storage_node/store/_locations.h",
+                "storage_node/store/_mapped_read.h",
             ],
             include_dirs=["ais_loader/wire"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],

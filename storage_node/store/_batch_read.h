@@ -34,10 +34,12 @@
 #endif
 
 #include "_crc32c.h"
+#include "_mapped_read.h"
 
 enum { FAIL_OPEN = 1, FAIL_READ = 2, FAIL_SHORT = 3, FAIL_CHECKSUM = 4 };
 enum { WINDOW_ENTRIES = 32, ANNOUNCE_BYTES = 1 << 20 }; /* bounds of what runs ahead of a cold read */
 enum { STEP_BYTES = 256 << 10 };                        /* read and summed while it is still in the L2 cache */
+enum { COPIES = 16 };                                   /* made between two looks at the faults */
 
 struct entry {
     const char *path; /* "": dirfd is itself the file, and not ours to close */
@@ -49,6 +51,8 @@ struct entry {
     uint32_t expected;
     uint8_t verify;
     uint8_t same; /* the same file as the entry before, whose descriptor is handed on */
+    uint8_t done; /* copied out of a mapping, and verified */
+    const uint8_t *mapped; /* the bytes in a mapping of the file; or NULL */
 };
 
 struct job {
@@ -57,6 +61,8 @@ struct job {
     ptrdiff_t ahead; /* entries before this one need no announcement any more */
     int cold;
     int waited; /* bytes were not cached, and had to come from a drive */
+    int mapped; /* some entries are mapped */
+    int faulted; /* a copy out of a mapping waited for a drive, or could not be made */
     uint8_t *sums; /* where the checksums go, little-endian; or NULL */
     ptrdiff_t failed_at;
     int code, error; /* of the failure; code 0: none */
@@ -94,8 +100,10 @@ static void look_ahead(struct job *job, ptrdiff_t i)
         job->ahead = i;
     for (; job->ahead < stop; job->ahead++) {
         struct entry *entry = &job->entries[job->ahead];
+        if (entry->done)
+            continue;
         if (entry->fd < 0)
-            entry->fd = entry->same ? entry[-1].fd : entry_open(entry);
+            entry->fd = entry->same && entry[-1].fd >= 0 ? entry[-1].fd : entry_open(entry);
         if (entry->fd < 0)
             return;
         if (entry->length)
@@ -159,13 +167,63 @@ static int read_entry(struct job *job, ptrdiff_t i)
     return 0;
 }
 
+static int copy_entry(const struct job *job, ptrdiff_t i)
+{
+    const struct entry *entry = &job->entries[i];
+    uint32_t crc = 0xFFFFFFFFu;
+    for (size_t done = 0; done < entry->length;) {
+        const size_t left = entry->length - done, size = left < STEP_BYTES ? left : STEP_BYTES;
+        memcpy(entry->dest + done, entry->mapped + done, size);
+        crc = crc_update(crc, entry->dest + done, size); /* of the copy, which nobody changes any more */
+        done += size;
+    }
+    crc = ~crc;
+    if (entry->verify && crc != entry->expected)
+        return 0;
+    if (job->sums)
+        for (int byte = 0; byte < 4; byte++)
+            job->sums[4 * i + byte] = (uint8_t)(crc >> 8 * byte);
+    return 1;
+}
+
+/* Copy what is mapped, as long as nothing has to be waited for. What is not `done` then is read by job_read,
+ * which also finds out what is wrong with it. */
+static void job_copy(struct job *job)
+{
+    sigjmp_buf start;
+    const volatile long before = major_faults();
+    if (sigsetjmp(start, 0)) {
+        copying = NULL;
+        job->faulted = 1;
+        return;
+    }
+    copying = &start;
+    for (ptrdiff_t i = 0, copies = 0; i < job->count; i++) {
+        struct entry *entry = &job->entries[i];
+        if (!entry->mapped)
+            continue;
+        entry->done = (uint8_t)copy_entry(job, i);
+        if (++copies % COPIES == 0 && major_faults() != before)
+            break;
+    }
+    copying = NULL;
+    job->faulted = major_faults() != before;
+}
+
 static void job_read(struct job *job)
 {
     ptrdiff_t i = 0;
 #ifndef RWF_NOWAIT
     job->cold = 1;
 #endif
+    if (job->mapped)
+        job_copy(job);
     for (; i < job->count && !job->code; i++) {
+        if (job->entries[i].done) {
+            if (job->entries[i].fd >= 0)
+                entry_release(job, i);
+            continue;
+        }
         if (job->cold)
             look_ahead(job, i);
         job->code = read_entry(job, i);

@@ -11,6 +11,7 @@
 
 #include "_batch_read.h"
 #include "_counted_write.h"
+#include "_locations.h"
 
 /* ---- Arguments -----------------------------------------------------------------------------------*/
 
@@ -47,6 +48,7 @@ static int column_check(int k, const Py_buffer *view, Py_ssize_t count)
 struct call {
     struct job job;
     int columns;      /* how many of the columns the caller has: all, or those up to LENGTHS */
+    int copies;       /* whether entries may be copied out of mappings */
     PyObject *paths;  /* a tuple of our own: another thread may change the caller's list meanwhile */
     Py_ssize_t total; /* bytes of all entries, and of the prefix before them */
 };
@@ -56,8 +58,11 @@ static int entries_fill(struct call *call, const Py_buffer *views)
     for (Py_ssize_t i = 0; i < call->job.count; i++) {
         struct entry *entry = &call->job.entries[i];
         PyObject *path = PyTuple_GET_ITEM(call->paths, i);
+        StoredFile *const file = Py_TYPE(path) == &StoredFileType ? (StoredFile *)path : NULL;
         int64_t offset, length;
-        if (!PyBytes_Check(path)) {
+        if (file) {
+            path = file->path;
+        } else if (!PyBytes_Check(path)) {
             PyErr_Format(PyExc_TypeError, "paths[%zd] must be bytes, not %.100s", i, Py_TYPE(path)->tp_name);
             return -1;
         }
@@ -88,6 +93,8 @@ static int entries_fill(struct call *call, const Py_buffer *views)
         entry->fd = -1;
         entry->same = i && entry[-1].dirfd == entry->dirfd
             && (entry[-1].path == entry->path || !strcmp(entry[-1].path, entry->path));
+        if (file && call->copies && (entry->mapped = stored_file_bytes(file, offset, length)))
+            call->job.mapped = 1;
     }
     return 0;
 }
@@ -103,6 +110,7 @@ static int call_open(struct call *call, PyObject *const *args, int all)
         return -1;
     }
     call->columns = all ? COLUMNS : EXPECTED;
+    call->copies = all && faults_are_caught();
     call->paths = PySequence_Tuple(args[1]);
     if (!call->paths)
         return -1;
@@ -125,10 +133,24 @@ done:
     return result;
 }
 
+/* Tell the files what became of their entries. */
+static void files_done(struct call *call, int was_read)
+{
+    const struct job *job = &call->job;
+    for (Py_ssize_t i = 0; job->entries && i < job->count; i++) {
+        PyObject *const file = PyTuple_GET_ITEM(call->paths, i);
+        const struct entry *entry = &job->entries[i];
+        if (Py_TYPE(file) == &StoredFileType && (was_read || entry->mapped))
+            stored_file_done((StoredFile *)file, entry->dirfd, entry->mapped != NULL, job->waited || job->code,
+                             job->faulted);
+    }
+}
+
 /* Runs the job without the GIL and frees it; gives `result` (stolen; NULL: only free) or the failure. */
 static PyObject *call_run(struct call *call, PyObject *result)
 {
     struct job *job = &call->job;
+    const int is_run = result != NULL;
     if (result) {
         Py_BEGIN_ALLOW_THREADS
         job_read(job);
@@ -136,6 +158,7 @@ static PyObject *call_run(struct call *call, PyObject *result)
         if (job->code)
             Py_SETREF(result, Py_BuildValue("nii", (Py_ssize_t)job->failed_at, job->code, job->error));
     }
+    files_done(call, is_run);
     PyMem_Free(job->entries);
     Py_XDECREF(call->paths);
     return result;
@@ -178,6 +201,39 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
     if (nargs == 9 && job->waited && PyByteArray_GET_SIZE(args[8]))
         PyByteArray_AS_STRING(args[8])[0] = 1;
     return frame;
+}
+
+static PyObject *read_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    struct call call = {0};
+    struct job *job = &call.job;
+    Py_buffer target;
+    PyObject *result = NULL;
+    if (nargs != 9 || !PyByteArray_Check(args[8]) || !PyByteArray_GET_SIZE(args[8]))
+        return PyErr_Format(PyExc_TypeError, "read_into takes 9 positional arguments, the last a bytearray of a byte");
+    const Py_ssize_t first_byte = PyNumber_AsSsize_t(args[1], PyExc_ValueError);
+    if (first_byte == -1 && PyErr_Occurred())
+        return NULL;
+    if (PyObject_GetBuffer(args[0], &target, PyBUF_WRITABLE) < 0)
+        return NULL;
+    if (call_open(&call, args + 2, 1) == 0) {
+        if (first_byte < 0 || first_byte > target.len || target.len - first_byte != call.total)
+            PyErr_Format(PyExc_ValueError, "%zd bytes from %zd do not fill a target of %zd bytes", call.total, first_byte,
+                         target.len);
+        else
+            result = Py_NewRef(Py_None);
+    }
+    if (result) {
+        uint8_t *dest = (uint8_t *)target.buf + first_byte;
+        for (Py_ssize_t i = 0; i < job->count; dest += job->entries[i++].length)
+            job->entries[i].dest = dest;
+    }
+    result = call_run(&call, result);
+    PyBuffer_Release(&target);
+    if (job->waited && PyByteArray_GET_SIZE(args[8]))
+        PyByteArray_AS_STRING(args[8])[0] = 1;
+    return result;
 }
 
 static PyObject *read_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -312,6 +368,9 @@ static int module_exec(PyObject *module)
 {
     crc_choose();
     joining_choose();
+    hash_choose();
+    if (PyModule_AddType(module, &StoredFileType) < 0 || PyModule_AddType(module, &LocationsType) < 0)
+        return -1;
     if (PyModule_AddIntConstant(module, "OPEN", FAIL_OPEN) < 0 || PyModule_AddIntConstant(module, "READ", FAIL_READ) < 0
         || PyModule_AddIntConstant(module, "SHORT", FAIL_SHORT) < 0
         || PyModule_AddIntConstant(module, "CHECKSUM", FAIL_CHECKSUM) < 0)
@@ -320,9 +379,11 @@ static int module_exec(PyObject *module)
 }
 
 static PyMethodDef methods[] = {
+    {"find", (PyCFunction)(void (*)(void))locations_find, METH_FASTCALL, "See locations.find_python."},
     {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL, "See batch_read.announce_python."},
     {"read_cached", read_cached, METH_VARARGS, "See batch_read.read_cached_python."},
     {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See batch_read.read_frame_python."},
+    {"read_into", (PyCFunction)(void (*)(void))read_into, METH_FASTCALL, "See batch_read.read_into_python."},
     {"read_list", (PyCFunction)(void (*)(void))read_list, METH_FASTCALL, "See batch_read.read_list_python."},
     {"write_counted", write_counted, METH_VARARGS, "See counted_write.write_counted_python."},
     {NULL, NULL, 0, NULL},

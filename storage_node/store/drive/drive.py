@@ -37,6 +37,7 @@ from storage_node.store.drive.commit_files import PendingObject, SequenceNumbers
 from storage_node.store.drive.ended_versions import GRACE_S, Garbage, Retention, find_retained, scan_at
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.drive.locations import Locations
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction
 from storage_node.store.drive.sparse_segments import SparseSegments
@@ -101,16 +102,9 @@ class Drive:
             limits=shard_limits,
             damaged=lambda: self.faults.note_checksum(),
         )
-        self._cache = EntryCache()
-        wake = upkeep.wake if upkeep is not None else _nobody
-        sparse = (path for _, path in self.catalog.scan(fmt.SPARSE_PREFIX)) if writable else ()
-        try:
-            self._sparse = SparseSegments(sparse)
-        except BaseException:
-            self.catalog.close()
-            self.files.close()
-            raise
-        self._garbage = Garbage(self.files, self.catalog, self._sparse, grace_s, self.shards.forget, wake)
+        self._cache = EntryCache(self.files.objects_fd)
+        self.files.on_segment_removed(self._cache.forget_segment)
+        self._garbage = Garbage(self.files, self.catalog, grace_s, self.shards.forget)
         self._staging_names = itertools.count()
         self.record_mark = commit_mark(root)
         self._seen: object = None
@@ -211,6 +205,13 @@ class Drive:
             entry if entry is not None and entry.counter <= cut else find_retained(self.catalog, bucket_uuid, name, cut)
             for name, entry in zip(names, current, strict=True)
         ]
+
+    def locations(self) -> Locations:
+        """Return what is known of the locations of this drive's objects, as current as what `lookup` finds."""
+        self._require_open()
+        if not self.writable and self._is_behind():
+            self.catch_up()
+        return self._cache.locations
 
     def cached(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         """Return the cached entry of a name; None means that the catalog has to be read."""
@@ -545,6 +546,7 @@ class Drive:
 
     def _close_files(self) -> None:
         self._use.closed = True
+        self._cache.forget()
         self.catalog.close()
         self.files.close()
 

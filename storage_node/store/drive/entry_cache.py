@@ -1,4 +1,4 @@
-"""Cache of catalog entries of one drive."""
+"""Cache of catalog entries of one drive, and of the locations of its objects."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from storage_node.store.drive.locations import LIMIT_BYTES, MAX_LOCATED_BYTES, Row, make_locations
 from storage_node.store.format import CatalogEntry
 
 GENERATION_ENTRIES = 1 << 15
@@ -21,9 +22,13 @@ class EntryCache:
     It is never stale with respect to commits of this process, not even between the catalog's write and its return: a
     look-up finds whatever a listing shows. A commit removes the entries that it changes before it writes. Meanwhile
     look-ups read the catalog, and a look-up in progress cannot restore an old entry. Thread-safe.
+
+    `locations` holds the locations of many more objects than there are entries, and is invalidated with them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dirfd: int = -1) -> None:
+        """`dirfd`: descriptor of the folder that paths of entries are relative to."""
+        self.locations = make_locations(dirfd, LIMIT_BYTES)  # guarded by _lock for changes
         self._lock = threading.Lock()
         self._newer: dict[bytes, CatalogEntry] = {}  # guarded by _lock for changes, as are the next three
         self._older: dict[bytes, CatalogEntry] = {}
@@ -55,6 +60,7 @@ class EntryCache:
         """Keep what was read from the catalog, unless entries were invalidated since `generation`."""
         with self._lock:
             if generation == self.generation:
+                rows: list[Row] = []
                 for key, entry in found:
                     if key in self._changing:
                         continue
@@ -63,6 +69,9 @@ class EntryCache:
                     if before is None or before.version <= entry.version:
                         before = entry
                     self._newer[key] = before
+                    if before.size_bytes <= MAX_LOCATED_BYTES:
+                        rows.append((key, before.path, before.offset, before.size_bytes, before.checksum))
+                self.locations.add(rows)
                 self._begin_generation()
 
     @contextlib.contextmanager
@@ -74,6 +83,7 @@ class EntryCache:
             for key in keys:
                 self._newer.pop(key, None)
                 self._older.pop(key, None)
+            self.locations.remove(keys)
         try:
             yield
         finally:
@@ -86,3 +96,13 @@ class EntryCache:
         with self._lock:
             self.generation += 1
             self._newer, self._older = {}, {}
+            self.locations.clear()
+
+    def forget_segment(self, path: bytes) -> None:
+        """Drop the locations of objects in a segment that is being removed, or whose objects have moved.
+
+        Entries that name it are found again in the catalog once its file is missing.
+        """
+        with self._lock:
+            self.generation += 1
+            self.locations.drop(path)

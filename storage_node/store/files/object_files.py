@@ -93,6 +93,10 @@ class RawFiles:
             raise
         return True
 
+    def on_segment_removed(self, removed: Callable[[bytes], None]) -> None:
+        """Have this called with the path of each segment that has been removed."""
+        self._segments.removed = removed
+
     def hold(self, name: str, make_room: Callable[[], bool]) -> StagedFile:
         """Create a staged file that stays in memory while it is small, see `StagedFile.held`. `make_room` is as in
         `stage`."""

@@ -15,7 +15,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,12 @@ from storage_node.store.files.segment_format import (
     DEAD,
     FREED,
     LIVE,
-    REMOVED,
+    PAGE_BYTES,
     UNKNOWN,
     SegmentUse,
     file_of,
     holes_around,
+    round_up,
     slot_of,
     slot_path,
 )
@@ -50,6 +51,8 @@ class Segments:
 
     def __init__(self, objects_fd: int, faults: ErrorCounters) -> None:
         self.objects_fd = objects_fd
+        self.removed: Callable[[bytes], None] | None = None
+        """Called with the path of each segment that has been removed."""
         self._faults = faults
         self._states = threading.Lock()  # held from reading a state until the new one is written
 
@@ -119,24 +122,13 @@ class Segments:
                 segment.set_states(slots, FREED)
             freed = segment.states() == FREED
         if freed.all():
-            os.unlink(file, dir_fd=self.objects_fd)
-            return REMOVED
-        # If a state could not be written, because the file is truncated, its bytes are not freed.
-        _punch_around(fd, segment, freed, [slot for slot in slots if freed[slot]])
-        return segment.use(freed)
-
-    def use(self, file: bytes) -> SegmentUse | None:
-        """Return the space that a segment takes; None if its index cannot be read. Raises OSError."""
-        with self._opened(file) as (_, segment):
-            return None if segment is None else segment.use(segment.states() == FREED)
-
-    def living(self, file: bytes) -> list[tuple[int, bytes]]:
-        """Return slot and identity of the objects that are alive and identifiable. Raises OSError."""
-        with self._opened(file) as (_, segment):
-            if segment is None:
-                return []
-            found = zip(segment.states().tolist(), segment.identities(), strict=True)
-            return [(slot, identity) for slot, (state, identity) in enumerate(found) if state == LIVE and identity]
+            # A reader in another process may have the segment open, or mapped: its bytes are freed nevertheless.
+            with contextlib.suppress(OSError):
+                punch(fd, [(round_up(segment.first_byte, PAGE_BYTES), segment.end)])
+            self._unlink(file)
+        else:
+            # If a state could not be written, because the file is truncated, its bytes are not freed.
+            _punch_around(fd, segment, freed, [slot for slot in slots if freed[slot]])
 
     def drop_unknown(self, file: bytes) -> None:
         """Free all slots that cannot be identified; remove the file if that is all of them. Raises OSError."""
@@ -152,7 +144,12 @@ class Segments:
             return
         except OSError:
             pass  # an unreadable segment is removed as a whole
+        self._unlink(file)
+
+    def _unlink(self, file: bytes) -> None:
         os.unlink(file, dir_fd=self.objects_fd)
+        if self.removed is not None:
+            self.removed(file)
 
     def paths(self, file: bytes) -> Iterator[bytes]:
         """Iterate over the paths of objects whose bytes exist, and the segment's own path if it has unidentifiable

@@ -74,10 +74,12 @@ class StoreBatch:
 
     def version(self, position: int) -> str:
         """Return the version of an entry's object, "" if it was not found."""
+        self._lookup.complete()
         return self._table.version(position)
 
     def record(self, position: int) -> CatalogEntry | None:
         """Return the catalog entry of an entry's object, or None if it was not found."""
+        self._lookup.complete()
         return self._table.records[position]
 
     # -- entries that are stored after the look-up
@@ -90,12 +92,14 @@ class StoreBatch:
 
     def place(self, position: int, spooled: Spooled, version: str) -> None:
         """Set the bytes of an entry, whose frame is not planned yet, and the version of their object."""
+        self._lookup.complete()
         self._table.place(position, spooled.source.fd, spooled.size_bytes, spooled.checksum, version)
         self._reader.note_change()
 
     def place_arriving(self, position: int, fd: int, start: int, size_bytes: int, version: str) -> None:
         """Set the bytes of an entry, whose frame is not planned yet, to `size_bytes` bytes from `start` of a file in
         which they arrive. The caller waits until those of a frame have arrived before it reads the frame."""
+        self._lookup.complete()
         self._table.place(position, fd, size_bytes, None, version, start)
         if size_bytes > MAX_ITEM_BYTES:
             self._table.fail_too_large(position, size_bytes)
@@ -116,10 +120,12 @@ class StoreBatch:
             if isinstance(error, NotFound)
             else pb.UNAVAILABLE
         )
+        self._lookup.complete()
         self._table.fail(position, status, str(error), error.kind)
 
     def fail_begun(self, position: int, error: LoaderError) -> None:
         """Set the status of an entry of which bytes may have been read already. A retry may get all of it."""
+        self._lookup.complete()
         self._table.fail(position, pb.UNAVAILABLE, str(error), error.kind)
 
     # -- planning

@@ -20,8 +20,9 @@ from ais_loader.wire.object_info import has_version
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.locations import find
 from storage_node.store.files.segment_format import file_of
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import CatalogEntry, object_key
 from storage_node.store.pool.drive_set import DrivePlacement
 from storage_node.store.read.batch_members import find_member, status_of
 from storage_node.store.read.batch_reader import FailureCode
@@ -59,6 +60,8 @@ class BatchLookup:
         """Look up every entry. Later look-ups update the same table."""
         table = self._table
         request = self._request
+        if self._locate():
+            return table
         by_bucket: dict[int, list[int]] = {}
         if request.bucket_index:
             for position, at in enumerate(request.bucket_index):
@@ -84,6 +87,61 @@ class BatchLookup:
                 if position not in located:
                     self._narrow(position)
         return table
+
+    def _locate(self) -> bool:
+        """Find all entries in what is known of locations. Returns False if that is not enough, and for requests for
+        anything but whole objects of one bucket as they are now."""
+        request, table, drive_set = self._request, self._table, self._store.drive_set
+        if not table.n or len(request.bucket) != 1 or request.start or request.member or request.version:
+            return False
+        placement = drive_set.placement
+        if request.resume_version or request.resume_offset or placement.moving or self._store.replicas.stale.any:
+            return False
+        try:
+            bucket = self._store.bucket(request.bucket[0])
+            drives = {slot: drive_set.at(slot) for slot in placement.slots}
+            tables = tuple([drive.locations() for drive in drives.values()])
+        except LoaderError:
+            return False  # the look-up of the entries says so for each
+        if bucket.cut is not None:
+            return False
+        found = find(
+            tables,
+            object_key(bucket.uuid_bytes, ""),
+            table.names,
+            table.folders,
+            table.start,
+            table.sizes,
+            table.checksum,
+        )
+        if found is None:
+            self._clear(0)
+            return False
+        table.files, table.drives = found, drives
+        return True
+
+    def complete(self, first: int = 0) -> None:
+        """Look up entries from `first` on in the catalogs if only their locations are known. The entries before it
+        have been read."""
+        table = self._table
+        if table.files is None:
+            return
+        table.paths = [file.path for file in table.files]
+        table.files, table.shared_files = None, True
+        self._clear(first)
+        positions = list(range(first, table.n))
+        bucket_name = self._request.bucket[0]
+        try:
+            bucket = self._store.bucket(bucket_name)
+        except (BucketNotFound, ReplicaStale) as error:
+            self._fail_without_bucket(positions, error)
+        else:
+            self._look_up_bucket(bucket.uuid_bytes, bucket_name, bucket.cut, positions)
+
+    def _clear(self, first: int) -> None:
+        table = self._table
+        for column in (table.folders, table.start, table.sizes, table.checksum):
+            column[first:] = 0
 
     def _fail_without_bucket(self, positions: list[int], error: BucketNotFound | ReplicaStale) -> None:
         status, kind = (pb.NOT_FOUND if isinstance(error, BucketNotFound) else pb.UNAVAILABLE), error.kind
@@ -380,6 +438,7 @@ class BatchLookup:
 
     def look_up_again(self, position: int) -> None:
         """Look up an entry as if for the first time."""
+        self.complete()
         table = self._table
         table.status[position] = pb.OK
         table.faults.pop(table.first_index + position, None)

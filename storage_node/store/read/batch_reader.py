@@ -3,7 +3,7 @@
 Columns describe n entries; entry i is `lengths[i]` bytes from `offsets[i]` of the file `paths[i]`:
 
     dirfds    int32 (n,)    folder that paths[i] is relative to
-    paths     n bytes       without NUL; b"" means that dirfds[i] is itself the file, open for reading
+    paths     n bytes       without NUL; b"" means that dirfds[i] is itself the file, open for reading; or StoredFile
     offsets   int64 (n,)    bytes, >= 0
     lengths   int64 (n,)    bytes, >= 0; a file that ends earlier fails, nothing is ever shorter
     expected  uint32 (n,)   CRC-32C of the piece, compared where verify is set
@@ -16,8 +16,9 @@ Exceptions mean wrong arguments (TypeError, ValueError) or no memory. Symbolic l
 entries of the same file share one descriptor. A call holds at most 32 descriptors, fewer if they are scarce, and has
 closed all of them when it returns.
 
-Two implementations share this contract. `_native.c` releases the GIL once per call and keeps a drive's queue filled
-when data is not cached. The functions below are the reference and read one piece after another.
+Two implementations share this contract. `_native.c` releases the GIL once per call, keeps a drive's queue filled when
+data is not cached, and copies objects of a `StoredFile` (drive/locations.py) out of a mapping when it is. The functions
+below are the reference and read one piece after another.
 AIS_LOADER_READER=native|python|auto (the default) selects one at import.
 
 Threads: any number of calls may run at once.
@@ -28,12 +29,13 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from operator import index
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from storage_node.store.checksum import crc32c
+from storage_node.store.drive.locations import StoredFile
 
 if TYPE_CHECKING:
     from typing import Any
@@ -55,6 +57,8 @@ __all__ = [
     "read_cached_python",
     "read_frame",
     "read_frame_python",
+    "read_into",
+    "read_into_python",
     "read_list",
     "read_list_python",
 ]
@@ -62,7 +66,8 @@ __all__ = [
 Failure: TypeAlias = tuple[int, int, int]
 """(position of the first entry that failed, FailureCode, errno or 0)"""
 
-Paths: TypeAlias = list[bytes] | tuple[bytes, ...]
+Paths: TypeAlias = Sequence[bytes] | Sequence[StoredFile]
+"""A list or a tuple."""
 
 
 class FailureCode(IntEnum):
@@ -115,6 +120,40 @@ def read_frame_python(
     if checksum_at >= 0:
         head[checksum_at : checksum_at + 4 * count] = b"".join(crc.to_bytes(4, "little") for crc in sums)
     return b"".join([head, *pieces])
+
+
+def read_into_python(
+    target: Buffer,
+    first_byte: int,
+    dirfds: Column,
+    paths: Paths,
+    offsets: Column,
+    lengths: Column,
+    expected: Column,
+    verify: Column,
+    waited: bytearray,
+    /,
+) -> Failure | None:
+    """Read every piece into `target`, which they fill from `first_byte` to its end, and return None.
+
+    After a failure the content of the target is undefined. `waited` is as in `read_frame_python`.
+    """
+    memory = memoryview(target)
+    if memory.readonly:
+        raise BufferError("target must be writable")
+    memory, first_byte = memory.cast("B"), index(first_byte)
+    columns = _columns(0, dirfds, paths, offsets, lengths, expected, verify)
+    total = sum(entry[3] for entry in columns)
+    if not 0 <= first_byte <= len(memory) or len(memory) - first_byte != total:
+        raise ValueError(f"{total} bytes from {first_byte} do not fill a target of {len(memory)} bytes")
+    try:
+        pieces, _ = _read_pieces(columns, all_sums=False, waited=waited)
+    except _EntryFailed as failed:
+        return failed.failure
+    for piece in pieces:
+        memory[first_byte : first_byte + len(piece)] = piece
+        first_byte += len(piece)
+    return None
 
 
 def read_list_python(
@@ -208,12 +247,12 @@ def _columns(
     """Return the entries as rows, after every check that does not need the drive."""
     if not isinstance(paths, list | tuple):
         raise TypeError(f"paths must be a list of bytes, not {type(paths).__name__}")
-    paths = tuple(paths)
-    count = len(paths)
+    files = [path if isinstance(path, bytes) else getattr(path, "path", path) for path in paths]
+    count = len(files)
     entries = list(
         zip(
             _column("dirfds", "int32", "i", 4, dirfds, count),
-            paths,
+            files,
             _column("offsets", "int64", "lq", 8, offsets, count),
             _column("lengths", "int64", "lq", 8, lengths, count),
             _column("expected", "uint32", "I", 4, expected, count),
@@ -312,13 +351,16 @@ class ReadFrame(Protocol):
     ) -> bytes | Failure: ...
 
 
+ReadInto: TypeAlias = Callable[
+    ["Buffer", int, "Column", Paths, "Column", "Column", "Column", "Column", bytearray], "Failure | None"
+]
 ReadList: TypeAlias = Callable[["Column", Paths, "Column", "Column", "Column", "Column"], "list[bytes] | Failure"]
 ReadCached: TypeAlias = Callable[[bytes, tuple[CachedFile, ...]], "bytes | None"]
 Announce: TypeAlias = Callable[["Column", Paths, "Column", "Column"], int]
 Implementation: TypeAlias = Literal["native", "python"]
 
 
-def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadList, ReadCached, Announce]:
+def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadInto, ReadList, ReadCached, Announce]:
     if choice not in ("auto", "native", "python"):
         raise ValueError(f"AIS_LOADER_READER must be auto, native or python, got {choice!r}")
     if choice != "python":
@@ -331,8 +373,11 @@ def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadList, ReadCache
                     f"({error}); install with a C compiler, or set AIS_LOADER_READER=auto"
                 ) from error
         else:
-            return "native", _native.read_frame, _native.read_list, _native.read_cached, _native.announce
-    return "python", read_frame_python, read_list_python, read_cached_python, announce_python
+            readers = _native.read_frame, _native.read_into, _native.read_list
+            return "native", *readers, _native.read_cached, _native.announce
+    return "python", read_frame_python, read_into_python, read_list_python, read_cached_python, announce_python
 
 
-IMPLEMENTATION, read_frame, read_list, read_cached, announce = _choose(os.environ.get("AIS_LOADER_READER", "auto"))
+IMPLEMENTATION, read_frame, read_into, read_list, read_cached, announce = _choose(
+    os.environ.get("AIS_LOADER_READER", "auto")
+)

@@ -17,6 +17,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import info_of
 from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.locations import StoredFile
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_members import MemberPart
 
@@ -46,6 +47,8 @@ class BatchTable:
         self.start: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         """Offset of the bytes in their file."""
         self.records: list[CatalogEntry | None] = [None] * n
+        self.files: list[StoredFile] | None = None
+        """Files of all entries, if these were found by their locations: there are no records and `paths` then."""
         self.slots: list[int] = [0] * n
         self.drives: dict[int, Drive] = {}
         """Drives by slot. A drive that is given up meanwhile keeps its folders open for its readers."""
@@ -118,8 +121,14 @@ class BatchTable:
         indexes = range(self.first_index + at.start, self.first_index + at.stop)
         return {index: self.faults[index] for index in indexes if index in self.faults}
 
+    def paths_of(self, at: slice) -> list[bytes] | list[StoredFile]:
+        """Return the files of entries as the batch reader takes them."""
+        return self.paths[at] if self.files is None else self.files[at]
+
     def sources(self, at: slice) -> Sequence[object]:
         """Return a key for each entry's location: entries with equal keys are read once."""
+        if self.files is not None:
+            return self.names[at]
         if not self.shards and not self.shared_files:
             return self.paths[at]
         columns = self.folders[at].tolist(), self.paths[at], self.start[at].tolist(), self.sizes[at].tolist()
@@ -130,14 +139,17 @@ class BatchTable:
 
         `verify`: ranges are compared with the checksums of their blocks. `has_duplicates`: somewhere in the batch.
         """
+        if self.files is None and not self._is_whole(at, verify=verify):
+            return False
+        # One call reads duplicates again, which costs less than reading each entry by itself if they are few.
+        return not has_duplicates or len(set(self.sources(at))) >= _MIN_DISTINCT * (at.stop - at.start)
+
+    def _is_whole(self, at: slice, *, verify: bool) -> bool:
         if self.status[at].any():
             return False
         if (self.kind[at] == pb.COMPUTED).any() and (verify or self._any_in_segment(at)):
             return False
-        if self.packed and not self.packed.isdisjoint(range(at.start, at.stop)):
-            return False
-        # One call reads duplicates again, which costs less than reading each entry by itself if they are few.
-        return not has_duplicates or len(set(self.sources(at))) >= _MIN_DISTINCT * (at.stop - at.start)
+        return not self.packed or self.packed.isdisjoint(range(at.start, at.stop))
 
     def _any_in_segment(self, at: slice) -> bool:
         return self.shared_files and any(entry is not None and entry.offset for entry in self.records[at])

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import LoaderError
+from ais_loader.wire import recycled
 from ais_loader.wire.frame import Frame, FrameError, checked, encode_frame, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch_lookup import BatchLookup
-from storage_node.store.read.batch_reader import Failure, announce, read_frame, read_list
+from storage_node.store.read.batch_reader import Failure, announce, read_frame, read_into, read_list
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.entry_reader import EntryReader, frame_of
 from storage_node.store.read.file_frame import FileFrame, opened
@@ -49,7 +50,7 @@ class FrameReader:
         """See `StoreBatch.announce`."""
         table = self._table
         at = slice(span.first, span.stop)
-        return announce(table.folders[at], table.paths[at], table.start[at], table.sizes[at])
+        return announce(table.folders[at], table.paths_of(at), table.start[at], table.sizes[at])
 
     def read(self, span: FrameSpan) -> Frame:
         """See `StoreBatch.read`."""
@@ -58,9 +59,13 @@ class FrameReader:
     def _read(self, span: FrameSpan) -> Frame:
         table = self._table
         if span.is_piece:
-            return self._patient().read_piece(span)
+            return self._patient(span).read_piece(span)
         at = slice(span.first, span.stop)
-        if self._is_plain(span):
+        if table.files is not None and self._is_plain(span):
+            target = recycled.take(span.payload_bytes)
+            if self._read_into(span, target):
+                return frame_of(table, at, target.toreadonly())
+        elif self._is_plain(span):
             # Space in front of the payload for the checksums, which are known only after reading.
             room = 4 * (span.stop - span.first)
             result = self._read_plain(span, bytes(room), 0)
@@ -117,7 +122,8 @@ class FrameReader:
             payload_bytes=span.payload_bytes,
             end=table.end(table.n, wait_us) if last else None,
         )
-        columns = table.folders[at].tolist(), table.paths[at], table.start[at].tolist(), table.sizes[at].tolist()
+        paths = table.paths[at] if table.files is None else [file.path for file in table.files[at]]
+        columns = table.folders[at].tolist(), paths, table.start[at].tolist(), table.sizes[at].tolist()
         frame = opened(prefix, *columns)
         return None if frame is None else (frame, last)
 
@@ -159,7 +165,7 @@ class FrameReader:
         table = self._table
         return read_list(
             table.folders[at],
-            table.paths[at],
+            table.paths_of(at),
             table.start[at],
             table.sizes[at],
             table.checksum[at],
@@ -179,7 +185,7 @@ class FrameReader:
             prefix,
             checksum_at,
             table.folders[at],
-            table.paths[at],
+            table.paths_of(at),
             table.start[at],
             table.sizes[at],
             table.checksum[at],
@@ -188,14 +194,23 @@ class FrameReader:
         )
         return result if isinstance(result, bytes) else None
 
-    def _patient(self) -> EntryReader:
+    def _read_into(self, span: FrameSpan, target: memoryview) -> bool:
+        """Read located entries into memory that they fill. Returns whether all of them could be read."""
+        table = self._table
+        at = slice(span.first, span.stop)
+        columns = table.folders[at], table.paths_of(at), table.start[at], table.sizes[at], table.checksum[at]
+        failed = read_into(target, 0, *columns, b"\1" * (span.stop - span.first), self._waited)
+        return failed is None
+
+    def _patient(self, span: FrameSpan) -> EntryReader:
+        self._lookup.complete(span.first)
         if self._entries is None:
             self._entries = EntryReader(self._table, self._lookup, self._request, self._waited)
         return self._entries
 
     def _read_patiently(self, span: FrameSpan) -> Frame:
         """Read entry by entry: duplicates once, failures set the status, vanished files are looked up again."""
-        table = self._table
+        table, entries = self._table, self._patient(span)
         parts: list[bytes] = []
         grown_bytes = 0
         seen: dict[tuple[int, bytes, int, int], int] = {}
@@ -207,7 +222,7 @@ class FrameReader:
                     part = parts[first - span.first]
                     table.checksum[position], table.kind[position] = table.checksum[first], table.kind[first]
                 else:
-                    part = self._patient().read(position)
+                    part = entries.read(position)
                     # The location after reading, which differs if it was looked up again. Other entries with the
                     # previous location have versions and ranges of their own to be looked up by.
                     if not table.status[position] and table.paths[position]:

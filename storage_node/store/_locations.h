@@ -1,0 +1,571 @@
+/* Locations of objects: what a batch needs to know of each, found by name without Python objects.
+ *
+ * A StoredFile is a file that holds objects. A segment, once it has been read often enough without waiting
+ * for a drive, is mapped; see _mapped_read.h. Locations is a hash table from catalog keys to StoredFile,
+ * offset, size and checksum. It takes about 100 bytes an object, never refers to a Python object per object
+ * of a segment, and forgets everything when it is full. The contracts are in drive/locations.py.
+ *
+ * Every function here runs with the GIL. Include after Python.h and _batch_read.h.
+ */
+#ifndef AIS_LOADER_LOCATIONS_H
+#define AIS_LOADER_LOCATIONS_H
+
+#include <fcntl.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- Stored files --------------------------------------------------------------------------------*/
+
+enum { WARM_READS = 4 }; /* of a segment, without waiting, until it is mapped */
+enum { COLD_READS = 64 }; /* the same after a copy that had to wait */
+enum { MAX_MAPPINGS = 8192 };
+static const int64_t MAX_MAPPED_BYTES = (int64_t)8 << 30; /* of address space; their page tables take a 500th */
+static int64_t mapped_bytes;
+static int mappings;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *path; /* bytes, relative to the drive's folder of objects */
+    uint8_t *map;
+    int64_t map_bytes;
+    int warm;  /* reads without waiting, less those that it has to make up for */
+    int users; /* entries of running jobs that are copied out of the mapping */
+    char is_segment, is_dropped;
+} StoredFile;
+
+static PyTypeObject StoredFileType;
+
+static StoredFile *stored_file_make(PyObject *path, int is_segment)
+{
+    StoredFile *file = PyObject_New(StoredFile, &StoredFileType);
+    if (file) {
+        file->path = Py_NewRef(path);
+        file->map = NULL;
+        file->map_bytes = 0;
+        file->warm = file->users = 0;
+        file->is_segment = (char)is_segment, file->is_dropped = 0;
+    }
+    return file;
+}
+
+static void stored_file_unmap(StoredFile *file)
+{
+    if (file->map) {
+        munmap(file->map, (size_t)file->map_bytes);
+        mapped_bytes -= file->map_bytes;
+        mappings--;
+        file->map = NULL;
+    }
+}
+
+static void stored_file_dealloc(PyObject *self)
+{
+    stored_file_unmap((StoredFile *)self);
+    Py_XDECREF(((StoredFile *)self)->path);
+    PyObject_Free(self);
+}
+
+static PyObject *stored_file_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"path", "is_segment", NULL};
+    PyObject *path;
+    int is_segment;
+    (void)type;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "Sp:StoredFile", names, &path, &is_segment))
+        return NULL;
+    return (PyObject *)stored_file_make(path, is_segment);
+}
+
+/* Map a segment. Nothing is wrong if it cannot be: it is read then. */
+static void stored_file_map(StoredFile *file, int dirfd)
+{
+    struct stat status;
+    const int fd = openat(dirfd, PyBytes_AS_STRING(file->path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0
+        && mapped_bytes + status.st_size <= MAX_MAPPED_BYTES && mappings < MAX_MAPPINGS) {
+        void *const map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        if (map != MAP_FAILED) {
+            file->map = map;
+            file->map_bytes = status.st_size;
+            mapped_bytes += status.st_size;
+            mappings++;
+        }
+    }
+    close(fd);
+}
+
+/* The bytes of an entry in the mapping, if they may be taken from there. The mapping stays until the caller
+ * calls stored_file_done. */
+static const uint8_t *stored_file_bytes(StoredFile *file, int64_t offset, int64_t length)
+{
+    if (!file->map || file->warm < WARM_READS || offset > file->map_bytes - length)
+        return NULL;
+    file->users++;
+    return file->map + offset;
+}
+
+/* Locations in it are void, and nothing refers to its bytes any more: a mapping would keep them on the drive. */
+static void stored_file_drop(StoredFile *file)
+{
+    file->is_dropped = 1;
+    if (!file->users)
+        stored_file_unmap(file);
+}
+
+/* An entry has been read. Learns whether its job waited for a drive, or a copy out of a mapping failed. */
+static void stored_file_done(StoredFile *file, int dirfd, int was_mapped, int waited, int faulted)
+{
+    if (!file->is_segment)
+        return;
+    if (was_mapped && !--file->users && file->is_dropped)
+        stored_file_unmap(file);
+    if (faulted)
+        file->warm = WARM_READS - COLD_READS;
+    else if (waited)
+        file->warm = file->warm < 0 ? file->warm : 0;
+    else if (file->warm < WARM_READS && ++file->warm == WARM_READS && !file->map && !file->is_dropped)
+        stored_file_map(file, dirfd);
+}
+
+static PyMemberDef stored_file_members[] = {
+    {"path", T_OBJECT_EX, offsetof(StoredFile, path), READONLY, "Path below the drive's folder of objects."},
+    {"is_dropped", T_BOOL, offsetof(StoredFile, is_dropped), READONLY, "Whether its locations are void."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *stored_file_is_mapped(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(((StoredFile *)self)->map != NULL);
+}
+
+static PyGetSetDef stored_file_getset[] = {
+    {"is_mapped", stored_file_is_mapped, NULL, "Whether a mapping exists.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject StoredFileType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "storage_node.store._native.StoredFile",
+    .tp_basicsize = sizeof(StoredFile),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = stored_file_new,
+    .tp_dealloc = stored_file_dealloc,
+    .tp_members = stored_file_members,
+    .tp_getset = stored_file_getset,
+    .tp_doc = "See locations.StoredFilePython.",
+};
+
+/* ---- Locations -----------------------------------------------------------------------------------*/
+
+enum { FIRST_INDEX = 1 << 10, FILE_BYTES = 192 }; /* FILE_BYTES: a StoredFile of its own, with its path */
+
+struct location {
+    uint64_t hash;
+    StoredFile *file; /* NULL: removed */
+    int64_t offset;
+    uint32_t size, checksum, key_at, key_bytes;
+};
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *segments; /* path to StoredFile */
+    struct location *rows;
+    char *keys;        /* end to end */
+    uint32_t *index;   /* row + 1, or 0; a power of two, at most half full */
+    size_t row_count, row_room, key_count, key_room, index_room, file_bytes, limit_bytes;
+    int dirfd;
+} Locations;
+
+static PyTypeObject LocationsType;
+static uint64_t hash_seed; /* names come from outside: nobody may choose those that collide */
+
+static int location_is_valid(const struct location *row) { return row->file && !row->file->is_dropped; }
+
+static uint64_t mixed(uint64_t one, uint64_t other)
+{
+    const unsigned __int128 product = (unsigned __int128)one * other;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+/* Of head and tail as if they were one string: the head is the same for all names of a bucket. */
+static uint64_t key_hash(const char *head, size_t head_bytes, const char *tail, size_t tail_bytes)
+{
+    const struct part {
+        const char *data;
+        size_t size;
+    } parts[2] = {{head, head_bytes}, {tail, tail_bytes}};
+    uint64_t hash = hash_seed ^ (head_bytes + tail_bytes) * 0x9E3779B97F4A7C15u;
+    uint8_t word[8];
+    size_t filled = 0;
+    for (int p = 0; p < 2; p++) {
+        const char *data = parts[p].data;
+        size_t left = parts[p].size;
+        while (left) {
+            if (!filled && left >= 8) {
+                uint64_t whole;
+                memcpy(&whole, data, 8);
+                hash = mixed(hash ^ whole, 0xA0761D6478BD642Fu);
+                data += 8, left -= 8;
+                continue;
+            }
+            word[filled++] = (uint8_t)*data++;
+            left--;
+            if (filled == 8) {
+                uint64_t whole;
+                memcpy(&whole, word, 8);
+                hash = mixed(hash ^ whole, 0xA0761D6478BD642Fu);
+                filled = 0;
+            }
+        }
+    }
+    uint64_t rest = 0;
+    memcpy(&rest, word, filled);
+    return mixed(hash ^ rest, 0xE7037ED1A0B428DBu);
+}
+
+/* Where the row of a key is named in the index, or would be. */
+static uint32_t *location_slot(const Locations *self, uint64_t hash, const char *head, size_t head_bytes,
+                               const char *tail, size_t tail_bytes)
+{
+    const size_t mask = self->index_room - 1;
+    for (size_t at = (size_t)hash & mask;; at = (at + 1) & mask) {
+        uint32_t *const slot = &self->index[at];
+        if (!*slot)
+            return slot;
+        const struct location *row = &self->rows[*slot - 1];
+        const char *key = self->keys + row->key_at;
+        if (row->hash == hash && row->key_bytes == head_bytes + tail_bytes && !memcmp(key, head, head_bytes)
+            && !memcmp(key + head_bytes, tail, tail_bytes))
+            return slot;
+    }
+}
+
+static void hash_choose(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (getrandom(&hash_seed, sizeof hash_seed, GRND_NONBLOCK) != sizeof hash_seed)
+        hash_seed = mixed((uint64_t)now.tv_nsec ^ (uintptr_t)&now, 0x8EBC6AF09C88C6E3u) ^ (uint64_t)now.tv_sec;
+}
+
+static void locations_forget(Locations *self)
+{
+    struct location *const rows = self->rows;
+    const size_t count = self->row_count;
+    PyObject *const segments = self->segments;
+    PyMem_Free(self->keys);
+    PyMem_Free(self->index);
+    self->rows = NULL, self->keys = NULL, self->index = NULL, self->segments = NULL;
+    self->row_count = self->row_room = self->key_count = self->key_room = self->index_room = self->file_bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        Py_XDECREF(rows[i].file);
+    PyMem_Free(rows);
+    Py_XDECREF(segments);
+}
+
+static size_t locations_size(const Locations *self)
+{
+    return self->row_room * sizeof *self->rows + self->key_room + self->index_room * sizeof *self->index
+        + self->file_bytes;
+}
+
+/* Room for one more row, whose key has this size. Forgets everything when that would exceed the limit. */
+static int locations_make_room(Locations *self, size_t key_bytes)
+{
+    if (locations_size(self) > self->limit_bytes || self->key_count + key_bytes > UINT32_MAX
+        || self->row_count >= UINT32_MAX / 4)
+        locations_forget(self);
+    if (!self->segments && !(self->segments = PyDict_New()))
+        return -1;
+    if (self->row_count == self->row_room) {
+        const size_t room = self->row_room ? 2 * self->row_room : FIRST_INDEX / 2;
+        struct location *rows = PyMem_Realloc(self->rows, room * sizeof *rows);
+        if (!rows)
+            goto no_memory;
+        self->rows = rows, self->row_room = room;
+    }
+    if (self->key_count + key_bytes > self->key_room) {
+        const size_t room = 2 * self->key_room + key_bytes + 4096;
+        char *keys = PyMem_Realloc(self->keys, room);
+        if (!keys)
+            goto no_memory;
+        self->keys = keys, self->key_room = room;
+    }
+    if (2 * (self->row_count + 1) > self->index_room) {
+        const size_t room = self->index_room ? 2 * self->index_room : FIRST_INDEX;
+        uint32_t *index = PyMem_Calloc(room, sizeof *index);
+        if (!index)
+            goto no_memory;
+        for (size_t row = 0; row < self->row_count; row++) {
+            size_t at = (size_t)self->rows[row].hash & (room - 1);
+            while (index[at])
+                at = (at + 1) & (room - 1);
+            index[at] = (uint32_t)row + 1;
+        }
+        PyMem_Free(self->index);
+        self->index = index, self->index_room = room;
+    }
+    return 0;
+no_memory:
+    PyErr_NoMemory();
+    return -1;
+}
+
+/* The file of an entry; a new reference. The objects of a segment share one. */
+static StoredFile *file_of_entry(Locations *self, PyObject *path, int64_t offset)
+{
+    const char *const text = PyBytes_AS_STRING(path), *const end = strrchr(text, '/');
+    if (!offset || !end) {
+        self->file_bytes += FILE_BYTES;
+        return stored_file_make(path, 0);
+    }
+    PyObject *const name = PyBytes_FromStringAndSize(text, end - text);
+    if (!name)
+        return NULL;
+    StoredFile *file = (StoredFile *)PyDict_GetItemWithError(self->segments, name);
+    if (file) {
+        Py_INCREF(file);
+    } else if (!PyErr_Occurred() && (file = stored_file_make(name, 1))) {
+        self->file_bytes += FILE_BYTES;
+        if (PyDict_SetItem(self->segments, name, (PyObject *)file) < 0)
+            Py_CLEAR(file);
+    }
+    Py_DECREF(name);
+    return file;
+}
+
+static int add_entry(Locations *self, PyObject *key, PyObject *path, int64_t offset, int64_t size, uint32_t checksum)
+{
+    const char *const text = PyBytes_AS_STRING(key);
+    const size_t bytes = (size_t)PyBytes_GET_SIZE(key);
+    if (locations_make_room(self, bytes) < 0)
+        return -1;
+    const uint64_t hash = key_hash(text, bytes, "", 0);
+    StoredFile *const file = file_of_entry(self, path, offset);
+    if (!file)
+        return -1;
+    uint32_t *const slot = location_slot(self, hash, text, bytes, "", 0);
+    struct location *row;
+    if (*slot) {
+        row = &self->rows[*slot - 1];
+        Py_XDECREF(row->file);
+    } else {
+        row = &self->rows[self->row_count];
+        *slot = (uint32_t)++self->row_count;
+        row->hash = hash;
+        row->key_at = (uint32_t)self->key_count, row->key_bytes = (uint32_t)bytes;
+        memcpy(self->keys + self->key_count, text, bytes);
+        self->key_count += bytes;
+    }
+    row->file = file;
+    row->offset = offset, row->size = (uint32_t)size, row->checksum = checksum;
+    return 0;
+}
+
+static PyObject *locations_add(PyObject *self, PyObject *args)
+{
+    PyObject *rows;
+    if (!PyArg_ParseTuple(args, "O!:add", &PyList_Type, &rows))
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); i++) {
+        PyObject *key, *path;
+        long long offset, size;
+        unsigned int checksum;
+        PyObject *const row = PyList_GET_ITEM(rows, i);
+        if (!PyTuple_Check(row))
+            return PyErr_Format(PyExc_TypeError, "rows[%zd] must be a tuple, not %.100s", i, Py_TYPE(row)->tp_name);
+        if (!PyArg_ParseTuple(row, "SSLLI;a row is (key, path, offset, size, checksum)", &key, &path, &offset, &size,
+                              &checksum))
+            return NULL;
+        if (offset < 0 || size < 0 || size > UINT32_MAX || offset > INT64_MAX - size) {
+            PyErr_Format(PyExc_ValueError, "rows[%zd]: offset %lld and size %lld are not a range of a file", i, offset,
+                         size);
+            return NULL;
+        }
+        if (add_entry((Locations *)self, key, path, offset, size, checksum) < 0)
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *locations_remove(PyObject *self, PyObject *keys)
+{
+    Locations *const table = (Locations *)self;
+    PyObject *const iterator = PyObject_GetIter(keys);
+    PyObject *key;
+    if (!iterator)
+        return NULL;
+    while ((key = PyIter_Next(iterator))) {
+        if (!PyBytes_Check(key)) {
+            PyErr_Format(PyExc_TypeError, "keys must be bytes, not %.100s", Py_TYPE(key)->tp_name);
+        } else if (table->index_room) {
+            const char *const text = PyBytes_AS_STRING(key);
+            const size_t bytes = (size_t)PyBytes_GET_SIZE(key);
+            const uint32_t slot = *location_slot(table, key_hash(text, bytes, "", 0), text, bytes, "", 0);
+            if (slot)
+                Py_CLEAR(table->rows[slot - 1].file);
+        }
+        Py_DECREF(key);
+        if (PyErr_Occurred())
+            break;
+    }
+    Py_DECREF(iterator);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *locations_drop(PyObject *self, PyObject *path)
+{
+    Locations *const table = (Locations *)self;
+    StoredFile *const file = table->segments ? (StoredFile *)PyDict_GetItemWithError(table->segments, path) : NULL;
+    if (file) {
+        stored_file_drop(file);
+        if (PyDict_DelItem(table->segments, path) < 0)
+            return NULL;
+    }
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *locations_clear(PyObject *self, PyObject *nothing)
+{
+    (void)nothing;
+    locations_forget((Locations *)self);
+    Py_RETURN_NONE;
+}
+
+static int location_column(PyObject *source, Py_buffer *view, const char *name, const char *formats, Py_ssize_t item,
+                           Py_ssize_t count)
+{
+    if (PyObject_GetBuffer(source, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
+        return -1;
+    const char *format = view->format ? view->format : "B";
+    format += *format == '@';
+    if (view->itemsize == item && view->len == item * count && *format && !format[1] && strchr(formats, *format))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s must hold %zd native items of %zd bytes", name, count, item);
+    PyBuffer_Release(view);
+    return -1;
+}
+
+static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    enum { COLUMN_COUNT = 4 };
+    static const struct {
+        const char *name, *formats;
+        Py_ssize_t item;
+    } kinds[COLUMN_COUNT] = {{"dirfds", "i", 4}, {"offsets", "lq", 8}, {"sizes", "lq", 8}, {"checksums", "I", 4}};
+    Py_buffer views[COLUMN_COUNT];
+    int opened = 0;
+    PyObject *files = NULL;
+    (void)module;
+    if (nargs != 7)
+        return PyErr_Format(PyExc_TypeError, "find takes 7 positional arguments, got %zd", nargs);
+    if (!PyTuple_Check(args[0]) || !PyBytes_Check(args[1]) || !PyList_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "find takes a tuple of tables, bytes and a list of names");
+    PyObject *const tables = args[0];
+    const char *const head = PyBytes_AS_STRING(args[1]);
+    const size_t head_bytes = (size_t)PyBytes_GET_SIZE(args[1]);
+    const Py_ssize_t count = PyList_GET_SIZE(args[2]), table_count = PyTuple_GET_SIZE(tables);
+    for (Py_ssize_t t = 0; t < table_count; t++)
+        if (Py_TYPE(PyTuple_GET_ITEM(tables, t)) != &LocationsType)
+            return PyErr_Format(PyExc_TypeError, "tables must be Locations");
+    while (opened < COLUMN_COUNT) {
+        if (location_column(args[3 + opened], &views[opened], kinds[opened].name, kinds[opened].formats,
+                            kinds[opened].item, count) < 0)
+            goto done;
+        opened++;
+    }
+    files = PyList_New(count);
+    for (Py_ssize_t i = 0; files && i < count; i++) {
+        PyObject *const name = PyList_GET_ITEM(args[2], i);
+        Py_ssize_t bytes = 0;
+        const char *const text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &bytes) : NULL;
+        const struct location *found = NULL;
+        PyErr_Clear(); /* no object has such a name, and whoever looks it up says so */
+        const uint64_t hash = text ? key_hash(head, head_bytes, text, (size_t)bytes) : 0;
+        for (Py_ssize_t t = 0; text && t < table_count && !found; t++) {
+            const Locations *const table = (Locations *)PyTuple_GET_ITEM(tables, t);
+            if (!table->index_room)
+                continue;
+            const uint32_t slot = *location_slot(table, hash, head, head_bytes, text, (size_t)bytes);
+            if (slot && location_is_valid(&table->rows[slot - 1])) {
+                found = &table->rows[slot - 1];
+                ((int32_t *)views[0].buf)[i] = table->dirfd;
+            }
+        }
+        if (!found) {
+            Py_SETREF(files, Py_NewRef(Py_None));
+            break;
+        }
+        ((int64_t *)views[1].buf)[i] = found->offset;
+        ((int64_t *)views[2].buf)[i] = found->size;
+        ((uint32_t *)views[3].buf)[i] = found->checksum;
+        PyList_SET_ITEM(files, i, Py_NewRef((PyObject *)found->file));
+    }
+done:
+    while (opened)
+        PyBuffer_Release(&views[--opened]);
+    return files;
+}
+
+static PyObject *locations_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"dirfd", "limit_bytes", NULL};
+    int dirfd;
+    Py_ssize_t limit_bytes;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "in:Locations", names, &dirfd, &limit_bytes))
+        return NULL;
+    Locations *const self = (Locations *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->dirfd = dirfd;
+    self->limit_bytes = limit_bytes < 0 ? 0 : (size_t)limit_bytes;
+    return (PyObject *)self;
+}
+
+static void locations_dealloc(PyObject *self)
+{
+    locations_forget((Locations *)self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static Py_ssize_t locations_length(PyObject *self)
+{
+    const Locations *const table = (Locations *)self;
+    Py_ssize_t count = 0;
+    for (size_t row = 0; row < table->row_count; row++)
+        count += location_is_valid(&table->rows[row]);
+    return count;
+}
+
+static PyMethodDef locations_methods[] = {
+    {"add", locations_add, METH_VARARGS, "See locations.LocationsPython.add."},
+    {"remove", locations_remove, METH_O, "See locations.LocationsPython.remove."},
+    {"drop", locations_drop, METH_O, "See locations.LocationsPython.drop."},
+    {"clear", locations_clear, METH_NOARGS, "See locations.LocationsPython.clear."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PySequenceMethods locations_sequence = {.sq_length = locations_length};
+
+static PyTypeObject LocationsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "storage_node.store._native.Locations",
+    .tp_basicsize = sizeof(Locations),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = locations_new,
+    .tp_dealloc = locations_dealloc,
+    .tp_methods = locations_methods,
+    .tp_as_sequence = &locations_sequence,
+    .tp_doc = "See locations.LocationsPython.",
+};
+
+#endif

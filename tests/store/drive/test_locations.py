@@ -1,0 +1,187 @@
+"""Locations of objects: one suite over both tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage_node.store.drive.entry_cache import EntryCache
+from storage_node.store.drive.locations import LocationsPython, StoredFilePython, find_python
+from storage_node.store.format import CatalogEntry
+
+KINDS: dict[str, tuple[Any, Any, Any]] = {"python": (LocationsPython, find_python, StoredFilePython)}
+try:
+    from storage_node.store import _native
+
+    KINDS["native"] = (_native.Locations, _native.find, _native.StoredFile)
+except ImportError:
+    pass
+
+LARGE = 1 << 30
+PREFIX = b"o" + bytes(16)
+Found = list[tuple[bytes, int, int, int, int]] | None
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> tuple[Any, Any, Any]:
+    return KINDS[request.param]
+
+
+def found(kind: tuple[Any, Any, Any], tables: tuple[Any, ...], names: list[str], prefix: bytes = PREFIX) -> Found:
+    """(path, folder, offset, size, checksum) of each name."""
+    n = len(names)
+    columns = np.zeros(n, np.int32), np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.uint32)
+    files = kind[1](tables, prefix, names, *columns)
+    if files is None:
+        return None
+    return [(file.path, *(int(column[at]) for column in columns)) for at, file in enumerate(files)]
+
+
+def test_what_was_added_is_found_in_the_order_of_the_names(kind: tuple[Any, Any, Any]) -> None:
+    table = kind[0](7, LARGE)
+    rows = [(PREFIX + b"%d" % at, b"segments/00/segment.1/%x.5" % at, 4096 * (at + 1), at, at) for at in range(3000)]
+    table.add(rows)
+    table.add([(PREFIX + "ä/é".encode(), b"00/01/file.1", 0, 1 << 20, 0xFFFFFFFF)])
+    assert len(table) == 3001
+    assert found(kind, (table,), ["ä/é", "2999", "0", "17", "17"]) == [
+        (b"00/01/file.1", 7, 0, 1 << 20, 0xFFFFFFFF),
+        (b"segments/00/segment.1", 7, 4096 * 3000, 2999, 2999),
+        (b"segments/00/segment.1", 7, 4096, 0, 0),
+        (b"segments/00/segment.1", 7, 4096 * 18, 17, 17),
+        (b"segments/00/segment.1", 7, 4096 * 18, 17, 17),
+    ]
+
+
+def test_keys_are_compared_in_full(kind: tuple[Any, Any, Any]) -> None:
+    table = kind[0](1, LARGE)
+    lengths = range(40)
+    table.add([(PREFIX + b"x" * at, b"00/00/f.%x" % at, 0, at, 0) for at in lengths])
+    assert found(kind, (table,), ["x" * at for at in lengths]) == [(b"00/00/f.%x" % at, 1, 0, at, 0) for at in lengths]
+    # The same bytes in another division into prefix and name.
+    assert found(kind, (table,), ["xxx"], PREFIX + b"xx") == [(b"00/00/f.5", 1, 0, 5, 0)]
+    assert found(kind, (table,), ["x" * 40]) is None
+    assert found(kind, (table,), ["x"], b"p" + bytes(16)) is None
+
+
+@pytest.mark.parametrize("names", [["a", "missing"], ["missing", "a"], ["a", "\ud800"]])
+def test_one_unknown_name_is_enough_to_ask_the_catalog(kind: tuple[Any, Any, Any], names: list[str]) -> None:
+    table = kind[0](1, LARGE)
+    table.add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
+    assert found(kind, (table,), names) is None
+    assert found(kind, (), names) is None
+    assert found(kind, (table,), []) == []
+
+
+def test_removed_and_replaced_locations(kind: tuple[Any, Any, Any]) -> None:
+    table = kind[0](1, LARGE)
+    table.add([(PREFIX + b"%d" % at, b"00/00/f.%x" % at, 0, at, at) for at in range(100)])
+    table.remove([PREFIX + b"7", PREFIX + b"unknown"])
+    assert (found(kind, (table,), ["7"]), len(table)) == (None, 99)
+    table.add([(PREFIX + b"7", b"00/00/f.ff", 0, 70, 71), (PREFIX + b"8", b"00/00/f.fe", 0, 80, 81)])
+    assert found(kind, (table,), ["7", "8", "9"]) == [
+        (b"00/00/f.ff", 1, 0, 70, 71),
+        (b"00/00/f.fe", 1, 0, 80, 81),
+        (b"00/00/f.9", 1, 0, 9, 9),
+    ]
+    table.clear()
+    assert (found(kind, (table,), ["8"]), len(table)) == (None, 0)
+    table.add([(PREFIX + b"8", b"00/00/f.8", 0, 8, 8)])
+    assert found(kind, (table,), ["8"]) == [(b"00/00/f.8", 1, 0, 8, 8)]
+
+
+def test_a_dropped_segment_takes_its_locations_with_it(kind: tuple[Any, Any, Any]) -> None:
+    table = kind[0](1, LARGE)
+    table.add([(PREFIX + b"a", b"segments/00/segment.1/0.5", 4096, 1, 1)])
+    table.add([(PREFIX + b"b", b"segments/00/segment.2/0.6", 4096, 1, 1)])
+    table.drop(b"segments/00/segment.1")
+    table.drop(b"segments/00/segment.3")
+    assert (found(kind, (table,), ["a"]), len(table)) == (None, 1)
+    assert found(kind, (table,), ["b"]) == [(b"segments/00/segment.2", 1, 4096, 1, 1)]
+    table.add([(PREFIX + b"a", b"segments/00/segment.4/0.7", 8192, 1, 1)])  # where it has moved to
+    assert found(kind, (table,), ["a"]) == [(b"segments/00/segment.4", 1, 8192, 1, 1)]
+
+
+def test_the_first_table_that_knows_a_name_counts(kind: tuple[Any, Any, Any]) -> None:
+    tables = tuple(kind[0](dirfd, LARGE) for dirfd in (3, 4))
+    tables[0].add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
+    tables[1].add([(PREFIX + b"a", b"00/00/f.2", 0, 2, 2), (PREFIX + b"b", b"00/00/f.3", 0, 3, 3)])
+    assert found(kind, tables, ["b", "a"]) == [(b"00/00/f.3", 4, 0, 3, 3), (b"00/00/f.1", 3, 0, 1, 1)]
+
+
+def test_memory_is_bounded(kind: tuple[Any, Any, Any]) -> None:
+    table = kind[0](1, 1 << 20)
+    for at in range(20_000):
+        table.add([(PREFIX + b"%06d" % at, b"segments/00/segment.1/0.5", 4096, at, at)])
+        assert found(kind, (table,), [f"{at:06d}"]) is not None
+    assert len(table) < 20_000
+
+
+def refused(kind: tuple[Any, Any, Any], *columns: Any) -> None:
+    table = kind[0](1, LARGE)
+    table.add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
+    kind[1]((table,), PREFIX, ["a"], *columns)
+
+
+@pytest.mark.skipif("native" not in KINDS, reason="there is no native module")
+@pytest.mark.parametrize("wrong", range(4))
+@pytest.mark.parametrize("other", ["type", "length"])
+def test_wrong_columns_are_refused(wrong: int, other: str) -> None:
+    columns: list[Any] = [np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint32)]
+    columns[wrong] = np.zeros(1, np.float64) if other == "type" else np.zeros(2, columns[wrong].dtype)
+    with pytest.raises(TypeError):
+        refused(KINDS["native"], *columns)
+
+
+@pytest.mark.parametrize("row", [(b"k", b"p", -1, 1, 1), (b"k", b"p", 0, -1, 1), (b"k", b"p", 0, 1 << 32, 1)])
+def test_wrong_ranges_are_refused(kind: tuple[Any, Any, Any], row: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="not a range"):
+        kind[0](1, LARGE).add([row])
+
+
+# -- beside the entries
+
+
+def entry(counter: int, size: int = 10) -> CatalogEntry:
+    return CatalogEntry(1, counter, 0, size, 0, 0, 4096, b"segments/00/segment.1/0.5", b"")
+
+
+def known(cache: EntryCache) -> Callable[[bytes], int | None]:
+    """The size by which a name is known."""
+    from storage_node.store.drive.locations import find
+
+    def size(name: bytes) -> int | None:
+        columns = np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint32)
+        return int(columns[2][0]) if find((cache.locations,), b"", [name.decode()], *columns) is not None else None
+
+    return size
+
+
+def test_a_commit_removes_locations_with_its_entries() -> None:
+    cache = EntryCache()
+    size = known(cache)
+    cache.add([(b"old", entry(1))], cache.generation)
+    assert size(b"old") == 10
+    generation = cache.generation
+    with cache.changing([b"old"]):
+        assert size(b"old") is None
+        cache.add([(b"old", entry(1))], cache.generation)
+        assert size(b"old") is None
+    cache.add([(b"old", entry(1))], generation)  # read before the commit
+    assert size(b"old") is None
+    cache.add([(b"old", entry(2, 20))], cache.generation)
+    cache.add([(b"old", entry(1))], cache.generation)  # of two look-ups, the first may arrive last
+    assert size(b"old") == 20
+
+
+def test_a_location_read_before_its_segment_was_removed_is_not_kept() -> None:
+    cache = EntryCache()
+    size = known(cache)
+    cache.add([(b"a", entry(1))], cache.generation)
+    generation = cache.generation
+    cache.forget_segment(b"segments/00/segment.1")
+    assert size(b"a") is None
+    cache.add([(b"a", entry(1))], generation)
+    assert size(b"a") is None

@@ -1,0 +1,209 @@
+"""Reading objects of stored files into memory of the caller, and out of mappings: one suite over both readers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_node.store.read.batch_reader import Failure, FailureCode
+from tests.store.batch_read_kit import FILE_SYSTEMS, READERS, Folder, Reader, columns, content, crc, folder_on
+
+pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
+SIZE = 5000
+ENOUGH = 10
+"""Reads after which a segment is mapped."""
+
+
+@pytest.fixture(params=sorted(READERS))
+def reader(request: pytest.FixtureRequest) -> Reader:
+    return READERS[request.param]
+
+
+@pytest.fixture(params=FILE_SYSTEMS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
+    with folder_on(request.param, tmp_path) as opened:
+        yield opened
+
+
+class Segment:
+    """A file of ten objects, as a reader's StoredFile."""
+
+    def __init__(self, reader: Reader, folder: Folder, name: str = "segment", seed: int = 0) -> None:
+        self.reader, self.fd = reader, folder.fd
+        self.objects = [content(seed + at, SIZE) for at in range(10)]
+        self.path = folder.path / name
+        self.file = reader.stored_file(folder.add(name, b"".join(self.objects)), True)
+
+    def columns(self, wanted: list[int]) -> tuple[Any, ...]:
+        checksums = [crc(self.objects[at]) for at in wanted]
+        return columns(
+            self.fd, [self.file] * len(wanted), [SIZE * at for at in wanted], [SIZE] * len(wanted), checksums
+        )
+
+    def read(self, wanted: list[int]) -> bytes | Failure:
+        target = bytearray(b"head" + bytes(SIZE * len(wanted)))
+        failed = self.reader.read_into(target, 4, *self.columns(wanted), bytearray(1))
+        return bytes(target) if failed is None else failed
+
+    def due(self, wanted: list[int]) -> bytes:
+        return b"head" + b"".join(self.objects[at] for at in wanted)
+
+    def warm(self) -> None:
+        for _ in range(ENOUGH):
+            assert self.read([0, 1]) == self.due([0, 1])
+        assert not self.reader.maps or self.file.is_mapped
+
+
+def test_pieces_fill_the_target_in_request_order(reader: Reader, folder: Folder) -> None:
+    segment = Segment(reader, folder)
+    for wanted in ([3, 1, 1, 9, 0], [], list(range(10)) * 20):
+        for _ in range(ENOUGH):
+            assert segment.read(wanted) == segment.due(wanted)
+    segment.warm()
+    args = segment.columns([2, 7])
+    assert reader.read_list(*args) == [segment.objects[2], segment.objects[7]]
+    frame = reader.read_frame(bytes(8), 0, *args)
+    assert frame == array("I", args[4]).tobytes() + segment.objects[2] + segment.objects[7]
+
+
+def test_mapped_files_files_and_paths_in_one_call(reader: Reader, folder: Folder) -> None:
+    segment = Segment(reader, folder)
+    segment.warm()
+    other = content(99, 300_000)
+    path = folder.add("other", other)
+    alone = reader.stored_file(path, False)
+    paths = [segment.file, alone, segment.file, segment.file, alone]
+    offsets, lengths = [SIZE, 0, 0, 9 * SIZE, 100], [SIZE, 300_000, SIZE, SIZE, 7]
+    pieces = [segment.objects[1], other, segment.objects[0], segment.objects[9], other[100:107]]
+    args = columns(folder.fd, paths, offsets, lengths, [crc(piece) for piece in pieces])
+    target = bytearray(sum(lengths))
+    assert reader.read_into(target, 0, *args, bytearray(1)) is None
+    assert bytes(target) == b"".join(pieces)
+    assert reader.read_list(*args) == pieces
+
+
+def test_damage_in_a_mapped_file_is_found(reader: Reader, folder: Folder) -> None:
+    segment = Segment(reader, folder)
+    segment.warm()
+    with segment.path.open("r+b") as opened:
+        opened.seek(4 * SIZE + 17)
+        opened.write(bytes((segment.objects[4][17] ^ 1,)))
+    assert segment.read([3, 4, 5]) == (1, FailureCode.CHECKSUM, 0)
+    assert segment.read([3, 5]) == segment.due([3, 5])
+
+
+@pytest.mark.parametrize("left", [0, 4 * SIZE + 10, 6 * SIZE])
+def test_a_mapped_file_that_was_cut_short_is_an_error_of_its_entries(reader: Reader, folder: Folder, left: int) -> None:
+    segment = Segment(reader, folder)
+    segment.warm()
+    os.truncate(segment.path, left)
+    at = left // SIZE
+    assert segment.read([0, 9][left == 0 :]) == (int(left > 0), FailureCode.SHORT, 0)
+    assert segment.read([9, 0]) == (0, FailureCode.SHORT, 0)
+    if at:
+        assert segment.read(list(range(at))) == segment.due(list(range(at)))
+
+
+def test_a_removed_file_is_an_error_or_its_own_bytes(reader: Reader, folder: Folder) -> None:
+    segment = Segment(reader, folder)
+    segment.warm()
+    segment.path.unlink()
+    replaced = Segment(reader, folder, seed=50)
+    came = segment.read([1])
+    assert came == segment.due([1]) if reader.maps else came == (0, FailureCode.CHECKSUM, 0)
+    assert replaced.read([1]) == replaced.due([1])
+
+
+def test_targets_that_do_not_fit_are_refused(reader: Reader, folder: Folder) -> None:
+    segment = Segment(reader, folder)
+    args = (*segment.columns([0]), bytearray(1))
+    for target, first in ((bytearray(SIZE), 1), (bytearray(SIZE + 1), 0), (bytearray(SIZE), -1), (bytearray(2), 3)):
+        with pytest.raises(ValueError, match="do not fill a target"):
+            reader.read_into(target, first, *args)
+    with pytest.raises((BufferError, TypeError)):
+        reader.read_into(bytes(SIZE), 0, *args)
+
+
+def test_many_threads_read_what_is_cut_short_meanwhile(reader: Reader, folder: Folder) -> None:
+    segment = Segment(reader, folder)
+    segment.warm()
+    wrong: list[object] = []
+
+    def work() -> None:
+        for _ in range(300):
+            came = segment.read([0, 9, 5])
+            if came != segment.due([0, 9, 5]) and came[0] not in (1, 2):
+                wrong.append(came)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    os.truncate(segment.path, 2 * SIZE)
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    assert segment.read([0, 1]) == segment.due([0, 1])
+
+
+# -- in processes of their own, whose handlers are theirs
+
+PROGRAM = """
+import faulthandler, os, signal, sys
+from pathlib import Path
+from tests.store.batch_read_kit import READERS, Folder
+from tests.store.read.test_batch_read_mapped import Segment
+from storage_node.store.read.batch_reader import FailureCode
+
+def send() -> None:
+    os.kill(os.getpid(), signal.SIGBUS)
+
+def cut() -> None:
+    os.truncate(segment.path, 0)
+    assert segment.read([1]) == (0, FailureCode.SHORT, 0)
+
+with Folder(Path(sys.argv[1])) as folder:
+    segment = Segment(READERS["native"], folder)
+    {before}
+    segment.warm()
+    {then}
+print("went on", flush=True)
+"""
+
+
+def outcome(folder: Path, before: str, then: str) -> tuple[int, str]:
+    program = PROGRAM.format(before=before, then=then)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+HANDLER = "signal.signal(signal.SIGBUS, lambda *_: print('theirs', flush=True))"
+
+
+@pytest.mark.skipif("native" not in READERS, reason="there is no native module")
+@pytest.mark.parametrize(
+    ("before", "then", "code", "says"),
+    [
+        ("pass", "cut()", 0, "went on\n"),
+        (HANDLER, "cut()", 0, "went on\n"),
+        ("pass", f"{HANDLER}; cut()", 0, "went on\n"),
+        (HANDLER, "send()", 0, "theirs\nwent on\n"),
+        ("signal.signal(signal.SIGBUS, signal.SIG_IGN)", "send()", 0, "went on\n"),
+        ("pass", "send()", -signal.SIGBUS, ""),
+    ],
+)
+def test_signals_that_are_not_ours_go_where_they_went(
+    tmp_path: Path, before: str, then: str, code: int, says: str
+) -> None:
+    assert outcome(tmp_path, before, then) == (code, says)
