@@ -50,7 +50,7 @@ def short_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except LoaderError as error:
             failure = error
         else:
-            return _iterated(result) if type(result) is GeneratorType else result  # type: ignore[return-value, arg-type]
+            return iterated(result) if type(result) is GeneratorType else result  # type: ignore[return-value, arg-type]
         try:
             raise shortened(failure)
         finally:
@@ -67,7 +67,8 @@ def short_tracebacks(cls: _C) -> _C:
     return cls
 
 
-def _iterated(results: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+def iterated(results: Generator[Any, Any, _R]) -> Generator[Any, Any, _R]:
+    """Yield what a generator yields; its errors are shortened."""
     try:
         return (yield from results)
     except LoaderError as error:

@@ -21,7 +21,14 @@ from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike
 from ais_loader.values.joined_ranges import JoinedRanges, of_one_version
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
-from ais_loader.values.requests import BatchOptions, batch_options, requests_for_entries, to_entries
+from ais_loader.values.requests import (
+    BatchOptions,
+    batch_options,
+    plain_names,
+    requests_for_entries,
+    requests_for_names,
+    to_entries,
+)
 from ais_loader.values.snapshots import pinned_name
 from ais_loader.values.urls import NODE_SCHEME, is_remote, split_url, store_folders
 from ais_loader.wire.remote import Remote
@@ -289,13 +296,15 @@ class Client:
         if bucket is not None and not isinstance(bucket, str):
             hint = "; pass its name" if isinstance(bucket, Bucket) else ""
             raise TypeError(f"bucket is a {type(bucket).__name__}; need a str{hint}")
+        if bucket is not None and archive is None and (names := plain_names(entries)) is not None:
+            return self._batch(names, requests_for_names(bucket, names, chosen), chosen, bucket, opaque=opaque)
         parsed = to_entries(entries, bucket)
-        if any(entry.etl is not None and entry.ranges is not None for entry in parsed):
-            raise InvalidRequest(
-                "an entry with several ranges cannot pass through a transform: make one entry for each range"
-            )
         joined: JoinedRanges | None = None
         if any(entry.ranges is not None for entry in parsed):
+            if any(entry.etl is not None and entry.ranges is not None for entry in parsed):
+                raise InvalidRequest(
+                    "an entry with several ranges cannot pass through a transform: make one entry for each range"
+                )
             parsed = of_one_version(parsed, lambda bucket, names: self.bucket(bucket).head_many(names))
             joined = JoinedRanges(parsed)
         _, requests = requests_for_entries(parsed if joined is None else joined.requested, chosen)

@@ -6,14 +6,14 @@ Nothing is buffered here except the frame being delivered, and the pieces of one
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import Closed, InvalidRequest, LoaderError
-from ais_loader.tracebacks import short_traceback, shortened
+from ais_loader.tracebacks import iterated, short_traceback
 from ais_loader.values.entry import Entry, Item, Status, entry_error
 from ais_loader.values.html import html_of_entries
 from ais_loader.values.joined_ranges import JoinedRanges
@@ -101,23 +101,20 @@ class Batch:
                 "this batch has been read already: each item is delivered once; keep list(batch), or fetch the "
                 "entries again"
             )
-        return self
+        return self._started()
 
     def __next__(self) -> Item:
+        return next(self._started())
+
+    def _started(self) -> Iterator[Item]:
+        """Return the iterator over the rest of the items."""
         if self._items is None:
             if self._closed:
                 raise Closed("this batch has been closed")
-            self._items = self._deliver()
-        try:
-            return next(self._items)
-        except LoaderError as error:
-            failure = error
-        try:
-            raise shortened(failure)
-        finally:
-            del failure
+            self._items = iterated(self._deliver())
+        return self._items
 
-    def _deliver(self) -> Iterator[Item]:
+    def _deliver(self) -> Generator[Item, None, None]:
         entries, bucket = self._entries, self._bucket
         for frame in self._whole_frames():
             if frame.status.any():

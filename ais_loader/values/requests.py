@@ -5,7 +5,8 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,11 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.name_matching import unknown_option
 from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
 from ais_loader.values.pipeline import Etl, args_text, to_pipeline
+from ais_loader.values.urls import SCHEME
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MAX_ENTRIES_PER_REQUEST = 10_000
+_FIELDS = attrgetter("bucket", "name", "member", "start", "length", "version", "etl", "args")
 OnError: TypeAlias = Literal["raise", "placeholder"]
 
 
@@ -114,6 +117,14 @@ def to_entries(entries: Iterable[EntryLike], bucket: str | None = None) -> list[
     return [entry if type(entry) is Entry else to_entry(entry, bucket) for entry in entries]
 
 
+def plain_names(entries: Iterable[EntryLike]) -> list[str] | None:
+    """Return the entries if they are names only, which needs no Entry for each; None if they are not, or none."""
+    if not isinstance(entries, list | tuple) or set(map(type, entries)) != {str}:
+        return None
+    names = cast("list[str]", list(entries))
+    return None if SCHEME in "\n".join(names) else names
+
+
 def requests_for_entries(
     entries: Sequence[EntryLike], options: BatchOptions
 ) -> tuple[list[Entry], list[pb.BatchRequest]]:
@@ -123,26 +134,25 @@ def requests_for_entries(
     for first in range(0, len(parsed), MAX_ENTRIES_PER_REQUEST):
         part = parsed[first : first + MAX_ENTRIES_PER_REQUEST]
         request = _request(first, options)
-        names = [entry.name for entry in part]
+        buckets, names, members, starts, lengths, versions, etls, args = zip(*map(_FIELDS, part), strict=True)
         _set_names(request, names)
-        buckets = [entry.bucket for entry in part]
         table = dict.fromkeys(buckets)
-        for entry in part if not all(isinstance(bucket, str) for bucket in table) else ():
-            if not isinstance(entry.bucket, str):
-                raise InvalidRequest(f"Entry.bucket must be a str: {entry.bucket!r} is a {type(entry.bucket).__name__}")
+        for bucket in table:
+            if not isinstance(bucket, str):
+                raise InvalidRequest(f"Entry.bucket must be a str: {bucket!r} is a {type(bucket).__name__}")
         request.bucket.extend(table)
         if len(table) > 1:
             position = {bucket: at for at, bucket in enumerate(table)}
             request.bucket_index.extend([position[bucket] for bucket in buckets])
-        if any(entry.member is not None for entry in part):
-            _extend(request.member, "member", [entry.member or "" for entry in part])
-        if any(entry.start or entry.length is not None for entry in part):
-            request.start.extend([_int64(entry.start) for entry in part])
+        if any(member is not None for member in members):
+            _extend(request.member, "member", [member or "" for member in members])
+        if any(starts) or any(length is not None for length in lengths):
+            request.start.extend(map(_int64, starts))
             # -1 means "to the end" on the wire; a caller's own -1 must not.
-            request.length.extend([-1 if e.length is None else -2 if e.length < 0 else _int64(e.length) for e in part])
-        if any(entry.version is not None for entry in part):
-            _extend(request.version, "version", [entry.version or "" for entry in part])
-        if any(entry.etl is not None or entry.args is not None for entry in part):
+            request.length.extend([-1 if it is None else -2 if it < 0 else _int64(it) for it in lengths])
+        if any(version is not None for version in versions):
+            _extend(request.version, "version", [version or "" for version in versions])
+        if any(etl is not None for etl in etls) or any(arg is not None for arg in args):
             _set_transforms(request, part)
         requests.append(request)
     return parsed, requests
