@@ -178,7 +178,7 @@ class LocalBatch:
         self._cached = isinstance(message, FileFrame) and message.cached
         return message, ended
 
-    async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
+    async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes | memoryview, bool]:
         return await self._resources.node.read(batch.read_encoded, span, self._call.batch_id)
 
     async def _send_and_release(self, message: Message, slot: FrameSlot, payload_bytes: int) -> None:
@@ -202,7 +202,7 @@ class LocalBatch:
             )
         self._resources.collect(held_bytes, self._call.call_slot)
         try:
-            messages: list[tuple[int, bytes]] = []
+            messages: list[tuple[int, bytes | memoryview]] = []
             entries, ended = 0, False
             for span in batch.spans():
                 if self._cold is not None:

@@ -59,6 +59,8 @@ class Outgoing(Protocol):
 class OutgoingLane(Outgoing, Protocol):
     """Sending half of a lane, which accepts payloads in parts and from files."""
 
+    async def write(self, message: bytes | memoryview) -> None: ...
+
     async def write_parts(self, parts: Sequence[bytes | memoryview]) -> None: ...
 
     async def write_file(self, frame: FileFrame) -> None: ...
@@ -304,6 +306,11 @@ class _Session:
             try:
                 if isinstance(message, bytes):
                     await self._stream.write(message)
+                elif isinstance(message, memoryview):
+                    if self._lane is None:
+                        await self._stream.write(bytes(message))
+                    else:
+                        await self._lane.write(message)
                 elif isinstance(message, list):
                     if self._lane is None:
                         await self._stream.write(b"".join(message))

@@ -177,7 +177,7 @@ class LaneConnection:
             "messages without pauses"
         )
 
-    async def write(self, message: bytes, kind: int = MESSAGE) -> None:
+    async def write(self, message: bytes | memoryview, kind: int = MESSAGE) -> None:
         """Write a message. Raises OSError."""
         with self._whole():
             await self._write(HEADER.pack(len(message), kind), memoryview(message))

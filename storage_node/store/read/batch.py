@@ -37,18 +37,31 @@ class Closable(Protocol):
 class StoreBatch:
     """Looked-up entries of one request, ready to be read in order."""
 
-    def __init__(self, store: Store, request: pb.BatchRequest) -> None:
-        """Raises InvalidRequest if the request's columns do not fit together."""
+    def __init__(self, store: Store, request: pb.BatchRequest, lookup: BatchLookup | None = None) -> None:
+        """`lookup`: one that has located every entry. Raises InvalidRequest if the request's columns do not fit
+        together."""
         self._request = request
-        lookup = BatchLookup(store, request)
+        if lookup is None:
+            lookup = BatchLookup(store, request)
+            if not lookup.locate():
+                lookup.run()
         self._lookup = lookup
         self._spooled: list[Closable] = []
-        self._table = lookup.run()
+        self._table = lookup.table
         self._reader = FrameReader(self._table, lookup, request)
         self.wait_us = 0
         """Waiting time to report in END; see ais_batch.proto."""
         self.file_frame_bytes = 0
         """Maximum payload of frames that `read_message` sends from files; 0 if it is not used."""
+
+    @classmethod
+    def of_known(cls, store: Store, request: pb.BatchRequest) -> StoreBatch | None:
+        """Return a batch of which the location of every entry is known, or None. A writer never waits for a drive here.
+
+        Raises InvalidRequest if the request's columns do not fit together.
+        """
+        lookup = BatchLookup(store, request)
+        return cls(store, request, lookup) if lookup.locate() else None
 
     @property
     def n(self) -> int:
@@ -185,14 +198,14 @@ class StoreBatch:
         """Read one frame into memory of its own."""
         return self._reader.read(span)
 
-    def read_encoded(self, span: FrameSpan, batch_id: int) -> tuple[bytes, bool]:
+    def read_encoded(self, span: FrameSpan, batch_id: int) -> tuple[bytes | memoryview, bool]:
         """Read one frame into a serialized SessionResponse, without copying its payload.
 
         Returns it, and whether it carries END: the last frame does if everything is known before it is read.
         """
         return self._reader.read_encoded(span, batch_id, self.wait_us)
 
-    def read_message(self, span: FrameSpan, batch_id: int) -> tuple[bytes | FileFrame, bool]:
+    def read_message(self, span: FrameSpan, batch_id: int) -> tuple[bytes | memoryview | FileFrame, bool]:
         """Read a frame as `read_encoded` does, or return one whose bytes stay in their files until they are sent. The
         latter is not used for small entries, pieces, compressed members, or if any entry has a problem."""
         from_files = self.open_message(span, batch_id)

@@ -56,12 +56,15 @@ class BatchLookup:
         check_columns(request, self._table.n)
         self._table.describes = request.HasField("whole_up_to")
 
-    def run(self) -> BatchTable:
-        """Look up every entry. Later look-ups update the same table."""
+    @property
+    def table(self) -> BatchTable:
+        """Table that all look-ups fill in."""
+        return self._table
+
+    def run(self) -> None:
+        """Look up every entry."""
         table = self._table
         request = self._request
-        if self._locate():
-            return table
         by_bucket: dict[int, list[int]] = {}
         if request.bucket_index:
             for position, at in enumerate(request.bucket_index):
@@ -86,9 +89,8 @@ class BatchLookup:
             for position in range(table.n):
                 if position not in located:
                     self._narrow(position)
-        return table
 
-    def _locate(self) -> bool:
+    def locate(self) -> bool:
         """Find all entries in what is known of locations. Returns False if that is not enough, and for requests for
         anything but whole objects of one bucket as they are now."""
         request, table, drive_set = self._request, self._table, self._store.drive_set

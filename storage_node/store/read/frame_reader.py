@@ -63,7 +63,7 @@ class FrameReader:
         at = slice(span.first, span.stop)
         if table.files is not None and self._is_plain(span):
             target = recycled.take(span.payload_bytes)
-            if self._read_into(span, target):
+            if self._read_into(span, target, 0):
                 return frame_of(table, at, target.toreadonly())
         elif self._is_plain(span):
             # Space in front of the payload for the checksums, which are known only after reading.
@@ -74,7 +74,7 @@ class FrameReader:
                 return frame_of(table, at, memoryview(result)[room:])
         return self._read_patiently(span)
 
-    def read_encoded(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[bytes, bool]:
+    def read_encoded(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[bytes | memoryview, bool]:
         """See `StoreBatch.read_encoded`."""
         table = self._table
         at = slice(span.first, span.stop)
@@ -90,8 +90,12 @@ class FrameReader:
                 payload_bytes=span.payload_bytes,
                 end=table.end(table.n, wait_us) if last else None,
             )
-            result = self._read_plain(span, prefix, checksum_at)
-            if result is not None:
+            if table.files is not None:
+                target = recycled.take(len(prefix) + span.payload_bytes)
+                target[: len(prefix)] = prefix
+                if self._read_into(span, target, len(prefix)):
+                    return target.toreadonly(), last
+            elif (result := self._read_plain(span, prefix, checksum_at)) is not None:
                 if len(result) != len(prefix) + span.payload_bytes:
                     came_bytes = len(result) - len(prefix)
                     raise LoaderError(f"a frame of {span.payload_bytes:,} bytes came to {came_bytes:,}: not delivered")
@@ -194,12 +198,12 @@ class FrameReader:
         )
         return result if isinstance(result, bytes) else None
 
-    def _read_into(self, span: FrameSpan, target: memoryview) -> bool:
-        """Read located entries into memory that they fill. Returns whether all of them could be read."""
+    def _read_into(self, span: FrameSpan, target: memoryview, first_byte: int) -> bool:
+        """Read located entries into memory that they fill from there on. Returns whether all of them could be read."""
         table = self._table
         at = slice(span.first, span.stop)
         columns = table.folders[at], table.paths_of(at), table.start[at], table.sizes[at], table.checksum[at]
-        failed = read_into(target, 0, *columns, b"\1" * (span.stop - span.first), self._waited)
+        failed = read_into(target, first_byte, *columns, b"\1" * (span.stop - span.first), self._waited)
         return failed is None
 
     def _patient(self, span: FrameSpan) -> EntryReader:
