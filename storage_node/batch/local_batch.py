@@ -19,7 +19,7 @@ from storage_node.limits.tasks import retrieve, settled
 from storage_node.remote.cold_entries import ColdEntries, Part, cold_entries
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
-from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan
+from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan, goes_from_files
 
 ALIVE_S = 2.0
 """Interval of messages to a receiver that waits for a cold entry; peers and clients give up a node that is silent."""
@@ -31,6 +31,9 @@ _EMPTY = Frame(
     np.empty(0, np.uint8),
     memoryview(b""),
 )
+_FEW_BATCHES = 4
+"""Up to this many batches at a time, copying mapped bytes on the event loop is faster than on a thread. If there are
+more, other processors should do it."""
 _FEW_FILES = 8
 """Up to this many files, opening on the event loop is faster than on a thread, if the previous frame was cached."""
 
@@ -167,7 +170,7 @@ class LocalBatch:
 
     async def _message(self, batch: StoreBatch, span: FrameSpan) -> tuple[Message, bool]:
         """Like `_read`, or from files if possible."""
-        if not self._sends_files:
+        if not self._sends_files or not goes_from_files(span.stop - span.first, span.payload_bytes):
             return await self._read(batch, span)
         message: Message
         few = self._cached and span.stop - span.first <= _FEW_FILES
@@ -179,6 +182,9 @@ class LocalBatch:
         return message, ended
 
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes | memoryview, bool]:
+        few = self._resources.batches.held + self._resources.parts.held <= _FEW_BATCHES
+        if few and (copied := batch.copy_encoded(span, self._call.batch_id)) is not None:
+            return copied
         return await self._resources.node.read(batch.read_encoded, span, self._call.batch_id)
 
     async def _send_and_release(self, message: Message, slot: FrameSlot, payload_bytes: int) -> None:

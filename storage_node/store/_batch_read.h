@@ -39,7 +39,7 @@
 enum { FAIL_OPEN = 1, FAIL_READ = 2, FAIL_SHORT = 3, FAIL_CHECKSUM = 4 };
 enum { WINDOW_ENTRIES = 32, ANNOUNCE_BYTES = 1 << 20 }; /* bounds of what runs ahead of a cold read */
 enum { STEP_BYTES = 256 << 10 };                        /* read and summed while it is still in the L2 cache */
-enum { COPIES = 16 };                                   /* made between two looks at the faults */
+enum { COPIES = 16 }; /* made between two looks at the faults, and fewer at the beginning */
 
 struct entry {
     const char *path; /* "": dirfd is itself the file, and not ours to close */
@@ -203,7 +203,8 @@ static void job_copy(struct job *job)
         if (!entry->mapped)
             continue;
         entry->done = (uint8_t)copy_entry(job, i);
-        if (++copies % COPIES == 0 && major_faults() != before)
+        copies++;
+        if ((copies % COPIES == 0 || (copies < COPIES && !(copies & (copies - 1)))) && major_faults() != before)
             break;
     }
     copying = NULL;

@@ -134,13 +134,13 @@ done:
 }
 
 /* Tell the files what became of their entries. */
-static void files_done(struct call *call, int was_read)
+static void files_done(struct call *call, int is_run)
 {
     const struct job *job = &call->job;
     for (Py_ssize_t i = 0; job->entries && i < job->count; i++) {
         PyObject *const file = PyTuple_GET_ITEM(call->paths, i);
         const struct entry *entry = &job->entries[i];
-        if (Py_TYPE(file) == &StoredFileType && (was_read || entry->mapped))
+        if (Py_TYPE(file) == &StoredFileType && (is_run || entry->mapped))
             stored_file_done((StoredFile *)file, entry->dirfd, entry->mapped != NULL, job->waited || job->code,
                              job->faulted);
     }
@@ -203,37 +203,71 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
     return frame;
 }
 
+/* Opens a call whose pieces go into a target of the caller, from args[1] on to its end. */
+static int target_open(struct call *call, Py_buffer *target, PyObject *const *args)
+{
+    struct job *job = &call->job;
+    const Py_ssize_t first_byte = PyNumber_AsSsize_t(args[1], PyExc_ValueError);
+    if (first_byte == -1 && PyErr_Occurred())
+        return -1;
+    if (PyObject_GetBuffer(args[0], target, PyBUF_WRITABLE) < 0)
+        return -1;
+    if (call_open(call, args + 2, 1) < 0)
+        goto failed;
+    if (first_byte < 0 || first_byte > target->len || target->len - first_byte != call->total) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes from %zd do not fill a target of %zd bytes", call->total, first_byte,
+                     target->len);
+        goto failed;
+    }
+    uint8_t *dest = (uint8_t *)target->buf + first_byte;
+    for (Py_ssize_t i = 0; i < job->count; dest += job->entries[i++].length)
+        job->entries[i].dest = dest;
+    return 0;
+failed:
+    call_run(call, NULL);
+    PyBuffer_Release(target);
+    return -1;
+}
+
 static PyObject *read_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    struct call call = {0};
+    Py_buffer target;
+    if (nargs != 9 || !PyByteArray_Check(args[8]) || !PyByteArray_GET_SIZE(args[8]))
+        return PyErr_Format(PyExc_TypeError, "read_into takes 9 positional arguments, the last a bytearray of a byte");
+    if (target_open(&call, &target, args) < 0)
+        return NULL;
+    PyObject *const result = call_run(&call, Py_NewRef(Py_None));
+    PyBuffer_Release(&target);
+    if (call.job.waited && PyByteArray_GET_SIZE(args[8]))
+        PyByteArray_AS_STRING(args[8])[0] = 1;
+    return result;
+}
+
+static PyObject *copy_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     struct call call = {0};
     struct job *job = &call.job;
     Py_buffer target;
-    PyObject *result = NULL;
-    if (nargs != 9 || !PyByteArray_Check(args[8]) || !PyByteArray_GET_SIZE(args[8]))
-        return PyErr_Format(PyExc_TypeError, "read_into takes 9 positional arguments, the last a bytearray of a byte");
-    const Py_ssize_t first_byte = PyNumber_AsSsize_t(args[1], PyExc_ValueError);
-    if (first_byte == -1 && PyErr_Occurred())
+    int whole = 1;
+    if (nargs != 8)
+        return PyErr_Format(PyExc_TypeError, "copy_into takes 8 positional arguments, got %zd", nargs);
+    if (target_open(&call, &target, args) < 0)
         return NULL;
-    if (PyObject_GetBuffer(args[0], &target, PyBUF_WRITABLE) < 0)
-        return NULL;
-    if (call_open(&call, args + 2, 1) == 0) {
-        if (first_byte < 0 || first_byte > target.len || target.len - first_byte != call.total)
-            PyErr_Format(PyExc_ValueError, "%zd bytes from %zd do not fill a target of %zd bytes", call.total, first_byte,
-                         target.len);
-        else
-            result = Py_NewRef(Py_None);
+    for (Py_ssize_t i = 0; whole && i < job->count; i++)
+        whole = job->entries[i].mapped != NULL;
+    if (whole) {
+        Py_BEGIN_ALLOW_THREADS
+        job_copy(job);
+        Py_END_ALLOW_THREADS
     }
-    if (result) {
-        uint8_t *dest = (uint8_t *)target.buf + first_byte;
-        for (Py_ssize_t i = 0; i < job->count; dest += job->entries[i++].length)
-            job->entries[i].dest = dest;
-    }
-    result = call_run(&call, result);
+    for (Py_ssize_t i = 0; whole && i < job->count; i++)
+        whole = job->entries[i].done;
+    call_run(&call, NULL);
     PyBuffer_Release(&target);
-    if (job->waited && PyByteArray_GET_SIZE(args[8]))
-        PyByteArray_AS_STRING(args[8])[0] = 1;
-    return result;
+    return PyBool_FromLong(whole);
 }
 
 static PyObject *read_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -379,6 +413,7 @@ static int module_exec(PyObject *module)
 }
 
 static PyMethodDef methods[] = {
+    {"copy_into", (PyCFunction)(void (*)(void))copy_into, METH_FASTCALL, "See batch_read.copy_into_python."},
     {"find", (PyCFunction)(void (*)(void))locations_find, METH_FASTCALL, "See locations.find_python."},
     {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL, "See batch_read.announce_python."},
     {"read_cached", read_cached, METH_VARARGS, "See batch_read.read_cached_python."},

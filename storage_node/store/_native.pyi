@@ -18,6 +18,17 @@ SHORT: int
 CHECKSUM: int
 
 def announce(dirfds: Column, paths: Paths, offsets: Column, lengths: Column, /) -> int: ...
+def copy_into(
+    target: Buffer,
+    first_byte: int,
+    dirfds: Column,
+    paths: Paths,
+    offsets: Column,
+    lengths: Column,
+    expected: Column,
+    verify: Column,
+    /,
+) -> bool: ...
 def read_cached(prefix: bytes, files: tuple[tuple[int, bytes, int, int, int], ...], /) -> bytes | None: ...
 def read_frame(
     prefix: Buffer,

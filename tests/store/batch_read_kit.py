@@ -15,7 +15,13 @@ import google_crc32c
 import numpy as np
 
 from storage_node.store.drive.locations import StoredFilePython
-from storage_node.store.read.batch_reader import Failure, read_frame_python, read_into_python, read_list_python
+from storage_node.store.read.batch_reader import (
+    Failure,
+    copy_into_python,
+    read_frame_python,
+    read_into_python,
+    read_list_python,
+)
 
 
 @dataclass(frozen=True)
@@ -23,16 +29,21 @@ class Reader:
     read_frame: Callable[..., bytes | Failure]
     read_list: Callable[..., list[bytes] | Failure]
     read_into: Callable[..., Failure | None]
+    copy_into: Callable[..., bool]
     stored_file: Callable[[bytes, bool], Any]
     maps: bool
     """Whether it copies out of mappings."""
 
 
-READERS = {"python": Reader(read_frame_python, read_list_python, read_into_python, StoredFilePython, False)}
+READERS = {
+    "python": Reader(read_frame_python, read_list_python, read_into_python, copy_into_python, StoredFilePython, False)
+}
 try:
     from storage_node.store import _native
 
-    READERS["native"] = Reader(_native.read_frame, _native.read_list, _native.read_into, _native.StoredFile, True)
+    READERS["native"] = Reader(
+        _native.read_frame, _native.read_list, _native.read_into, _native.copy_into, _native.StoredFile, True
+    )
 except ImportError:
     pass  # an installation without a compiler: the reference is what is left to test
 

@@ -205,6 +205,11 @@ class StoreBatch:
         """
         return self._reader.read_encoded(span, batch_id, self.wait_us)
 
+    def copy_encoded(self, span: FrameSpan, batch_id: int) -> tuple[memoryview, bool] | None:
+        """Do what `read_encoded` does, if all bytes can be copied out of mappings of cached files; otherwise return
+        None."""
+        return self._reader.copy_encoded(span, batch_id, self.wait_us)
+
     def read_message(self, span: FrameSpan, batch_id: int) -> tuple[bytes | memoryview | FileFrame, bool]:
         """Read a frame as `read_encoded` does, or return one whose bytes stay in their files until they are sent. The
         latter is not used for small entries, pieces, compressed members, or if any entry has a problem."""

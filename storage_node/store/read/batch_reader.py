@@ -53,6 +53,8 @@ __all__ = [
     "FailureCode",
     "announce",
     "announce_python",
+    "copy_into",
+    "copy_into_python",
     "read_cached",
     "read_cached_python",
     "read_frame",
@@ -154,6 +156,26 @@ def read_into_python(
         memory[first_byte : first_byte + len(piece)] = piece
         first_byte += len(piece)
     return None
+
+
+def copy_into_python(
+    target: Buffer,
+    first_byte: int,
+    dirfds: Column,
+    paths: Paths,
+    offsets: Column,
+    lengths: Column,
+    expected: Column,
+    verify: Column,
+    /,
+) -> bool:
+    """Do what `read_into` does, but only with pieces that are mapped, so that hardly ever a drive is waited for.
+
+    Returns whether all of them were copied, and are what was expected. Otherwise the content of the target is
+    undefined, and the caller reads them in a thread. The arguments are not checked here if nothing is mapped, which is
+    always the case for this implementation.
+    """
+    return False
 
 
 def read_list_python(
@@ -354,13 +376,14 @@ class ReadFrame(Protocol):
 ReadInto: TypeAlias = Callable[
     ["Buffer", int, "Column", Paths, "Column", "Column", "Column", "Column", bytearray], "Failure | None"
 ]
+CopyInto: TypeAlias = Callable[["Buffer", int, "Column", Paths, "Column", "Column", "Column", "Column"], bool]
 ReadList: TypeAlias = Callable[["Column", Paths, "Column", "Column", "Column", "Column"], "list[bytes] | Failure"]
 ReadCached: TypeAlias = Callable[[bytes, tuple[CachedFile, ...]], "bytes | None"]
 Announce: TypeAlias = Callable[["Column", Paths, "Column", "Column"], int]
 Implementation: TypeAlias = Literal["native", "python"]
 
 
-def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadInto, ReadList, ReadCached, Announce]:
+def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadInto, CopyInto, ReadList, ReadCached, Announce]:
     if choice not in ("auto", "native", "python"):
         raise ValueError(f"AIS_LOADER_READER must be auto, native or python, got {choice!r}")
     if choice != "python":
@@ -373,11 +396,12 @@ def _choose(choice: str) -> tuple[Implementation, ReadFrame, ReadInto, ReadList,
                     f"({error}); install with a C compiler, or set AIS_LOADER_READER=auto"
                 ) from error
         else:
-            readers = _native.read_frame, _native.read_into, _native.read_list
+            readers = _native.read_frame, _native.read_into, _native.copy_into, _native.read_list
             return "native", *readers, _native.read_cached, _native.announce
-    return "python", read_frame_python, read_into_python, read_list_python, read_cached_python, announce_python
+    readers_python = read_frame_python, read_into_python, copy_into_python, read_list_python
+    return "python", *readers_python, read_cached_python, announce_python
 
 
-IMPLEMENTATION, read_frame, read_into, read_list, read_cached, announce = _choose(
+IMPLEMENTATION, read_frame, read_into, copy_into, read_list, read_cached, announce = _choose(
     os.environ.get("AIS_LOADER_READER", "auto")
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,15 @@ from ais_loader.wire import recycled
 from ais_loader.wire.frame import Frame, FrameError, checked, encode_frame, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch_lookup import BatchLookup
-from storage_node.store.read.batch_reader import Failure, announce, read_frame, read_into, read_list
+from storage_node.store.read.batch_reader import Failure, announce, copy_into, read_frame, read_into, read_list
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.entry_reader import EntryReader, frame_of
 from storage_node.store.read.file_frame import FileFrame, opened
 from storage_node.store.read.frame_plan import FrameSpan, goes_from_files
 
 _MIN_ENTRIES_PER_PART = 16
+_MAX_COPIES, _MAX_COPIED_BYTES = 256, 2 << 20
+"""Limits of a frame that is copied without a thread: it takes less than half a millisecond."""
 MAX_GROWTH_BYTES = 16 << 20
 """Maximum growth of a frame beyond its planned size, if objects were replaced by larger ones: it is not counted as
 memory."""
@@ -79,20 +82,9 @@ class FrameReader:
         table = self._table
         at = slice(span.first, span.stop)
         if not span.is_piece and self._is_plain(span):
-            last = span.stop == table.n and bool((table.kind[at] == pb.STORED).all())
-            prefix, checksum_at = encode_prefix(
-                batch_id,
-                index=table.index[at],
-                size=table.sizes[at].astype(np.uint32),
-                checksum=table.checksum[at],
-                status=table.status[at],
-                checksum_kind=table.kind[at],
-                payload_bytes=span.payload_bytes,
-                end=table.end(table.n, wait_us) if last else None,
-            )
+            prefix, checksum_at, last = self._prefix(span, batch_id, wait_us)
             if table.files is not None:
-                target = recycled.take(len(prefix) + span.payload_bytes)
-                target[: len(prefix)] = prefix
+                target = _after(prefix, span.payload_bytes)
                 if self._read_into(span, target, len(prefix)):
                     return target.toreadonly(), last
             elif (result := self._read_plain(span, prefix, checksum_at)) is not None:
@@ -102,6 +94,35 @@ class FrameReader:
                 table.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first, checksum_at)
                 return result, last
         return encode_frame(batch_id, self.read(span)), False
+
+    def copy_encoded(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[memoryview, bool] | None:
+        """See `StoreBatch.copy_encoded`."""
+        n = span.stop - span.first
+        if self._table.files is None or n > _MAX_COPIES or span.payload_bytes > _MAX_COPIED_BYTES:
+            return None
+        if span.is_piece or not self._is_plain(span):
+            return None
+        prefix, _, last = self._prefix(span, batch_id, wait_us)
+        target = _after(prefix, span.payload_bytes)
+        if not copy_into(target, len(prefix), *self._columns(span), b"\1" * n):
+            return None
+        return target.toreadonly(), last
+
+    def _prefix(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[bytes, int, bool]:
+        """Return what precedes the payload of a frame, where the checksums are in it, and whether END is."""
+        table, at = self._table, slice(span.first, span.stop)
+        last = span.stop == table.n and bool((table.kind[at] == pb.STORED).all())
+        prefix, checksum_at = encode_prefix(
+            batch_id,
+            index=table.index[at],
+            size=table.sizes[at].astype(np.uint32),
+            checksum=table.checksum[at],
+            status=table.status[at],
+            checksum_kind=table.kind[at],
+            payload_bytes=span.payload_bytes,
+            end=table.end(table.n, wait_us) if last else None,
+        )
+        return prefix, checksum_at, last
 
     def in_files(self) -> npt.NDArray[np.bool_] | None:
         """Return which entries may be in a `file_frame`, shape (n,); None if the batch has duplicates."""
@@ -200,11 +221,13 @@ class FrameReader:
 
     def _read_into(self, span: FrameSpan, target: memoryview, first_byte: int) -> bool:
         """Read located entries into memory that they fill from there on. Returns whether all of them could be read."""
-        table = self._table
-        at = slice(span.first, span.stop)
-        columns = table.folders[at], table.paths_of(at), table.start[at], table.sizes[at], table.checksum[at]
-        failed = read_into(target, first_byte, *columns, b"\1" * (span.stop - span.first), self._waited)
+        failed = read_into(target, first_byte, *self._columns(span), b"\1" * (span.stop - span.first), self._waited)
         return failed is None
+
+    def _columns(self, span: FrameSpan) -> tuple[Any, Any, Any, Any, Any]:
+        """Return columns of the batch reader, but for `verify`."""
+        table, at = self._table, slice(span.first, span.stop)
+        return table.folders[at], table.paths_of(at), table.start[at], table.sizes[at], table.checksum[at]
 
     def _patient(self, span: FrameSpan) -> EntryReader:
         self._lookup.complete(span.first)
@@ -249,6 +272,13 @@ class FrameReader:
         """See `StoreBatch.close`."""
         if self._entries is not None:
             self._entries.close()
+
+
+def _after(prefix: bytes, payload_bytes: int) -> memoryview:
+    """Return memory for a message of which only the payload is missing."""
+    target = recycled.take(len(prefix) + payload_bytes)
+    target[: len(prefix)] = prefix
+    return target
 
 
 def _sound(frame: Frame) -> Frame:

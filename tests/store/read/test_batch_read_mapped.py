@@ -155,6 +155,24 @@ def test_many_threads_read_what_is_cut_short_meanwhile(reader: Reader, folder: F
     assert segment.read([0, 1]) == segment.due([0, 1])
 
 
+def test_copies_are_made_of_mapped_pieces_only(reader: Reader, folder: Folder) -> None:
+    segment = Segment(reader, folder)
+    target = bytearray(b"head" + bytes(2 * SIZE))
+    assert not reader.copy_into(target, 4, *segment.columns([3, 4]))
+    segment.warm()
+    assert reader.copy_into(target, 4, *segment.columns([3, 4])) == reader.maps
+    assert not reader.maps or bytes(target) == segment.due([3, 4])
+    other = reader.stored_file(folder.add("other", segment.objects[4]), False)
+    mixed = columns(folder.fd, [segment.file, other], [SIZE * 3, 0], [SIZE] * 2, [crc(segment.objects[3])] * 2)
+    assert not reader.copy_into(target, 4, *mixed)
+    with segment.path.open("r+b") as opened:
+        opened.seek(4 * SIZE)
+        opened.write(bytes(10))
+    assert not reader.copy_into(target, 4, *segment.columns([3, 4]))
+    os.truncate(segment.path, 0)
+    assert not reader.copy_into(target, 4, *segment.columns([3, 5]))
+
+
 # -- in processes of their own, whose handlers are theirs
 
 PROGRAM = """
