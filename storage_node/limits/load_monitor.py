@@ -36,11 +36,13 @@ log = logging.getLogger(__name__)
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 if it is unknown."""
+    """Return the resident memory of this process without pages of mapped files, which the kernel can drop at any time;
+    0 if it is unknown."""
     try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
+        with open("/proc/self/status", "rb") as file:
+            rows = dict(line.split(b":", 1) for line in file if line.startswith((b"RssAnon", b"VmRSS")))
+        return int(rows.get(b"RssAnon", rows[b"VmRSS"]).split()[0]) << 10  # some systems know no RssAnon
+    except (OSError, KeyError):
         return 0
 
 

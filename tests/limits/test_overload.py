@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +150,17 @@ def test_throttled_batches_are_whole_and_their_pauses_counted(tmp_path: Path, ca
         others = {name: spent for name, spent in service.node.metrics.throttle_s.items() if name in ("cpu", "drives")}
         assert 0 < others.pop(cause) <= len(frames) * longest_s + 1e-9
         assert set(others.values()) == {0.0}
+
+
+def test_mapped_files_do_not_count_as_memory(tmp_path: Path) -> None:
+    size_bytes = 256 << 20
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size_bytes, prot=mmap.PROT_READ) as mapped:
+        before = resident_bytes()
+        assert sum(mapped[::4096]) == 0
+        assert resident_bytes() - before < size_bytes // 2
 
 
 def test_a_node_measures_itself(tmp_path: Path) -> None:
