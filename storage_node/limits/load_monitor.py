@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-import os
 import resource
 import time
 from collections.abc import Callable
