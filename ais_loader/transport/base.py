@@ -190,6 +190,10 @@ class FrameStream(Protocol):
         """Before the first frame: return all entries as separate bytes objects, if that is cheaper than frames and
         every entry is OK. Return None otherwise; no frame has been consumed then."""
 
+    def read_whole(self) -> Frame | None:
+        """Before the first frame: return all entries as one frame, if that is cheaper than several and every entry is
+        OK. Return None otherwise; no frame has been consumed then."""
+
     def close(self) -> None:
         """Abandon the rest of the batch. Never blocks, may be called repeatedly, and from any thread."""
 

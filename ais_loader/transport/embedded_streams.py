@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ais_loader import errors
 from ais_loader.values.entry import Entry, entry_error
 from ais_loader.values.source import Buffer
-from ais_loader.wire.frame import Frame
+from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, TARGET_PAYLOAD_BYTES, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
@@ -20,6 +20,7 @@ from storage_node.store.store import Store
 if TYPE_CHECKING:
     from storage_node.remote.embedded import EmbeddedRemote
 
+_LARGE_ENTRY_BYTES = 256 << 10
 COLD = (
     "{!r} is not stored here, and this process opened the store for reading only, so it cannot store what it fetches: "
     "use connect('node:///FOLDER'), a storage node that all processes of this machine share"
@@ -46,6 +47,9 @@ class GeneratedStream:
     def read_all(self) -> list[bytes] | None:
         return None
 
+    def read_whole(self) -> Frame | None:
+        return None
+
     def close(self) -> None:
         # A generator that is running in another thread refuses to close; it then ends with its consumer.
         with contextlib.suppress(ValueError):
@@ -66,6 +70,9 @@ class EmbeddedStream(GeneratedStream):
     def read_all(self) -> list[bytes] | None:
         return self._store_batch().read_all(self._helpers, self._parts)
 
+    def read_whole(self) -> Frame | None:
+        return self._store_batch().read_whole()
+
     def _store_batch(self) -> StoreBatch:
         if self._batch is None:
             self._batch = StoreBatch(self._store, self._request)
@@ -83,7 +90,9 @@ class EmbeddedStream(GeneratedStream):
             batch.close()
 
     def _spans(self, batch: StoreBatch) -> Iterator[FrameSpan]:
-        return batch.spans()
+        # Whoever keeps a large entry keeps a few others at most, and each frame costs as much as reading 100 KiB.
+        is_large = batch.n > 0 and int(batch.sizes.sum()) >= batch.n * _LARGE_ENTRY_BYTES
+        return batch.spans(MAX_PAYLOAD_BYTES if is_large else TARGET_PAYLOAD_BYTES)
 
 
 class ColdStream(EmbeddedStream):
@@ -97,6 +106,9 @@ class ColdStream(EmbeddedStream):
         self._remote = remote
 
     def read_all(self) -> list[bytes] | None:
+        return None
+
+    def read_whole(self) -> Frame | None:
         return None
 
     def _read_frames(self) -> Generator[Frame, None, None]:

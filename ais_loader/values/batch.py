@@ -237,7 +237,7 @@ class Batch:
         """
         frames = self._take_frames()
         self._watch.enter("wire")
-        if len(self._streams) == 1 and not self._waiting and (read := self._streams[0].read_all()) is not None:
+        if self._is_one_request and (read := self._streams[0].read_all()) is not None:
             self._watch.took_whole(read)
             self.close()
             values = cast(list[bytes | None], read)
@@ -254,16 +254,29 @@ class Batch:
     @short_traceback
     def packed(self) -> PackedBatch:
         """Return all items end to end in one array; see PackedBatch."""
-        frames = []
-        for frame in self._take_frames():
+        frames = self._take_frames()
+        self._watch.enter("wire")
+        if self._joined is None and self._is_one_request and (whole := self._streams[0].read_whole()) is not None:
+            self._watch.took(whole)
+            self.close()
+            self._watch.resume("decode")
+            frames = iter((whole,))
+        packed = pack(self._noting_failures(frames), len(self._entries), ordered=self._ordered)
+        self._watch.stop()
+        return packed
+
+    def _noting_failures(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
             for at in frame.status.nonzero()[0].tolist():
                 index = int(frame.index[at])
                 self.failures[index] = self._fault(frame, index, int(frame.status[at]))
-            frames.append(frame)
+            yield frame
+            del frame  # its buffer may be free before the next frame comes
         self._watch.resume("decode")
-        packed = pack(frames, ordered=self._ordered)
-        self._watch.stop()
-        return packed
+
+    @property
+    def _is_one_request(self) -> bool:
+        return len(self._streams) == 1 and not self._waiting
 
     def _take_frames(self) -> Iterator[Frame]:
         if self._has_ended:

@@ -25,10 +25,21 @@ import numpy as np
 import numpy.typing as npt
 
 IDLE_BYTES = 16 << 20
-"""Most bytes in idle blocks of a process."""
+"""Most bytes in idle blocks of a process if little is lent, besides one large block."""
+MAX_IDLE_BYTES = 256 << 20
+"""Most bytes in idle blocks, besides one large block. Up to this, as much may be idle as is lent: a loop that holds a
+batch until it has the next one will need as much again."""
+LARGE_BYTES = 8 << 20
+MAX_LARGE_BYTES = 256 << 20
+"""Largest block that is kept. One block from LARGE_BYTES to this size is kept besides the others: a loop that takes
+whole batches drops one as large whenever it has taken the next."""
 _STEP_BYTES = 256 << 10
 """Block sizes are multiples of this, so that frames of similar size share one block size."""
 _CANDIDATES = 8
+_HUGE_PAGE_BYTES = 2 << 20
+_HUGE_FROM_BYTES = 4 << 20
+"""Buffers from this size on begin at a huge page. NumPy asks the kernel for huge pages in arrays of this size, which
+take a fraction of the time when they are touched for the first time."""
 
 Block = npt.NDArray[np.uint8]
 
@@ -55,10 +66,13 @@ class _Exporter(np.ndarray):
 def take(size_bytes: int) -> memoryview:
     """Return writable memory of this size. The caller fills it, and then hands out read-only views of it.
 
-    Its initial content is undefined. The block exceeds the requested size by at most a fifth, or 256 KiB.
+    Its initial content is undefined. The block exceeds the requested size by at most a fifth, or 256 KiB, and from
+    4 MiB on by 2 MiB that are not touched.
     """
-    block = _fitting(-(-size_bytes // _STEP_BYTES) * _STEP_BYTES)
-    part = block[:size_bytes]
+    is_huge = size_bytes >= _HUGE_FROM_BYTES
+    block = _fitting(-(-size_bytes // _STEP_BYTES) * _STEP_BYTES + is_huge * _HUGE_PAGE_BYTES)
+    start = -block.ctypes.data % _HUGE_PAGE_BYTES if is_huge else 0
+    part = block[start : start + size_bytes]
     loan = _Loan(part, _release)
     loan.block = block
     _loans[id(loan)] = loan
@@ -68,7 +82,7 @@ def take(size_bytes: int) -> memoryview:
 def _fitting(wanted_bytes: int) -> Block:
     unfit = []
     found = None
-    for _ in range(_CANDIDATES):
+    for _ in range(_CANDIDATES if wanted_bytes < LARGE_BYTES else len(_idle)):
         try:
             candidate, references = _take_last(_idle)
         except IndexError:
@@ -96,7 +110,23 @@ _UNSHARED = _take_last([np.empty(1, np.uint8)])[1]
 def _release(loan: weakref.ref[Block]) -> None:
     if _loans is None:
         return  # the process ends, and this module has been torn down
-    _idle.append(_loans.pop(id(loan)).block)
-    while sum(map(len, _idle)) > IDLE_BYTES:
+    block = _loans.pop(id(loan)).block
+    if len(block) <= MAX_LARGE_BYTES:
+        _idle.append(block)
+    del block
+    while _is_too_much([len(idle) for idle in list(_idle)]):
         with contextlib.suppress(IndexError):
             _idle.pop(0)
+
+
+def _is_too_much(sizes: list[int]) -> bool:
+    """Whether idle blocks of these sizes are more than may be kept."""
+    idle_bytes = sum(sizes) - _large(sizes)
+    if idle_bytes <= IDLE_BYTES:
+        return False
+    return idle_bytes > min(sum([len(loan.block) for loan in list(_loans.values())]), MAX_IDLE_BYTES)
+
+
+def _large(sizes: list[int]) -> int:
+    """Return the size of the last large block, which is kept besides the others; 0 if there is none."""
+    return next((size for size in reversed(sizes) if size >= LARGE_BYTES), 0)

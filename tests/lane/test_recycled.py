@@ -146,20 +146,53 @@ def test_what_lies_in_a_cycle_comes_back_when_the_cycle_has_gone_and_not_while_i
 
 
 def test_what_lies_idle_is_bounded_and_what_came_last_is_used_first() -> None:
-    views = [recycled.take(4096 * KIB) for _ in range(9)]
+    views = [recycled.take(2048 * KIB) for _ in range(19)]
     last = block_of(views[-1])
     while views:
         views.pop(0)
     assert sum(map(len, recycled._idle)) == recycled.IDLE_BYTES
-    assert block_of(recycled.take(4096 * KIB)) is last
+    assert block_of(recycled.take(2048 * KIB)) is last
+
+
+def test_as_much_may_lie_idle_as_is_lent() -> None:
+    batches = [[recycled.take(2048 * KIB) for _ in range(30)] for _ in range(2)]
+    del batches[0]
+    assert len(recycled._idle) == 30
+    before = {id(block) for block in recycled._idle}
+    batches.append([recycled.take(2048 * KIB) for _ in range(30)])
+    assert {id(block_of(view)()) for view in batches[-1]} == before
+    batches.clear()
+    assert sum(map(len, recycled._idle)) == recycled.IDLE_BYTES
+
+
+def test_one_large_buffer_is_kept_besides() -> None:
+    large = 64 << 20
+    view = recycled.take(large)
+    block = block_of(view)()
+    smaller = [recycled.take(2048 * KIB) for _ in range(8)]
+    del view
+    smaller.clear()
+    assert sum(map(len, recycled._idle)) == recycled.IDLE_BYTES + len(block)
+    del block
+    again = recycled.take(large - (1 << 20))
+    assert (len(again), len(recycled._idle)) == (large - (1 << 20), 8)
+    assert recycled.take(recycled.MAX_LARGE_BYTES + 1) is not None
+    assert len(recycled._idle) == 8  # one that is too large is not kept
+
+
+@pytest.mark.parametrize("mib", [4, 5, 31])
+def test_large_buffers_begin_at_a_huge_page(mib: int) -> None:
+    views = [recycled.take((mib << 20) + at) for at in range(3)]
+    assert [np.frombuffer(view, np.uint8).ctypes.data % (2 << 20) for view in views] == [0, 0, 0]
+    assert [len(view) for view in views] == [(mib << 20) + at for at in range(3)]
 
 
 def test_a_buffer_that_is_much_too_large_is_left_to_others() -> None:
-    recycled.take(4096 * KIB)
+    recycled.take(3072 * KIB)
     small = recycled.take(300 * KIB)
     assert len(small) == 300 * KIB
     assert len(block_of(small)()) == 512 * KIB
-    assert [len(idle) for idle in recycled._idle] == [4096 * KIB]
+    assert [len(idle) for idle in recycled._idle] == [3072 * KIB]
 
 
 def test_a_view_that_is_read_only_can_be_hashed_as_one_of_bytes_can() -> None:

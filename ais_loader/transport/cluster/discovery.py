@@ -147,6 +147,9 @@ class LateStream:
     def read_all(self) -> list[bytes] | None:
         return None
 
+    def read_whole(self) -> Frame | None:
+        return None
+
     def close(self) -> None:
         self._closed = True
         if self._stream is not None:

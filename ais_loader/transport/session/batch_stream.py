@@ -146,6 +146,9 @@ class GrpcStream:
     def read_all(self) -> list[bytes] | None:
         return None  # data from a network arrives in frames
 
+    def read_whole(self) -> Frame | None:
+        return None
+
     def close(self) -> None:
         self._closed = True
         if self._answers is not None and self._pid == os.getpid() and not self._done:

@@ -227,6 +227,11 @@ class StoreBatch:
         """
         return self._reader.read_all(helpers, parts)
 
+    def read_whole(self) -> Frame | None:
+        """Read every entry into one frame, whatever its size; None if the location of an entry is not known, or one
+        cannot be read."""
+        return self._reader.read_whole()
+
     def close(self) -> None:
         """Close what a batch that ends early has left open. Reading afterwards must start anew."""
         self._reader.close()

@@ -186,6 +186,15 @@ class FrameReader:
             whole += result
         return whole
 
+    def read_whole(self) -> Frame | None:
+        """See `StoreBatch.read_whole`."""
+        table = self._table
+        span = FrameSpan(0, table.n, int(table.sizes.sum()))
+        if table.files is None or not self._is_plain(span):
+            return None
+        target = recycled.take(span.payload_bytes)
+        return frame_of(table, slice(0, table.n), target.toreadonly()) if self._read_into(span, target, 0) else None
+
     def _read_list(self, at: slice) -> list[bytes] | Failure:
         table = self._table
         return read_list(
