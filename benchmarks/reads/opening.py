@@ -10,6 +10,10 @@ their last 8 bytes and then 4 KiB before them, as readers of Parquet do.
 Prediction, written before the first run: opening and reading takes at most 1.3 times as long as `get`, which is 0.77 of
 its rate, since it is the same request with a description in its answer. On a node it is eight times as fast as a HEAD
 and a batch were.
+
+A first version sent the first 128 KiB of larger objects as well. Reading 1 MiB whole then took 17 % longer than with a
+HEAD before, because the rest was no range of whole blocks, and its end as long. With the description alone, alternating
+with the code before, from a node: the end 28 % less, the first 100 bytes 37 % less, all of it 27 % less.
 """
 
 from __future__ import annotations
@@ -108,7 +112,8 @@ def measure(rounds: int) -> dict[str, list[float]]:
 
 
 def of_another_tree(tree: Path, rounds: int) -> dict[str, list[float]]:
-    """Return the rates of the code in another tree, whose native modules are built."""
+    """Return the rates of the code in another tree, whose native modules are built, and in which ais_loader/integrations
+    leads to the integrations."""
     command = [sys.executable, str(Path(__file__).resolve()), "--rates", "--rounds", str(rounds)]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     found = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE).stdout
@@ -132,7 +137,7 @@ def main(rounds: int, before: Path | None, rates: bool, write: bool) -> None:
         f"{rounds} rounds of {OBJECTS} objects, and {LARGE_OBJECTS} of 1 MiB.",
         found | {f"before, {name}": values for name, values in earlier.items()},
         "objects/s",
-        CLAIMS + [Claim(f"{store}: end", f"before, {store}: end", 1.0) for store in STORES if earlier],
+        CLAIMS,
         table=TABLE if write else None,
     )
 
