@@ -11,8 +11,8 @@ file separately through pyarrow and fsspec, which takes about 2 ms, while 128 of
 ms. Ray's own second or so for a dataset reduces the factor.
 
 Since a file is opened with one request, which brings a small object, `read_binary_files` is compared with the same of
-local files, too. It sends one request for each file, where it sent three, two of them HEADs. Prediction: 0.7 of local
-files, on two cores that the node shares with Ray's workers.
+local files, too. It sends two requests for each file, one of which is pyarrow's question whether it is a file, where it
+sent three, two of them unary. Prediction: 0.7 of local files, on two cores that the node shares with Ray's workers.
 """
 
 from __future__ import annotations

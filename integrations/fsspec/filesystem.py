@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,19 +41,6 @@ class _ByStore(type(AbstractFileSystem)):  # type: ignore[misc]  # fsspec has no
         if not args and not kwargs.get("store"):
             kwargs["store"] = named_url()
         return super().__call__(*args, **kwargs)
-
-
-@cache
-def _opening_functions() -> frozenset[Any]:
-    """Return the code of the functions of pyarrow that open a file of an fsspec file system."""
-    try:
-        from pyarrow.fs import FSSpecHandler
-    except ImportError:
-        return frozenset()
-    return frozenset(
-        getattr(getattr(FSSpecHandler, name, None), "__code__", None)
-        for name in ("open_input_stream", "open_input_file")
-    )
 
 
 class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[misc]  # fsspec has no annotations
@@ -200,12 +186,6 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                 if next(bucket.objects(f"{name}/", page_size=1), None) is None:
                     raise
                 return folder_row(path)
-
-    def isfile(self, path: str) -> bool:
-        # pyarrow's wrapper asks this and opens the file in the same function: opening it reports what is not there.
-        if sys._getframe(1).f_code in _opening_functions():
-            return True
-        return bool(super().isfile(path))
 
     def modified(self, path: str) -> datetime.datetime:
         moment: datetime.datetime = self.info(path)["mtime"]
