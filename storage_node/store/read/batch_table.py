@@ -139,7 +139,7 @@ class BatchTable:
 
         `verify`: ranges are compared with the checksums of their blocks. `has_duplicates`: somewhere in the batch.
         """
-        if self.files is None and not self._is_whole(at, verify=verify):
+        if not self._is_whole(at, verify=verify):
             return False
         # One call reads duplicates again, which costs less than reading each entry by itself if they are few.
         return not has_duplicates or len(set(self.sources(at))) >= _MIN_DISTINCT * (at.stop - at.start)

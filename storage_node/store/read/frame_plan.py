@@ -65,6 +65,11 @@ def plan_frames(
     that may stay `in_files` (shape (n,)) until they are sent have up to `file_frame_bytes`, if that is more.
     """
     n = len(sizes)
+    total = int(sizes.sum())
+    in_one = 0 < n <= MAX_ENTRIES_PER_FRAME and total <= target_bytes + target_bytes // 2
+    if in_one and in_files is None and not resume_offset and sizes.max() <= min(target_bytes, MAX_WHOLE_BYTES):
+        yield FrameSpan(0, n, total)  # as below, with less work
+        return
     sizes = sizes.copy()  # entries read meanwhile may turn out to have other sizes
     ends = np.cumsum(sizes)
     first = 0

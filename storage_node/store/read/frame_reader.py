@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,17 @@ class FrameReader:
         self._lookup = lookup
         self._entries: EntryReader | None = None
         """Created when the first entry needs it; most batches do not."""
-        self._has_duplicates = len(set(table.sources(slice(0, table.n)))) < table.n
+        self._changed = False
 
     def note_change(self) -> None:
         """Note that the table has changed. From then on, each frame is searched for duplicates by itself."""
-        self._has_duplicates = True
+        self._changed = True
+
+    @cached_property
+    def _had_duplicates(self) -> bool:
+        """Whether entries had the same location when this was first asked."""
+        table = self._table
+        return len(set(table.sources(slice(0, table.n)))) < table.n
 
     def waited(self) -> bool:
         """See `StoreBatch.waited`."""
@@ -57,18 +64,23 @@ class FrameReader:
 
     def read(self, span: FrameSpan) -> Frame:
         """See `StoreBatch.read`."""
+        if self._table.files is not None and (frame := self._read_located(span)) is not None:
+            return frame
         return _sound(self._read(span))
+
+    def _read_located(self, span: FrameSpan) -> Frame | None:
+        """Read located entries into one buffer; None if that fails for any of them."""
+        target = recycled.take(span.payload_bytes)
+        if not self._read_into(span, target, 0):
+            return None
+        return frame_of(self._table, slice(span.first, span.stop), target.toreadonly())
 
     def _read(self, span: FrameSpan) -> Frame:
         table = self._table
         if span.is_piece:
             return self._patient(span).read_piece(span)
         at = slice(span.first, span.stop)
-        if table.files is not None and self._is_plain(span):
-            target = recycled.take(span.payload_bytes)
-            if self._read_into(span, target, 0):
-                return frame_of(table, at, target.toreadonly())
-        elif self._is_plain(span):
+        if table.files is None and self._is_plain(span):
             # Space in front of the payload for the checksums, which are known only after reading.
             room = 4 * (span.stop - span.first)
             result = self._read_plain(span, bytes(room), 0)
@@ -126,7 +138,7 @@ class FrameReader:
 
     def in_files(self) -> npt.NDArray[np.bool_] | None:
         """Return which entries may be in a `file_frame`, shape (n,); None if the batch has duplicates."""
-        return None if self._has_duplicates else self._table.kind == pb.STORED
+        return None if self._changed or self._had_duplicates else self._table.kind == pb.STORED
 
     def file_frame(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[FileFrame, bool] | None:
         """See `StoreBatch.read_message`; None if the frame has to be read."""
@@ -189,11 +201,9 @@ class FrameReader:
     def read_whole(self) -> Frame | None:
         """See `StoreBatch.read_whole`."""
         table = self._table
-        span = FrameSpan(0, table.n, int(table.sizes.sum()))
-        if table.files is None or not self._is_plain(span):
+        if table.files is None:
             return None
-        target = recycled.take(span.payload_bytes)
-        return frame_of(table, slice(0, table.n), target.toreadonly()) if self._read_into(span, target, 0) else None
+        return self._read_located(FrameSpan(0, table.n, int(table.sizes.sum())))
 
     def _read_list(self, at: slice) -> list[bytes] | Failure:
         table = self._table
@@ -208,9 +218,11 @@ class FrameReader:
 
     def _is_plain(self, span: FrameSpan) -> bool:
         at, verify = slice(span.first, span.stop), self._request.verify_ranges
+        if self._table.files is not None:
+            return True  # whole objects, none of them so large that reading it twice would matter
         if verify:
             self._know_ranges(span)
-        return self._table.is_plain(at, verify=verify, has_duplicates=self._has_duplicates)
+        return self._table.is_plain(at, verify=verify, has_duplicates=self._changed or self._had_duplicates)
 
     def _read_plain(self, span: FrameSpan, prefix: bytes, checksum_at: int) -> bytes | None:
         table = self._table
