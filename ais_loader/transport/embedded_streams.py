@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ais_loader import errors
 from ais_loader.values.entry import Entry, entry_error
 from ais_loader.values.source import Buffer
-from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, TARGET_PAYLOAD_BYTES, Frame
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
@@ -90,9 +90,10 @@ class EmbeddedStream(GeneratedStream):
             batch.close()
 
     def _spans(self, batch: StoreBatch) -> Iterator[FrameSpan]:
-        # Whoever keeps a large entry keeps a few others at most, and each frame costs as much as reading 100 KiB.
+        # Whoever keeps a large entry keeps a few others at most, and each frame costs as much as reading 100 KiB. From
+        # 4 MiB on frames would lie in huge pages, which take long to get where memory is fragmented.
         is_large = batch.n > 0 and int(batch.sizes.sum()) >= batch.n * _LARGE_ENTRY_BYTES
-        return batch.spans(MAX_PAYLOAD_BYTES if is_large else TARGET_PAYLOAD_BYTES)
+        return batch.spans(2 * TARGET_PAYLOAD_BYTES if is_large else TARGET_PAYLOAD_BYTES)
 
 
 class ColdStream(EmbeddedStream):

@@ -39,6 +39,15 @@ static uint32_t crc_table(uint32_t crc, const uint8_t *data, size_t size)
 static uint32_t (*crc_update)(uint32_t crc, const uint8_t *data, size_t size) = crc_table;
 static uint32_t (*crc_lanes)(uint32_t crc, const uint8_t *data, size_t size) = crc_table; /* without wide registers */
 
+static uint32_t crc_table_copy(uint32_t crc, uint8_t *dest, const uint8_t *data, size_t size)
+{
+    memcpy(dest, data, size);
+    return crc_update(crc, dest, size);
+}
+
+/* Copies bytes, and advances the register by the copy. */
+static uint32_t (*crc_copy)(uint32_t crc, uint8_t *dest, const uint8_t *data, size_t size) = crc_table_copy;
+
 #if defined(__x86_64__)
 /* The instruction takes 3 cycles but one may start in each, so three lanes advance together. To join
  * them the first two move past the bytes that follow: a carry-less product with x^(8n - 33) mod P
@@ -126,6 +135,37 @@ WIDE static uint32_t crc_wide(uint32_t crc, const uint8_t *data, size_t size)
 }
 #endif
 
+#ifdef HAVE_WIDE_REGISTERS
+/* Copies, and advances the register by the bytes that it has stored: as crc_wide, in one pass. */
+WIDE static uint32_t crc_wide_copy(uint32_t crc, uint8_t *dest, const uint8_t *data, size_t size)
+{
+    if (size < 2 * WIDE_BYTES) {
+        memcpy(dest, data, size);
+        return crc_sse42(crc, dest, size);
+    }
+    const __m512i by_256 = wide_factors(2);
+    __m512i at[4], next;
+    uint8_t last[WIDE_BYTES];
+    for (int i = 0; i < 4; i++) {
+        at[i] = _mm512_loadu_si512(data + 64 * i);
+        _mm512_storeu_si512(dest + 64 * i, at[i]);
+    }
+    at[0] = _mm512_xor_si512(at[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
+    for (data += WIDE_BYTES, dest += WIDE_BYTES, size -= WIDE_BYTES; size >= WIDE_BYTES;
+         data += WIDE_BYTES, dest += WIDE_BYTES, size -= WIDE_BYTES)
+        for (int i = 0; i < 4; i++) {
+            next = _mm512_loadu_si512(data + 64 * i);
+            _mm512_storeu_si512(dest + 64 * i, next);
+            at[i] = wide_fold(at[i], by_256, next);
+        }
+    /* What has been folded stands for all bytes so far: it is summed as if it were the message. */
+    for (int i = 0; i < 4; i++)
+        _mm512_storeu_si512(last + 64 * i, at[i]);
+    memcpy(dest, data, size);
+    return crc_sse42(crc_sse42(0, last, WIDE_BYTES), dest, size);
+}
+#endif
+
 static uint32_t power_of_x(size_t exponent) /* x^exponent mod P; bit 31 is the coefficient of x^0 */
 {
     uint32_t value = 0x80000000u;
@@ -172,7 +212,7 @@ static void crc_choose(void)
         wide_far[k][1] = power_of_x(8 * (16u << 2 * k) - 33);
     }
     if (crc_update == crc_sse42 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
-        crc_update = crc_wide;
+        crc_update = crc_wide, crc_copy = crc_wide_copy;
 #endif
 #elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     if (getauxval(AT_HWCAP) & HWCAP_CRC32)

@@ -39,7 +39,7 @@
 enum { FAIL_OPEN = 1, FAIL_READ = 2, FAIL_SHORT = 3, FAIL_CHECKSUM = 4 };
 enum { WINDOW_ENTRIES = 32, ANNOUNCE_BYTES = 1 << 20 }; /* bounds of what runs ahead of a cold read */
 enum { STEP_BYTES = 256 << 10 };                        /* read and summed while it is still in the L2 cache */
-enum { AHEAD_BYTES = 16 << 10, CACHE_LINE = 64 };
+enum { COPY_BYTES = 2 << 10, AHEAD_BYTES = 64 << 10, CACHE_LINE = 64 };
 enum { COPIES = 32 }; /* made between two looks at the faults, and fewer at the beginning */
 
 struct entry {
@@ -170,17 +170,16 @@ static int read_entry(struct job *job, ptrdiff_t i)
 
 static int copy_entry(const struct job *job, ptrdiff_t i)
 {
-    const struct entry *entry = &job->entries[i], *next = i + 1 < job->count ? entry + 1 : entry;
+    const struct entry *entry = &job->entries[i];
+    const struct entry *next = i + 1 < job->count && entry[1].mapped ? entry + 1 : entry;
     uint32_t crc = 0xFFFFFFFFu;
     for (size_t done = 0; done < entry->length;) {
-        const size_t left = entry->length - done, size = left < STEP_BYTES ? left : STEP_BYTES;
-        memcpy(entry->dest + done, entry->mapped + done, size);
-        /* Objects in a random order are nowhere near the caches: the next one comes while this one is summed.
+        const size_t left = entry->length - done, size = left < COPY_BYTES ? left : COPY_BYTES;
+        /* Objects in a random order are nowhere near the caches: the next one comes while this one is copied.
          * (In a function of its own, GCC would take this for nothing and leave it out.) */
-        if (size == left && next->mapped)
-            for (size_t at = 0; at < next->length && at < AHEAD_BYTES; at += CACHE_LINE)
-                __builtin_prefetch(next->mapped + at, 0, 2);
-        crc = crc_update(crc, entry->dest + done, size); /* of the copy, which nobody changes any more */
+        for (size_t at = done; at < next->length && at < done + size && at < AHEAD_BYTES; at += CACHE_LINE)
+            __builtin_prefetch(next->mapped + at, 0, 2);
+        crc = crc_copy(crc, entry->dest + done, entry->mapped + done, size);
         done += size;
     }
     crc = ~crc;
