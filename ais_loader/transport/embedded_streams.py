@@ -7,6 +7,8 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Executor, wait
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ais_loader import errors
 from ais_loader.values.entry import Entry, entry_error
 from ais_loader.values.source import Buffer
@@ -84,7 +86,7 @@ class EmbeddedStream(GeneratedStream):
             for span in self._spans(batch):
                 frame = batch.read(span)
                 yield frame
-                if self._request.fail_fast and frame.status.any():
+                if self._request.fail_fast and np.count_nonzero(frame.status):
                     return
         finally:
             batch.close()
@@ -92,7 +94,8 @@ class EmbeddedStream(GeneratedStream):
     def _spans(self, batch: StoreBatch) -> Iterator[FrameSpan]:
         # Whoever keeps a large entry keeps a few others at most, and each frame costs as much as reading 100 KiB. From
         # 4 MiB on frames would lie in huge pages, which take long to get where memory is fragmented.
-        is_large = batch.n > 0 and int(batch.sizes.sum()) >= batch.n * _LARGE_ENTRY_BYTES
+        n, sizes = batch.n, batch.sizes
+        is_large = n > 0 and sizes[0] >= _LARGE_ENTRY_BYTES and int(sizes.sum()) >= n * _LARGE_ENTRY_BYTES
         return batch.spans(2 * TARGET_PAYLOAD_BYTES if is_large else TARGET_PAYLOAD_BYTES)
 
 

@@ -117,7 +117,7 @@ class Batch:
     def _deliver(self) -> Generator[Item, None, None]:
         entries, bucket = self._entries, self._bucket
         for frame in self._whole_frames():
-            if frame.status.any():
+            if np.count_nonzero(frame.status):
                 yield from self._deliver_marked(frame)
                 continue
             for index, data in zip(frame.index.tolist(), frame.entries(), strict=True):

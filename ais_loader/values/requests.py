@@ -20,13 +20,14 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MAX_ENTRIES_PER_REQUEST = 10_000
 _FIELDS = attrgetter("bucket", "name", "member", "start", "length", "version", "etl", "args")
+_NUMBERS = (float, int, numbers.Real)
 OnError: TypeAlias = Literal["raise", "placeholder"]
 
 
 def checked_timeout_s(timeout_s: float) -> float:
     """Check a timeout. Raises InvalidRequest for anything but a positive, finite number of seconds."""
     # The concrete types come first: the check against numbers.Real costs more than the rest of a call.
-    if not isinstance(timeout_s, float | int | numbers.Real) or not 0 < timeout_s < float("inf"):
+    if not isinstance(timeout_s, _NUMBERS) or not 0 < timeout_s < float("inf"):
         raise InvalidRequest(f"timeout_s={timeout_s!r}: need a number of seconds above 0")
     return float(timeout_s)
 
@@ -78,6 +79,9 @@ class BatchOptions:
         object.__setattr__(self, "timeout_s", checked_timeout_s(self.timeout_s))
 
 
+_DEFAULTS = BatchOptions()
+
+
 def batch_options(
     function: str,
     options: Mapping[str, Any],
@@ -93,6 +97,8 @@ def batch_options(
 
     Raises TypeError for an unknown option, with the nearest known name; InvalidRequest for an invalid value.
     """
+    if not options:
+        return _DEFAULTS
     try:
         return BatchOptions(**options)
     except TypeError:
