@@ -37,7 +37,7 @@ from storage_node.services.put_writer import PutWriter
 from storage_node.services.write_through import WriteThrough
 from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.checksum import crc32c
-from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
+from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.listing import PAGE_BYTES, LevelPage, NamesPage
 from storage_node.store.read.object_reader import (
     MemberPage,

@@ -101,9 +101,10 @@ class Store:
         if durability not in ("process", "power"):
             raise InvalidRequest(f'durability {durability!r}: "process" or "power"')
         roots = drive_folders(paths)
+        limits = (shard_limits or ShardLimits()).of_drives(len(roots))
         damaged = DamagedCopies()
         upkeep = Upkeep(damaged.note, compact_bytes_per_s)
-        options = DriveOptions(mode == "a", upkeep, durability, shard_limits, clock or VersionClock())
+        options = DriveOptions(mode == "a", upkeep, durability, limits, clock or VersionClock())
         store = cls(open_drives(roots, options), options, roots, damaged)
         if store.writable:
             try:

@@ -54,6 +54,7 @@ from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
+from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.remote import Remote
 
 DIRECT_TO_NODES = 64

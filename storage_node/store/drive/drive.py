@@ -104,7 +104,15 @@ class Drive:
         )
         self._cache = EntryCache(self.files.objects_fd)
         self.files.on_segment_removed(self._cache.forget_segment)
-        self._garbage = Garbage(self.files, self.catalog, grace_s, self.shards.forget)
+        wake = upkeep.wake if upkeep is not None else _nobody
+        sparse = (path for _, path in self.catalog.scan(fmt.SPARSE_PREFIX)) if writable else ()
+        try:
+            self._sparse = SparseSegments(sparse)
+        except BaseException:
+            self.catalog.close()
+            self.files.close()
+            raise
+        self._garbage = Garbage(self.files, self.catalog, self._sparse, grace_s, self.shards.forget, wake)
         self._staging_names = itertools.count()
         self.record_mark = commit_mark(root)
         self._seen: object = None

@@ -29,6 +29,7 @@ from storage_node.store.files.segment_format import (
     FREED,
     LIVE,
     PAGE_BYTES,
+    REMOVED,
     UNKNOWN,
     SegmentUse,
     file_of,
@@ -126,9 +127,23 @@ class Segments:
             with contextlib.suppress(OSError):
                 punch(fd, [(round_up(segment.first_byte, PAGE_BYTES), segment.end)])
             self._unlink(file)
-        else:
-            # If a state could not be written, because the file is truncated, its bytes are not freed.
-            _punch_around(fd, segment, freed, [slot for slot in slots if freed[slot]])
+            return REMOVED
+        # If a state could not be written, because the file is truncated, its bytes are not freed.
+        _punch_around(fd, segment, freed, [slot for slot in slots if freed[slot]])
+        return segment.use(freed)
+
+    def use(self, file: bytes) -> SegmentUse | None:
+        """Return the space that a segment takes; None if its index cannot be read. Raises OSError."""
+        with self._opened(file) as (_, segment):
+            return None if segment is None else segment.use(segment.states() == FREED)
+
+    def living(self, file: bytes) -> list[tuple[int, bytes]]:
+        """Return slot and identity of the objects that are alive and identifiable. Raises OSError."""
+        with self._opened(file) as (_, segment):
+            if segment is None:
+                return []
+            found = zip(segment.states().tolist(), segment.identities(), strict=True)
+            return [(slot, identity) for slot, (state, identity) in enumerate(found) if state == LIVE and identity]
 
     def drop_unknown(self, file: bytes) -> None:
         """Free all slots that cannot be identified; remove the file if that is all of them. Raises OSError."""
