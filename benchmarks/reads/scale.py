@@ -20,7 +20,8 @@ archive whose descriptor was closed is what is left. Look-ups among a million ob
 the ratio from 0.31 to 0.51. One duplicate in a batch had cost 43 % and costs nothing.
 
 Then the number of archives that stay open came to follow the process's limit on descriptors, where it had been 128.
-Predicted: 0.5 for 1,000 archives.
+Predicted: 0.5 for 1,000 archives; found: 0.52. Since then, a batch whose objects are all known by their locations takes
+no look-up: 10,000 objects are, after their first batches, and 1,000,000 are not, so that their ratio fell a little.
 """
 
 from __future__ import annotations
