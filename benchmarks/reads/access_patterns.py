@@ -14,6 +14,9 @@ Prediction, written before the first run: The P50 of GetBatch is 0.8 to 1.5 time
 headers in Python's tarfile cost about as much as 64 frames and checksums. The P99 of GetBatch is below that of
 sequential reading, whose batches sometimes open a shard. Random GETs take 8 to 15 times as long as GetBatch, at 0.5 ms
 each. Three nodes take 1.5 to 2.5 times as long as one, on two cores.
+
+With 16 shards of 1,000 samples, a batch took 3.2 ms with GetBatch, 6.6 ms by sequential reading and 61 ms by random
+GETs. 1,000 small shards cost GetBatch nothing, and sequential reading the opening of three shards for a batch.
 """
 
 from __future__ import annotations
