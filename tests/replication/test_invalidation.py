@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from ais_loader.errors import DriveFull
+from ais_loader.errors import DriveFull, LoaderError
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication import invalidation
 from storage_node.cluster.replication.commit import CommitProtocol, SnapshotBarrier
 from tests.node.cluster_kit import LocalCluster
@@ -84,6 +86,31 @@ def test_a_node_whose_connection_breaks_before_it_commits_is_told(
         assert begun.is_set()
         assert said(cluster, 0, name) == NEW
         assert said(cluster, 1, name) == DOUBT
+
+
+def test_a_node_that_refuses_the_call_was_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does whose clock is far from its caller's. When it takes calls again, it must not return old bytes."""
+    refused: list[str] = []
+    told = Repair.missed
+
+    async def refuse(repair: Repair, request: wire.MissedRequest) -> wire.MissedResponse:
+        if len(refused) < 4:
+            refused.extend(request.name)
+            raise LoaderError("the call is dated too far from this node's clock")
+        return await told(repair, request)
+
+    def fail(_: object) -> object:
+        raise RuntimeError("a commit that fails in an unforeseen way")
+
+    with quick(tmp_path) as cluster, Writer(cluster.nodes[0].url) as writer:
+        hold_fetching(cluster, monkeypatch)
+        name = name_with(cluster, lambda owners: owners == [0, 1])
+        writer.put(name, OLD)
+        monkeypatch.setattr(Repair, "missed", refuse)
+        monkeypatch.setattr(cluster.batches(1).node.store, "commit_many", fail)
+        writer.put(name, NEW)
+        assert said(cluster, 1, name) == DOUBT
+        assert refused == [name] * 4
 
 
 def test_a_node_that_an_earlier_try_has_lost_is_told_before_the_repeat_is_acknowledged(

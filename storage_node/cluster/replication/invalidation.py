@@ -248,16 +248,18 @@ class InvalidationOutbox:
                 except grpc.aio.AioRpcError as error:
                     code = error.code()
                     self._channels.refused(endpoint, error)
-                    if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                        if bucket not in taught and await self._teach(endpoint, bucket):
-                            taught.add(bucket)  # it did not know the bucket yet
-                            continue
+                    is_silent = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+                    if not is_silent and bucket not in taught and await self._teach(endpoint, bucket):
+                        taught.add(bucket)  # it did not know the bucket, or this node
+                        continue
+                    if code == grpc.StatusCode.NOT_FOUND:
                         line.acknowledge(bucket, part)  # it answers and needs nothing: the bucket was deleted
-                    elif not failed:
-                        line.refused = code == grpc.StatusCode.UNAVAILABLE
-                        self._channels.failed(endpoint, silent=not line.refused)
-                    failed = failed or code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-                    if failed:
+                    else:
+                        # A node that refuses the call, as that of a node whose clock is far from its own, was not told.
+                        if not failed:
+                            line.refused = code == grpc.StatusCode.UNAVAILABLE
+                            self._channels.failed(endpoint, silent=not line.refused)
+                        failed = True
                         await asyncio.sleep(_PAUSE_S)
                 except asyncio.CancelledError:
                     # gRPC also raises this if the other node cancelled the call, which does not end this task.
