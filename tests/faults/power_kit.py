@@ -22,6 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import pytest
+
+from tests.faults.crash_kit import CrashServer
+
 Extent = Literal["nothing more", "all names", "any mixture"]
 EXTENTS: tuple[Extent, ...] = ("nothing more", "all names", "any mixture")
 
@@ -41,6 +45,16 @@ def compile_shim(folder: Path, compiler: str) -> Path:
         check=True,
     )
     return built
+
+
+@contextlib.contextmanager
+def noting_server(folder: Path) -> Iterator[CrashServer]:
+    """Start a crash server whose children can note what they sync. Skips the test without a C compiler."""
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("no C compiler: the library that notes what was synced cannot be built")
+    with CrashServer({"LD_PRELOAD": str(compile_shim(folder, compiler))}) as running:
+        yield running
 
 
 # -- in the process under test

@@ -16,19 +16,14 @@ from ais_loader import EntryTable
 from ais_loader.testing import eventually
 from tests.faults.crash_kit import CrashServer
 from tests.faults.crash_tasks import numbered_table
-from tests.faults.power_kit import EXTENTS, Extent, PowerCut, compile_shim, find_compiler, one_cut
+from tests.faults.power_kit import EXTENTS, Extent, PowerCut, noting_server, one_cut
 
 KILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashServer]:
-    """A crash server whose children can note what they sync."""
-    compiler = find_compiler()
-    if compiler is None:
-        pytest.skip("no C compiler: the library that notes what was synced cannot be built")
-    shim = compile_shim(tmp_path_factory.mktemp("shim"), compiler)
-    with CrashServer({"LD_PRELOAD": str(shim)}) as running:
+    with noting_server(tmp_path_factory.mktemp("shim")) as running:
         yield running
 
 
