@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.testing.waiting import eventually
-from storage_node.ops import ray_head
+from storage_node.ops import node_file, ray_head
+from storage_node.ops.node_discovery import make_nodes
+from storage_node.ops.node_file import NodeFile
 from storage_node.ops.status import cluster_status
 
 COMMAND_TIMEOUT_S = 300.0
@@ -51,6 +53,17 @@ class Operator:
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.run(*arguments, "--json", code=code))
+
+    def make_nodes(self, count: int, *, first_port: int) -> None:
+        """Create nodes of one drive that use these ports and the next ones.
+
+        Nodes choose the first free ports by themselves. Those of another test's cluster, side by side with this one,
+        would get the port of a node that was killed before it has started again.
+        """
+        for at, node in enumerate(make_nodes(self.root, count, drives_per_node=1)):
+            client, peer = first_port + 2 * at, first_port + 2 * at + 1
+            ports = NodeFile(node.uuid, f"{ray_head.LOOPBACK}:{client}", peer=f"{ray_head.LOOPBACK}:{peer}")
+            node_file.write(node.folder, ports)
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         """By id, as `status` tells it."""

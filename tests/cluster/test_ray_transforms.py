@@ -54,7 +54,8 @@ def operator() -> Iterator[Operator]:
 @pytest.fixture(scope="module")
 def client(operator: Operator) -> Iterator[Client]:
     options = ("--etl-code", "--set", "etl_install=true", "--set", "etl_workers=2")
-    said = operator.json("up", "--nodes", "2", "--no-dashboard", *options)
+    operator.make_nodes(2, first_port=9700)
+    said = operator.json("up", "--host-per-node", "--no-dashboard", *options)
     with connect(said["url"], options=ClusterOptions(retry_s=UP_AGAIN_S)) as client:
         for bucket in ("from", "to"):
             client.create_bucket(bucket, copies=2)
