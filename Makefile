@@ -17,12 +17,9 @@ PACKAGE := setup.cfg setup.py pyproject.toml ais_loader/version.py storage_node/
 # What is broken is known after eight failures, and no run takes longer than its session's time and that of one test.
 # Python 3.11 can fail at showing a stack as code while other threads do the same (its compiler counts the depth of what
 # it reads for all of them together): `native` reads no code.
-FAILURES := --maxfail 8 --tb native
-# A failed quick test runs once more, and a slow one, which kills, freezes and cuts, twice; but few in a run, so that
-# what is broken fails. Each rerun is a defect to be found, and is counted and named at the end (tests/known_flaky.py).
-RERUN := $(FAILURES) --rerun-show-tracebacks
-QUICK_RERUN := $(RERUN) --reruns 1 --max-suite-reruns 3
-SLOW_RERUN := $(RERUN) --reruns 2 --max-suite-reruns 6
+# Failed tests, if they are few, run once more at the end, alone. Each that passes then is a defect to be found, and is
+# named (tests/known_flaky.py).
+FAILURES := --maxfail 8 --tb native --again 6
 # Processes that run tests side by side. A file stays in one, with its nodes, and each process has its files in the order
 # that one alone has: what forks comes before what leaves gRPC running.
 # Three keep two cores busy, as tests wait a lot; slow ones start processes of their own, and two are enough.
@@ -87,10 +84,10 @@ demo: setup
 	$(BIN)/python -m examples.speech.train
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) $(QUICK_RERUN) --session-timeout 1800 -m "not slow"
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) $(FAILURES) --session-timeout 1800 -m "not slow"
 
 test-slow: setup
-	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(SLOW_RERUN) --timeout 300 --session-timeout 3000 -m "slow and not exhaustive"
+	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(FAILURES) --timeout 300 --session-timeout 3000 -m "slow and not exhaustive"
 
 # Failures do not end the other seeds.
 test-seeds: setup
@@ -101,7 +98,7 @@ test-seeds: setup
 # The day draws the examples and the places of objects; the head of the run names its seed.
 test-exhaustive: export TESTS_SEED ?= $(shell date +%Y%m%d)
 test-exhaustive: setup
-	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(SLOW_RERUN) --timeout 3600 -m exhaustive
+	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(FAILURES) --timeout 3600 -m exhaustive
 
 $(EMULATORS)/.azurite-$(AZURITE):
 	@npm --version >/dev/null 2>&1 || { echo "npm is not installed, which Azurite needs; on Debian: apt-get install npm"; exit 1; }
@@ -127,7 +124,7 @@ test-remote: setup $(EMULATORS)/.azurite-$(AZURITE) $(EMULATORS)/.fake-gcs-$(FAK
 
 # One process: importing NeMo takes half a minute.
 $(FRONTS:%=test-front-%): test-front-%: .venv-%/.ais-loader-ready
-	AIS_LOADER_FRONT=$* .venv-$*/bin/python -m pytest $(SLOW_RERUN) --timeout 300 $(or $(ONLY),$(wildcard $(FRONT_TESTS_$*)))
+	AIS_LOADER_FRONT=$* .venv-$*/bin/python -m pytest $(FAILURES) --timeout 300 $(or $(ONLY),$(wildcard $(FRONT_TESTS_$*)))
 
 test-front: $(FRONTS:%=test-front-%)
 

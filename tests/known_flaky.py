@@ -1,14 +1,22 @@
-"""Tests that are known to fail by chance, and the count of those that were run again.
+"""Tests that are known to fail by chance, and the second try of those that failed.
 
-A failed quick test runs once more, and a slow one, which kills, freezes and cuts on machines that others keep busy,
-twice: the Makefile limits how many. Each rerun is a defect, of the test or of what it tests. The summary names all of
-them, and apart from the others those that this list does not have: find their causes, or record them here with what is
-known.
+Machines are shared, and many tests kill, freeze and cut. With `--again N`, at most N failed tests run once more at the
+end: alone, in a process of their own, with nothing beside them. The run passes if all of them do. Each is a defect
+nevertheless, of the test or of what it tests. All are named, and apart from the others those that this list does not
+have: find their causes, or record them here with what is known.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+
+import pytest
 from _pytest.terminal import TerminalReporter
+
+from tests.run_bounds import CHECKOUT_CHANGED, RUN_VARIABLE, watch_the_end
 
 KNOWN_FLAKY: dict[str, str] = {
     "tests/batch/test_damaged_replicas.py"
@@ -22,17 +30,82 @@ KNOWN_FLAKY: dict[str, str] = {
     ),
 }
 """Ids of tests without their parameters, with the reason or the suspicion."""
+SECOND_TRY_TIMEOUT_S = 1200.0
 
 
-def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    again = [report.nodeid.partition("[")[0] for report in terminalreporter.stats.get("rerun", [])]
-    for line in reruns_said(again) if again or terminalreporter.config.option.reruns else []:
-        terminalreporter.write_line(line, yellow=bool(again))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--again",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run failed tests once more at the end, alone, if they are at most N; the run passes if they do",
+    )
 
 
-def reruns_said(again: list[str]) -> list[str]:
-    """Say how many tests were run again, and which; those without an entry come last."""
-    known, unknown = ([name for name in again if (name in KNOWN_FLAKY) is listed] for listed in (True, False))
-    lines = [f"tests that failed once and were run again: {len(again)}, of which {len(unknown)} are not known as flaky"]
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after the summary, and after what was left behind has ended
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
+    yield
+    limit: int = session.config.getoption("again")
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if not limit or reporter is None or hasattr(session.config, "workerinput"):
+        return
+    failed = failed_tests(reporter)
+    if (
+        session.exitstatus != pytest.ExitCode.TESTS_FAILED
+        or not failed
+        or session.config.stash.get(CHECKOUT_CHANGED, False)
+    ):
+        return
+    if len(failed) > limit:
+        reporter.write_line(f"{len(failed)} tests failed, which are too many for a second try (--again {limit})")
+        return
+    reporter.write_line(f"second try, one after another with nothing beside them: {len(failed)} failed tests")
+    if passes(session.config, failed):
+        session.exitstatus = pytest.ExitCode.OK
+        for line in defects([name.partition("[")[0] for name in failed]):
+            reporter.write_line(line, yellow=True)
+
+
+def failed_tests(reporter: TerminalReporter) -> list[str]:
+    reports = [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]
+    return list(dict.fromkeys(report.nodeid for report in reports))
+
+
+def passes(config: pytest.Config, tests: list[str]) -> bool:
+    """Whether these tests pass in a process of their own, which inherits the terminal."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--tb",
+        "native",
+        f"--rootdir={config.rootpath}",
+    ]
+    if config.pluginmanager.hasplugin("timeout") and (timeout_s := config.getoption("timeout", None)):
+        command += ["--timeout", str(timeout_s)]
+    environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
+    sys.stdout.flush()
+    watch_the_end(config, SECOND_TRY_TIMEOUT_S)
+    try:
+        done = subprocess.run(
+            [*command, *(f"{config.rootpath}/{test}" for test in tests)],
+            cwd=config.invocation_params.dir,
+            env=environment,
+            timeout=SECOND_TRY_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        watch_the_end(config)
+    return done.returncode == 0
+
+
+def defects(tests: list[str]) -> list[str]:
+    """Name the tests that failed and passed alone; those without an entry come last."""
+    known, unknown = ([name for name in tests if (name in KNOWN_FLAKY) is listed] for listed in (True, False))
+    lines = [f"tests that failed, and passed alone: {len(tests)}, of which {len(unknown)} are not known as flaky"]
     lines += [f"  known: {name}: {KNOWN_FLAKY[name]}" for name in known]
     return lines + [f"  NOT KNOWN, record it in {__name__}: {name}" for name in unknown]

@@ -1,9 +1,8 @@
 """Bounds of a run: a test that stands still shows where, and nothing that tests started outlives them.
 
-A test that is not over in time is interrupted in its main thread, so that fixtures still stop what they started; each
-try of one that is tried again has its time, which pytest-timeout alone gives to all tries together. A test that does
-not come back to the interpreter is ended with its process a little later, and pytest-xdist goes on in another one. What
-the process that was ended had started is ended here.
+A test that is not over in time is interrupted in its main thread, so that fixtures still stop what they started. A test
+that does not come back to the interpreter is ended with its process a little later, and pytest-xdist goes on in another
+one. What the process that was ended had started is ended here.
 
 Processes are known by a variable that they inherit. Those that are left at the end, of whatever kind, are named and
 ended, and the run fails. So is a process of pytest that does not end after its last test, with its stacks shown.
@@ -35,7 +34,8 @@ import psutil
 import pytest
 import pytest_timeout
 
-_RUN = "PYTEST_RUN_OF_AIS_LOADER"
+RUN_VARIABLE = "PYTEST_RUN_OF_AIS_LOADER"
+"""Inherited by all that a run starts."""
 _WORKER = "PYTEST_XDIST_WORKER"
 _GRACE_S = 15.0
 """For what ends by itself when the process that has started it ends."""
@@ -45,12 +45,14 @@ _TEARDOWN_S = 120.0
 _SESSION_END_S = 300.0
 """From the last test to the end of its process."""
 
-_own_run = _RUN not in os.environ
-_run = os.environ.setdefault(_RUN, uuid.uuid4().hex)
+_own_run = RUN_VARIABLE not in os.environ
+_run = os.environ.setdefault(RUN_VARIABLE, uuid.uuid4().hex)
 _ROOT = Path(__file__).resolve().parents[1]
 _limit_s = pytest.StashKey[float]()
 _stderr = pytest.StashKey[int]()
 _status_before = pytest.StashKey["frozenset[str] | None"]()
+CHECKOUT_CHANGED = pytest.StashKey[bool]()
+"""Whether `git status` shows changes at the end of a run that it did not show at its start."""
 
 
 # -- of one test
@@ -142,16 +144,22 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)  # the processes of pytest-xdist have ended
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    faulthandler.dump_traceback_later(_SESSION_END_S, file=session.config.stash[_stderr], exit=True)
+    watch_the_end(session.config)
     _end_servers_of_multiprocessing()
     if not _own_run:
         return
     _end_what_is_left(session)
     before, after = session.config.stash[_status_before], git_status(_ROOT)
+    session.config.stash[CHECKOUT_CHANGED] = bool(before is not None and after is not None and after - before)
     if before is not None and after is not None and (new := sorted(after - before)):
         _fail(
             session, "`git status` shows new changes since the tests began; tests may write only into `tmp_path`:", new
         )
+
+
+def watch_the_end(config: pytest.Config, more_s: float = 0.0) -> None:
+    """Dump the stacks of this process, and end it, if it still runs after 300 s and this time."""
+    faulthandler.dump_traceback_later(_SESSION_END_S + more_s, file=config.stash[_stderr], exit=True)
 
 
 def _fail(session: pytest.Session, reason: str, lines: list[str]) -> None:
@@ -202,7 +210,7 @@ def _left(worker: str | None = None) -> list[psutil.Process]:
         environment = process.info["environ"] or {}
         if process.pid in mine or process.info["status"] == psutil.STATUS_ZOMBIE:
             continue
-        if environment.get(_RUN) != _run and process.pid not in children:
+        if environment.get(RUN_VARIABLE) != _run and process.pid not in children:
             continue
         if worker is None or environment.get(_WORKER) == worker:
             found.append(process)

@@ -20,10 +20,12 @@ import PIL.Image
 import pytest
 
 from ais_loader import connect
+from ais_loader.errors import OutcomeUnknown
 from ais_loader.extras import install_command
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.testing.waiting import eventually
 from ais_loader.ui import store_view
 from tests.packaging.packaging_kit import run_without
 from tests.ui.ui_kit import Served, served
@@ -228,6 +230,15 @@ def test_a_node_tells_how_many_batches_it_has_served(tmp_path: Path) -> None:
             assert lost.status == 503 and lost.json["kind"] == "node-unavailable"
 
 
+def both_nodes_take(bucket: Bucket, objects: list[tuple[str, bytes]]) -> bool:
+    """A node that has just heard of the others refuses what began before."""
+    try:
+        bucket.put_many(objects)
+    except OutcomeUnknown:
+        return False
+    return True
+
+
 @pytest.mark.slow
 def test_each_node_of_a_cluster_is_told_and_one_that_is_dead_says_why(tmp_path: Path) -> None:
     with ClusterProcesses(tmp_path, 3, buckets={"b": 2}) as cluster, connect(cluster.url) as client:
@@ -235,7 +246,7 @@ def test_each_node_of_a_cluster_is_told_and_one_that_is_dead_says_why(tmp_path: 
         cluster.map.bucket[0].min_copies = 2
         cluster.map.version += 1
         cluster.teach()
-        client.bucket("b").put_many([(f"en/{at}", b"12345") for at in range(20)])
+        eventually(lambda: both_nodes_take(client.bucket("b"), [(f"en/{at}", b"12345") for at in range(20)]))
         with connect(cluster.url, mode="r") as reader, served(reader) as page:
             assert page.ask("api/buckets").json == {"buckets": [{"name": "b", "copies": 2}]}
             folder = page.ask("api/folder", bucket="b").json
