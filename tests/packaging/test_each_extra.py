@@ -170,7 +170,7 @@ subprocess.run([BIN / "pytest", "-n", "1", "--timeout", "60", "test_it.py"], che
 """,
     "dev": """
 import subprocess
-import auditwheel.main, av, grpc_tools.protoc, pandas, pdoc, pyarrow, setuptools, twine, webdataset
+import auditwheel.main, av, grpc_tools.protoc, markdown2, moto, pandas, pyarrow, setuptools, twine, webdataset
 for tool in ("mypy", "ruff", "uv", "ais-loader"):
     subprocess.run([BIN / tool, "--version"], check=True)
 """,

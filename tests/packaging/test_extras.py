@@ -104,6 +104,12 @@ OF_PACKAGE = {
         "a member": f"NAME = 's.tar.zst'; {PUT}; bucket.get(NAME, member='m')",
         "a batch as an archive": f"{READ[:-1]}, archive='tar.zst').write_to(folder / 'packed')",
     },
+    "obstore": {
+        "a remote bucket": (
+            "import ais_loader; "
+            "ais_loader.connect(folder / 'of-remote').create_bucket('b', remote='http://127.0.0.1:1/').get('none')"
+        ),
+    },
     "fsspec": {"AISFileSystem": "from ais_loader.integrations.fsspec import AISFileSystem"},
     "lhotse": {"install": "from ais_loader.integrations.lhotse import install"},
     "webdataset": {
@@ -157,6 +163,7 @@ RAISED = {
     "a server's stage": "TransformRefused",
     "a member": "LibraryMissing",
     "a batch as an archive": "InvalidRequest",
+    "a remote bucket": "Unsupported",
 }
 
 
