@@ -22,7 +22,7 @@ from ais_loader.objects.head_many import head_many
 from ais_loader.objects.listing import Listing, pinned_table, table_of_names
 from ais_loader.objects.metadata import set_metadata
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
-from ais_loader.objects.pinned import opened, pinned_bytes, pinned_head, pinned_member, pinned_members
+from ais_loader.objects.pinned import opened, opened_member, pinned_bytes, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.objects.remote.inventory import (
@@ -42,7 +42,6 @@ from ais_loader.transport.base import (
     MAX_COPIES,
     BucketChange,
     BucketInfo,
-    OpenedObject,
     Transport,
     require_bucket,
     require_text,
@@ -484,12 +483,12 @@ class Bucket(BucketComposing, BucketTransforming):
     ) -> ObjectFile | IO[bytes]:
         """Open the current version of an object as a read-only, seekable binary file.
 
-        One request looks the object up and, if it has at most 128 KiB, gets all of it, so that opening and reading a
-        small object costs about as much as `get`. All later reads are of the version that was opened. Bytes of a remote
-        bucket that are not stored are not requested before they are read.
+        One request looks the object or member up and, if it has at most 128 KiB, gets all of it, so that opening and
+        reading a small one costs about as much as `get`. All later reads are of the version that was opened. Bytes of a
+        remote bucket that are not stored are not requested before they are read.
 
         Args:
-            member: Open this member of the archive `name` instead. For a small member, `get` needs fewer requests.
+            member: Open this member of the archive `name` instead.
             version: The version that the object must have.
             timeout_s: The longest time to wait for the next bytes from the store, in seconds.
             read_ahead_bytes: The most that is requested ahead of a sequential reader. It is held in memory.
@@ -505,11 +504,10 @@ class Bucket(BucketComposing, BucketTransforming):
         if etl is not None:
             entry = Entry(self.name, name, member, version=version, etl=etl, args=args)
             return spooled(self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify))
+        timeout_s = checked_timeout_s(timeout_s)
         if member is not None:
-            archive = pinned_head(self._transport, self.name, name, version)
-            found = OpenedObject(pinned_member(self._transport, archive, member))
+            found = opened_member(self._transport, self.name, name, member, version, timeout_s)
         else:
-            timeout_s = checked_timeout_s(timeout_s)
             found = opened(self._transport, self.name, name, version, timeout_s)
         return ObjectFile(
             self.client,

@@ -42,6 +42,19 @@ def opened(transport: Transport, bucket: str, name: str, version: str | None, ti
     return found
 
 
+def opened_member(
+    transport: Transport, bucket: str, name: str, member: str, version: str | None, timeout_s: float
+) -> OpenedObject:
+    """Return a member, to be read as a file, if its archive has this version (None: any). Raises as `pinned_head` and
+    `pinned_member`."""
+    found = transport.open_member(bucket, name, member, whole_up_to=WHOLE_BYTES, timeout_s=timeout_s)
+    if found is None:
+        return OpenedObject(pinned_member(transport, pinned_head(transport, bucket, name, version), member))
+    if version is not None and not has_version(found.info, version):
+        raise _replaced(bucket, name, version, found.info.version)
+    return found
+
+
 def pinned_bytes(client: Client, entry: Entry, *, verify: bool, timeout_s: float) -> bytes:
     """Return the bytes of an entry with a version. Raises the errors of a batch."""
     try:

@@ -267,6 +267,16 @@ class Transport(Protocol):
         Bytes that are not in the store are not fetched for it. Raises the errors of `head`, and SilenceTimeout.
         """
 
+    def open_member(
+        self, bucket: str, name: str, member: str, *, whole_up_to: int, timeout_s: float
+    ) -> OpenedObject | None:
+        """Look a member of an archive up like `open_object`. The description is that of the archive, with size and
+        checksum of the member.
+
+        Return None if it cannot be opened with one request: the calls that look up the archive and list its members
+        then tell why, or open it. Raises SilenceTimeout.
+        """
+
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | LoaderError]:
         """Look up at most 1,000 names with one request. Return, for each name in order, the object or the error."""
 

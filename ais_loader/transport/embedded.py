@@ -7,12 +7,14 @@ imported only when such a store is opened.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -310,11 +312,37 @@ class EmbeddedTransport:
             return OpenedObject(info)
 
         def content() -> Buffer:
-            if self._store is not store or self._pid != os.getpid():  # closed, or this is a forked child
-                return b""
-            return read_located(drive, entry, f"{bucket}/{name}")
+            return read_located(drive, entry, f"{bucket}/{name}") if self._is_here(store) else b""
 
         return OpenedObject(info, content)
+
+    def open_member(
+        self, bucket: str, name: str, member: str, *, whole_up_to: int, timeout_s: float
+    ) -> OpenedObject | None:
+        """A small member is read when its bytes are used, from the file of the version that was looked up."""
+        require_object(bucket, name)
+        store = self._store_here()
+        if self._remote_bucket(bucket) is not None:  # its copies may need validation
+            return None
+        try:
+            reader = open_member(store, bucket, name, member)
+        except errors.LoaderError:
+            return None
+        archive = stored_info(bucket, name, reader.record)
+        info = replace(archive, size_bytes=reader.length, checksum=reader.member.checksum)
+        if not 0 < info.size_bytes <= whole_up_to:
+            return OpenedObject(info)
+
+        def content() -> Buffer:
+            with contextlib.suppress(OSError, errors.LoaderError):  # another read then tells why
+                return b"".join(reader) if self._is_here(store) else b""
+            return b""
+
+        return OpenedObject(info, content)
+
+    def _is_here(self, store: Store) -> bool:
+        """Whether this is still the open store: it was not closed, and this is no forked child."""
+        return self._store is store and self._pid == os.getpid()
 
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
         require_bucket(bucket)

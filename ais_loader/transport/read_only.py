@@ -23,6 +23,7 @@ READS = frozenset(
         "get_transformed",
         "head",
         "head_names",
+        "open_member",
         "open_object",
         "summary",
         "objects",

@@ -242,6 +242,6 @@ class LocalBatch:
 
 
 def _is_sent(request: pb.BatchRequest, batch: StoreBatch) -> bool:
-    """Whether a request that describes its only entry gets the object as well."""
-    entry = batch.record(0)
-    return entry is not None and not batch.status[0] and 0 < entry.size_bytes <= request.whole_up_to
+    """Whether a request that describes its only entry gets its bytes as well."""
+    found = batch.record(0) is not None and not batch.status[0]
+    return found and 0 < batch.sizes[0] <= request.whole_up_to

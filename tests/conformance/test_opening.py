@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
 from ais_loader import Bucket
-from ais_loader.errors import BucketNotFound, InvalidRequest, ObjectNotFound
+from ais_loader.errors import ArchiveError, BucketNotFound, InvalidRequest, MemberNotFound, NotAnArchive, ObjectNotFound
 from ais_loader.objects.pinned import WHOLE_BYTES
 from ais_loader.objects.read_ahead import BLOCK_BYTES
 from ais_loader.testing import seeded_bytes
+from tests.tar_kit import packed_tar
 
 DATA = seeded_bytes(3_000_001, seed=11)
 SIZES = [0, 1, 10_240, WHOLE_BYTES - 1, WHOLE_BYTES, WHOLE_BYTES + 1, BLOCK_BYTES, BLOCK_BYTES + 1, len(DATA)]
@@ -120,5 +122,76 @@ def test_a_snapshot_is_opened_as_it_was(bucket: Bucket) -> None:
             assert (file.read(), small.read()) == (DATA, b"one")
         with pytest.raises(ObjectNotFound):
             then.open("later")
+    finally:
+        bucket.delete_snapshot("then")
+
+
+@pytest.mark.parametrize(("name", "mode"), [("s.tar", "w:"), ("s.tar.gz", "w:gz")])
+@pytest.mark.parametrize("verify", [True, False])
+def test_members_of_all_sizes_have_their_bytes_and_the_archive_s_properties(
+    bucket: Bucket, name: str, mode: str, verify: bool
+) -> None:
+    bucket.put(name, packed_tar({f"m{size}": DATA[:size] for size in SIZES}, mode), metadata={"language": "fr"})
+    archive, members = bucket.head(name), {member.name: member for member in bucket.members(name)}
+    for size in SIZES:
+        with bucket.open(name, member=f"m{size}", verify=verify) as file:
+            assert file.info == replace(archive, size_bytes=size, checksum=members[f"m{size}"].checksum)
+            assert (file.read(), file.read(), file.tell()) == (DATA[:size], b"", size)
+            file.seek(size // 2)
+            assert file.read(1_000) == DATA[size // 2 : size][:1_000]
+        with bucket.open(name, member=f"m{size}", version=archive.version, verify=verify) as file:
+            assert file.read() == DATA[:size]
+
+
+def test_a_member_that_cannot_be_opened_says_why(bucket: Bucket) -> None:
+    first = bucket.put("s.tar", packed_tar({"m": b"one", "folder/n": b"two"})).version
+    bucket.put("a.bin", b"no archive")
+    bucket.put("s.zip", b"no archive either")
+    for member in ("nobody", "", "folder", "folder/"):
+        with pytest.raises(MemberNotFound):
+            bucket.open("s.tar", member=member)
+    with pytest.raises(NotAnArchive):
+        bucket.open("a.bin", member="m")
+    with pytest.raises(ArchiveError):
+        bucket.open("s.zip", member="m")
+    with pytest.raises(ObjectNotFound, match="nothing"):
+        bucket.open("nothing.tar", member="m")
+    with pytest.raises(BucketNotFound):
+        bucket.client.bucket("nowhere").open("s.tar", member="m")
+    with pytest.raises(InvalidRequest, match="timeout_s"):
+        bucket.open("s.tar", member="m", timeout_s=0)
+    second = bucket.put("s.tar", packed_tar({"m": b"other"})).version
+    with pytest.raises(ObjectNotFound, match="version"):
+        bucket.open("s.tar", member="m", version=first)
+    with bucket.open("s.tar", member="m", version=second) as file:
+        assert file.read() == b"other"
+
+
+@pytest.mark.parametrize("size", [10_240, WHOLE_BYTES, WHOLE_BYTES + 1, len(DATA)])
+def test_a_member_whose_archive_is_overwritten_after_it_was_opened_is_never_mixed(bucket: Bucket, size: int) -> None:
+    bucket.put("s.tar", packed_tar({"m": DATA[:size]}))
+    with bucket.open("s.tar", member="m") as file:
+        bucket.put("s.tar", packed_tar({"m": DATA[::-1][:size]}))
+        try:
+            found = file.read()
+        except ObjectNotFound as gone:
+            assert "version" in str(gone)
+        else:
+            assert found == DATA[:size]
+            assert size <= WHOLE_BYTES  # all that can have come with the answer
+    with bucket.open("s.tar", member="m") as file:
+        assert file.read() == DATA[::-1][:size]
+
+
+def test_a_member_in_a_snapshot_is_opened_as_it_was(bucket: Bucket) -> None:
+    bucket.put("s.tar", packed_tar({"m": b"one", "large": DATA}))
+    bucket.snapshot("then")
+    try:
+        bucket.put("s.tar", packed_tar({"n": b"two"}))
+        then = bucket.client.bucket(bucket.name, snapshot="then")
+        with then.open("s.tar", member="m") as small, then.open("s.tar", member="large") as large:
+            assert (small.read(), large.read()) == (b"one", DATA)
+        with pytest.raises(MemberNotFound):
+            then.open("s.tar", member="n")
     finally:
         bucket.delete_snapshot("then")

@@ -13,6 +13,7 @@ from ais_loader.testing import eventually, seeded_bytes
 from storage_node.server import NodeServer
 from tests.node.node_kit import scrape, serving
 from tests.store.store_kit import flip_a_byte
+from tests.tar_kit import packed_tar
 
 DATA = seeded_bytes(700_000)
 
@@ -89,6 +90,34 @@ def test_a_damaged_object_is_opened_and_its_bytes_are_refused(
     (stored,) = (path for path in (tmp_path / "drive" / "objects").rglob("*") if path.is_file())
     flip_a_byte(stored, 5_000)
     with bucket.open("a") as file:
+        assert (file.info.version, file.info.size_bytes) == (version, size)
+        with pytest.raises(errors.CorruptObject):
+            file.read(10)
+        assert file.tell() == 0
+
+
+@pytest.mark.parametrize(("name", "mode"), [("s.tar", "w:"), ("s.tar.gz", "w:gz")])
+@pytest.mark.parametrize("size", [0, 1, 10_000, WHOLE_BYTES, WHOLE_BYTES + 1, len(DATA)])
+def test_opening_a_member_takes_one_request(node: NodeServer, bucket: Bucket, name: str, mode: str, size: int) -> None:
+    bucket.put(name, packed_tar({"other": b"other", "m": DATA[:size]}, mode))
+    small, before = 0 < size <= WHOLE_BYTES, asked(node)
+    with bucket.open(name, member="m") as file:
+        assert file.size() == size
+        require(node, before, batches=int(small), calls=int(not small))
+        assert file.read() == DATA[:size]
+    require(node, before, batches=int(size > 0), calls=int(not small))
+
+
+@pytest.mark.parametrize("size", [10_000, len(DATA)])
+def test_a_damaged_member_is_opened_and_its_bytes_are_refused(
+    node: NodeServer, bucket: Bucket, tmp_path: Path, size: int
+) -> None:
+    version = bucket.put("s.tar", packed_tar({"m": DATA[:size]})).version
+    with bucket.open("s.tar", member="m") as file:  # which makes the index
+        assert file.read() == DATA[:size]
+    (stored,) = (path for path in (tmp_path / "drive" / "objects").rglob("*") if path.is_file())
+    flip_a_byte(stored, 5_000)
+    with bucket.open("s.tar", member="m") as file:
         assert (file.info.version, file.info.size_bytes) == (version, size)
         with pytest.raises(errors.CorruptObject):
             file.read(10)

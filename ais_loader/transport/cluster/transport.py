@@ -234,6 +234,18 @@ class RemoteTransport(RemoteBucketCalls):
         opened = self._ask_best(members, request, NodeCalls.open_small, timeout_s)
         return OpenedObject(self._head(bucket, name)) if opened is None else opened
 
+    def open_member(
+        self, bucket: str, name: str, member: str, *, whole_up_to: int, timeout_s: float
+    ) -> OpenedObject | None:
+        require_object(bucket, name)
+        if not member:  # to a node, it is no member
+            return None
+        members = self._discovery.found or self._discovery.members(timeout_s)
+        request = batch_pb.BatchRequest(
+            bucket=(bucket,), name=(name,), member=(member,), ordered=True, whole_up_to=whole_up_to
+        )
+        return self._ask_best(members, request, NodeCalls.open_small, timeout_s)
+
     def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
         """Ask one of the holders that run transforms; always the same one while it is trusted, because it caches the
         result."""

@@ -157,7 +157,10 @@ class BatchTable:
     def end(self, entries: int, wait_us: int) -> pb.End:
         """Return the END of a batch of which the first `entries` entries have been read."""
         status, checksum = self.status[:entries], self.checksum[:entries]
-        described = self.records[0] if self.describes and not self.status[0] else None
+        described = None
+        if self.describes and not self.status[0] and (record := self.records[0]) is not None:
+            described = info_of("", "", record)
+            described.size_bytes, described.checksum = int(self.sizes[0]), int(self.checksum[0])  # of a member
         return pb.End(
             outcome=pb.End.COMPLETE if entries == self.n else pb.End.STOPPED,
             first_index=self.first_index,
@@ -166,5 +169,5 @@ class BatchTable:
             payload_bytes=int(self.sizes[:entries].sum()),
             digest=digest(status, checksum),
             wait_us=wait_us,
-            object=None if described is None else info_of("", "", described),
+            object=described,
         )

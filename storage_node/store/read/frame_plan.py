@@ -145,9 +145,7 @@ def check_columns(request: pb.BatchRequest, n: int) -> None:
         raise InvalidRequest("an entry refers to a bucket that the request does not name")
     if max(request.transform_index, default=0) > len(request.transform):
         raise InvalidRequest("an entry refers to a transform that the request does not name")
-    if request.HasField("whole_up_to") and (
-        n != 1 or request.start or request.member or request.transform or request.resume_offset
-    ):
-        raise InvalidRequest("whole_up_to: need a single entry, a whole object as it is stored")
+    if request.HasField("whole_up_to") and (n != 1 or request.start or request.transform or request.resume_offset):
+        raise InvalidRequest("whole_up_to: need a single entry, a whole object or member as it is stored")
     if bool(request.start) != bool(request.length):
         raise InvalidRequest("columns 'start' and 'length' come together")

@@ -180,6 +180,7 @@ class MemberReader(Iterator[bytes]):
         archive was replaced.
         """
         self.record = entry
+        self.member = part.member
         self._unreadable = unreadable
         self.length = part.size_bytes
         # A whole member in one chunk is verified by its own checksum, without reading whole blocks.
