@@ -124,6 +124,8 @@ class SharedStore:
         self._locks_to_write = "mode" not in self._options and not is_remote(url or "")
         """Whether this is an embedded store without an explicit mode."""
         self._reader: Client | None = None
+        self.changes = 0
+        """The number of writes that this process began and ended, and of calls of `forget`."""
         self._start()
         with suppress(errors.StoreNotFound):
             self.reader()  # a wrong URL is told at once
@@ -162,6 +164,7 @@ class SharedStore:
         finally:
             if pid == os.getpid():  # otherwise the parent began it
                 with self._lock:
+                    self.changes += 1
                     self._writes.discard(write)
                     self._last_write_s = time.monotonic()
                     if self._writer is not None and self._timer is None:
@@ -175,6 +178,7 @@ class SharedStore:
                 with self._lock:
                     client = self._writer_now()
                     self._writes.add(write)
+                    self.changes += 1
                     return client
             except errors.StoreLocked as error:
                 if wait_s <= 0:
@@ -219,6 +223,11 @@ class SharedStore:
                 self._wait(left_s)
             else:
                 self._close_writer()
+
+    def forget(self) -> None:
+        """Make those that keep what they have read request it again."""
+        with self._lock:
+            self.changes += 1
 
     def release(self) -> None:
         """Release the lock now, unless a write is in progress."""

@@ -20,13 +20,15 @@ from typing import Any, BinaryIO
 
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.extras import needs
-from ais_loader.objects.object_file import READ_AHEAD_BYTES
+from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile
 from ais_loader.objects.one_level import one_level
+from ais_loader.values.urls import is_remote
 
 from ..file_errors import as_files
 from ..object_writer import ObjectWriter
 from ..shared_store import named_url, shared_store
 from .buffered_file import BufferedFile
+from .files_ahead import FilesAhead
 from .listing import Row, file_row, folder_row, level_row
 from .naming import no_writing, split
 
@@ -57,9 +59,11 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     Without a mode, an embedded store is read alongside any writer. It is locked for writing from the first write until
     a second after the last one. A file that is open for writing counts as a write until it is closed. `release_lock`
     releases the lock immediately. A write that has waited for `lock_wait_s` raises PermissionError, which says which
-    process has the lock. The next write tries again. If there is no store, the first write creates it. This process
-    reads its own writes immediately. It sees what another process has replaced or deleted within one second, or
-    immediately after `invalidate_cache`.
+    process has the lock. The next write tries again. If there is no store, the first write creates it.
+
+    This process reads what it writes through `ais://` immediately. It sees what others have replaced or deleted within
+    one second, or immediately after `invalidate_cache`. If a thread opens small files of a node one after another in
+    the order of their names, the next ones are fetched together, and are kept for that second.
 
     Errors are those of files if there is an equivalent: FileNotFoundError, FileExistsError, IsADirectoryError,
     PermissionError. Otherwise, they are from `ais_loader.errors`.
@@ -82,6 +86,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         self._lock_wait_s = lock_wait_s
         self._url = named_url(store)
         self._store = shared_store(self._url, connect_options)
+        self._ahead = FilesAhead(self._store) if is_remote(self._url or "") else None
 
     @property
     def _client(self) -> Client:
@@ -101,6 +106,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     def invalidate_cache(self, path: str | None = None) -> None:
         """Make other processes' writes to an embedded store visible now. Otherwise, this takes a second."""
         super().invalidate_cache(path)
+        self._store.forget()
         with suppress(errors.StoreNotFound):
             self._client.refresh()
 
@@ -175,6 +181,8 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         bucket_name, name = split(path)
         if not bucket_name:
             return folder_row("")
+        if self._ahead is not None and (known := self._ahead.known(bucket_name, name)) is not None:
+            return file_row(known.info)
         with as_files(path):
             bucket = self._bucket(bucket_name)
             if not name:
@@ -207,7 +215,10 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
             read_ahead_bytes = READ_AHEAD_BYTES if block_size is None else 4 * block_size
             with as_files(path):
                 if (cache_type := kwargs.get("cache_type")) is None:
-                    return self._bucket(bucket).open(name, read_ahead_bytes=read_ahead_bytes)
+                    client = self._client
+                    if self._ahead is not None and (found := self._ahead.opened(client, bucket, name)) is not None:
+                        return ObjectFile(client, found.info, read_ahead_bytes=read_ahead_bytes, content=found.content)
+                    return client.bucket(bucket).open(name, read_ahead_bytes=read_ahead_bytes)
                 return BufferedFile(
                     self,
                     self._strip_protocol(path),

@@ -156,7 +156,7 @@ def counted() -> Iterator[NodeProcess]:
 def test_a_file_costs_one_request_and_another_if_pyarrow_asks_whether_it_is_one(counted: NodeProcess) -> None:
     AISFileSystem.clear_instance_cache()
     files = fsspec.filesystem("ais", store=counted.url)
-    names = [f"b/{at}" for at in range(20)]
+    names = [f"b/{at:02d}" for at in reversed(range(20))]  # in no order in which they are fetched together
     files.mkdir("b")
     files.pipe(dict.fromkeys(names, SMALL))
     through = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(files))
