@@ -258,12 +258,14 @@ class FrameReader:
 
     def _read_patiently(self, span: FrameSpan) -> Frame:
         """Read entry by entry: duplicates once, failures set the status, vanished files are looked up again."""
-        table, entries = self._table, self._patient(span)
+        table = self._table
+        planned = table.sizes[span.first : span.stop].tolist()  # before located entries are looked up anew
+        entries = self._patient(span)
         parts: list[bytes] = []
         grown_bytes = 0
         seen: dict[tuple[int, bytes, int, int], int] = {}
         for position in range(span.first, span.stop):
-            part, planned_bytes = b"", int(table.sizes[position])
+            part, planned_bytes = b"", planned[position - span.first]
             if not table.status[position]:
                 first = seen.get(self._source(position))
                 if first is not None:
