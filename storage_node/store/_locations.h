@@ -2,8 +2,9 @@
  *
  * A StoredFile is a file that holds objects. A segment, once it has been read often enough without waiting
  * for a drive, is mapped; see _mapped_read.h. Locations is a hash table from catalog keys to StoredFile,
- * offset, size and checksum. It takes about 100 bytes an object, never refers to a Python object per object
- * of a segment, and forgets everything when it is full. The contracts are in drive/locations.py.
+ * offset, size and checksum. It takes 40 to 45 bytes an object besides its key, never refers to a Python object
+ * per object of a segment, and forgets everything when it is full. Prefetching hides most of what a large table
+ * costs; see wave_announce. The contracts are in drive/locations.py.
  *
  * Every function here runs with the GIL. Include after Python.h and _batch_read.h.
  */
@@ -167,25 +168,28 @@ static PyTypeObject StoredFileType = {
 /* ---- Locations -----------------------------------------------------------------------------------*/
 
 enum { FIRST_INDEX = 1 << 10, FILE_BYTES = 192 }; /* FILE_BYTES: a StoredFile of its own, with its path */
+enum { TAG_BITS = 4, ROW_BITS = 32 - TAG_BITS, ROW_MASK = (1 << ROW_BITS) - 1 };
+enum { MAX_KEY_BYTES = UINT16_MAX };
+enum { HUGE_BYTES = 4 << 20 }; /* arrays from this size on are in huge pages, where the system has them */
 
-struct location {
-    uint64_t hash;
+struct location { /* half a cache line */
     StoredFile *file; /* NULL: removed */
     int64_t offset;
-    uint32_t size, checksum, key_at, key_bytes;
+    uint32_t size, checksum, key_at, hash;
 };
 
 typedef struct {
     PyObject_HEAD
     PyObject *segments; /* path to StoredFile */
     struct location *rows;
-    char *keys;        /* end to end */
-    uint32_t *index;   /* row + 1, or 0; a power of two, at most half full */
-    size_t row_count, row_room, key_count, key_room, index_room, file_bytes, limit_bytes;
+    char *keys;        /* end to end, each behind its size in two bytes */
+    uint32_t *index;   /* row + 1 below a tag of its hash, or 0; a power of two, at most three quarters full */
+    size_t row_count, row_room, key_count, key_room, index_room, file_bytes, limit_bytes, counted_bytes;
     int dirfd;
 } Locations;
 
 static PyTypeObject LocationsType;
+static size_t all_bytes, table_count; /* of all tables; `counted_bytes` is a table's part */
 static uint64_t hash_seed; /* names come from outside: nobody may choose those that collide */
 
 static int location_is_valid(const struct location *row) { return row->file && !row->file->is_dropped; }
@@ -197,7 +201,7 @@ static uint64_t mixed(uint64_t one, uint64_t other)
 }
 
 /* Of head and tail as if they were one string: the head is the same for all names of a bucket. */
-static uint64_t key_hash(const char *head, size_t head_bytes, const char *tail, size_t tail_bytes)
+static uint32_t key_hash(const char *head, size_t head_bytes, const char *tail, size_t tail_bytes)
 {
     const struct part {
         const char *data;
@@ -229,24 +233,66 @@ static uint64_t key_hash(const char *head, size_t head_bytes, const char *tail, 
     }
     uint64_t rest = 0;
     memcpy(&rest, word, filled);
-    return mixed(hash ^ rest, 0xE7037ED1A0B428DBu);
+    return (uint32_t)(mixed(hash ^ rest, 0xE7037ED1A0B428DBu) >> 32);
 }
 
-/* Where the row of a key is named in the index, or would be. */
-static uint32_t *location_slot(const Locations *self, uint64_t hash, const char *head, size_t head_bytes,
+static uint32_t index_tag(uint32_t hash) { return hash & ~(uint32_t)ROW_MASK; }
+
+static uint32_t *index_first(const Locations *self, uint32_t hash) { return &self->index[hash & (self->index_room - 1)]; }
+
+static const char *location_key(const Locations *self, const struct location *row, size_t *bytes)
+{
+    uint16_t size;
+    memcpy(&size, self->keys + row->key_at, sizeof size);
+    *bytes = size;
+    return self->keys + row->key_at + sizeof size;
+}
+
+/* Where the row of a key is named in the index, or would be. A row is looked at only if the tag fits. */
+static uint32_t *location_slot(const Locations *self, uint32_t hash, const char *head, size_t head_bytes,
                                const char *tail, size_t tail_bytes)
 {
     const size_t mask = self->index_room - 1;
-    for (size_t at = (size_t)hash & mask;; at = (at + 1) & mask) {
+    for (size_t at = hash & mask;; at = (at + 1) & mask) {
         uint32_t *const slot = &self->index[at];
         if (!*slot)
             return slot;
-        const struct location *row = &self->rows[*slot - 1];
-        const char *key = self->keys + row->key_at;
-        if (row->hash == hash && row->key_bytes == head_bytes + tail_bytes && !memcmp(key, head, head_bytes)
+        if ((*slot ^ hash) & ~(uint32_t)ROW_MASK)
+            continue;
+        const struct location *row = &self->rows[(*slot & ROW_MASK) - 1];
+        if (row->hash != hash)
+            continue;
+        size_t bytes;
+        const char *const key = location_key(self, row, &bytes);
+        if (bytes == head_bytes + tail_bytes && !memcmp(key, head, head_bytes)
             && !memcmp(key + head_bytes, tail, tail_bytes))
             return slot;
     }
+}
+
+/* Row of a slot, or NULL for one that is empty. */
+static struct location *slot_row(const Locations *self, uint32_t slot)
+{
+    return slot ? &self->rows[(slot & ROW_MASK) - 1] : NULL;
+}
+
+/* An array in pages of its own, which grows without being copied. Returns NULL if there is no memory; the array
+ * is then as it was. */
+static void *array_grow(void *array, size_t bytes, size_t new_bytes)
+{
+    void *const grown = array ? mremap(array, bytes, new_bytes, MREMAP_MAYMOVE)
+                              : mmap(NULL, new_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (grown == MAP_FAILED)
+        return NULL;
+    if (new_bytes >= HUGE_BYTES)
+        madvise(grown, new_bytes, MADV_HUGEPAGE);
+    return grown;
+}
+
+static void array_free(void *array, size_t bytes)
+{
+    if (array)
+        munmap(array, bytes);
 }
 
 static void hash_choose(void)
@@ -260,60 +306,72 @@ static void hash_choose(void)
 static void locations_forget(Locations *self)
 {
     struct location *const rows = self->rows;
-    const size_t count = self->row_count;
+    const size_t count = self->row_count, room = self->row_room;
     PyObject *const segments = self->segments;
-    PyMem_Free(self->keys);
-    PyMem_Free(self->index);
+    array_free(self->keys, self->key_room);
+    array_free(self->index, self->index_room * sizeof *self->index);
     self->rows = NULL, self->keys = NULL, self->index = NULL, self->segments = NULL;
     self->row_count = self->row_room = self->key_count = self->key_room = self->index_room = self->file_bytes = 0;
+    all_bytes -= self->counted_bytes;
+    self->counted_bytes = 0;
     for (size_t i = 0; i < count; i++)
         Py_XDECREF(rows[i].file);
-    PyMem_Free(rows);
+    array_free(rows, room * sizeof *rows);
     Py_XDECREF(segments);
 }
 
+/* What is in use: pages that nothing has been written to take no memory. */
 static size_t locations_size(const Locations *self)
 {
-    return self->row_room * sizeof *self->rows + self->key_room + self->index_room * sizeof *self->index
+    return self->row_count * sizeof *self->rows + self->key_count + self->index_room * sizeof *self->index
         + self->file_bytes;
+}
+
+static int index_grow(Locations *self)
+{
+    const size_t room = self->index_room ? 2 * self->index_room : FIRST_INDEX;
+    uint32_t *const index = array_grow(NULL, 0, room * sizeof *index);
+    if (!index)
+        return -1;
+    for (size_t row = 0; row < self->row_count; row++) {
+        const uint32_t hash = self->rows[row].hash;
+        size_t at = hash & (room - 1);
+        while (index[at])
+            at = (at + 1) & (room - 1);
+        index[at] = ((uint32_t)row + 1) | index_tag(hash);
+    }
+    array_free(self->index, self->index_room * sizeof *index);
+    self->index = index, self->index_room = room;
+    return 0;
 }
 
 /* Room for one more row, whose key has this size. Forgets everything when that would exceed the limit. */
 static int locations_make_room(Locations *self, size_t key_bytes)
 {
-    if (locations_size(self) > self->limit_bytes || self->key_count + key_bytes > UINT32_MAX
-        || self->row_count >= UINT32_MAX / 4)
+    const size_t kept = key_bytes + sizeof(uint16_t), size = locations_size(self);
+    all_bytes += size - self->counted_bytes;
+    self->counted_bytes = size;
+    if ((all_bytes > self->limit_bytes && size > self->limit_bytes / table_count) || self->key_count + kept > UINT32_MAX
+        || self->row_count >= ROW_MASK - 1)
         locations_forget(self);
     if (!self->segments && !(self->segments = PyDict_New()))
         return -1;
     if (self->row_count == self->row_room) {
-        const size_t room = self->row_room ? 2 * self->row_room : FIRST_INDEX / 2;
-        struct location *rows = PyMem_Realloc(self->rows, room * sizeof *rows);
+        const size_t room = self->row_room ? 2 * self->row_room : FIRST_INDEX / 2, one = sizeof *self->rows;
+        struct location *const rows = array_grow(self->rows, self->row_room * one, room * one);
         if (!rows)
             goto no_memory;
         self->rows = rows, self->row_room = room;
     }
-    if (self->key_count + key_bytes > self->key_room) {
-        const size_t room = 2 * self->key_room + key_bytes + 4096;
-        char *keys = PyMem_Realloc(self->keys, room);
+    if (self->key_count + kept > self->key_room) {
+        const size_t room = 2 * self->key_room + (kept + 4095) / 4096 * 4096;
+        char *const keys = array_grow(self->keys, self->key_room, room);
         if (!keys)
             goto no_memory;
         self->keys = keys, self->key_room = room;
     }
-    if (2 * (self->row_count + 1) > self->index_room) {
-        const size_t room = self->index_room ? 2 * self->index_room : FIRST_INDEX;
-        uint32_t *index = PyMem_Calloc(room, sizeof *index);
-        if (!index)
-            goto no_memory;
-        for (size_t row = 0; row < self->row_count; row++) {
-            size_t at = (size_t)self->rows[row].hash & (room - 1);
-            while (index[at])
-                at = (at + 1) & (room - 1);
-            index[at] = (uint32_t)row + 1;
-        }
-        PyMem_Free(self->index);
-        self->index = index, self->index_room = room;
-    }
+    if (4 * (self->row_count + 1) > 3 * self->index_room && index_grow(self) < 0)
+        goto no_memory;
     return 0;
 no_memory:
     PyErr_NoMemory();
@@ -343,31 +401,35 @@ static StoredFile *file_of_entry(Locations *self, PyObject *path, int64_t offset
     return file;
 }
 
+/* Keys that are longer than any name are not kept. */
 static int add_entry(Locations *self, PyObject *key, PyObject *path, int64_t offset, int64_t size, uint32_t checksum)
 {
     const char *const text = PyBytes_AS_STRING(key);
     const size_t bytes = (size_t)PyBytes_GET_SIZE(key);
+    if (bytes > MAX_KEY_BYTES)
+        return 0;
     if (locations_make_room(self, bytes) < 0)
         return -1;
-    const uint64_t hash = key_hash(text, bytes, "", 0);
+    const uint32_t hash = key_hash(text, bytes, "", 0);
     StoredFile *const file = file_of_entry(self, path, offset);
     if (!file)
         return -1;
     uint32_t *const slot = location_slot(self, hash, text, bytes, "", 0);
-    struct location *row;
-    if (*slot) {
-        row = &self->rows[*slot - 1];
-        Py_XDECREF(row->file);
-    } else {
+    struct location *row = slot_row(self, *slot);
+    StoredFile *const replaced = row ? row->file : NULL;
+    if (!row) {
+        const uint16_t kept = (uint16_t)bytes;
         row = &self->rows[self->row_count];
-        *slot = (uint32_t)++self->row_count;
+        *slot = (uint32_t)++self->row_count | index_tag(hash);
         row->hash = hash;
-        row->key_at = (uint32_t)self->key_count, row->key_bytes = (uint32_t)bytes;
-        memcpy(self->keys + self->key_count, text, bytes);
-        self->key_count += bytes;
+        row->key_at = (uint32_t)self->key_count;
+        memcpy(self->keys + self->key_count, &kept, sizeof kept);
+        memcpy(self->keys + self->key_count + sizeof kept, text, bytes);
+        self->key_count += sizeof kept + bytes;
     }
     row->file = file;
     row->offset = offset, row->size = (uint32_t)size, row->checksum = checksum;
+    Py_XDECREF(replaced);
     return 0;
 }
 
@@ -410,9 +472,10 @@ static PyObject *locations_remove(PyObject *self, PyObject *keys)
         } else if (table->index_room) {
             const char *const text = PyBytes_AS_STRING(key);
             const size_t bytes = (size_t)PyBytes_GET_SIZE(key);
-            const uint32_t slot = *location_slot(table, key_hash(text, bytes, "", 0), text, bytes, "", 0);
-            if (slot)
-                Py_CLEAR(table->rows[slot - 1].file);
+            struct location *const row = slot_row(table, *location_slot(table, key_hash(text, bytes, "", 0), text, bytes,
+                                                                       "", 0));
+            if (row)
+                Py_CLEAR(row->file);
         }
         Py_DECREF(key);
         if (PyErr_Occurred())
@@ -455,6 +518,61 @@ static int location_column(PyObject *source, Py_buffer *view, const char *name, 
     return -1;
 }
 
+enum { WAVE = 64 }; /* names that are looked up together */
+
+/* A name that is looked up; it is held, so that its text stays. */
+struct wanted {
+    PyObject *name;
+    const char *text; /* NULL: no object has such a name, and whoever looks it up says so */
+    size_t bytes;
+    uint32_t hash;
+};
+
+static int wave_open(struct wanted *wave, PyObject *names, Py_ssize_t first, Py_ssize_t count, const char *head,
+                     size_t head_bytes)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t bytes = 0;
+        if (first + i >= PyList_GET_SIZE(names)) {
+            while (i)
+                Py_DECREF(wave[--i].name);
+            PyErr_SetString(PyExc_RuntimeError, "the list of names has changed");
+            return -1;
+        }
+        wave[i].name = Py_NewRef(PyList_GET_ITEM(names, first + i));
+        wave[i].text = PyUnicode_Check(wave[i].name) ? PyUnicode_AsUTF8AndSize(wave[i].name, &bytes) : NULL;
+        wave[i].bytes = (size_t)bytes;
+        if (wave[i].text)
+            wave[i].hash = key_hash(head, head_bytes, wave[i].text, wave[i].bytes);
+        else
+            PyErr_Clear();
+    }
+    return 0;
+}
+
+/* In a large table every step of a look-up waits for memory: the index, the row, the key and the file. Each step is
+ * announced for all names of a wave before the first one takes it, so that they wait together. */
+static void wave_announce(const struct wanted *wave, Py_ssize_t count, const Locations *table)
+{
+    if (!table->index_room)
+        return;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (wave[i].text)
+            __builtin_prefetch(index_first(table, wave[i].hash));
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (wave[i].text && *index_first(table, wave[i].hash))
+            __builtin_prefetch(slot_row(table, *index_first(table, wave[i].hash)));
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const struct location *const row = wave[i].text ? slot_row(table, *index_first(table, wave[i].hash)) : NULL;
+        if (row && row->hash == wave[i].hash) {
+            const char *const key = table->keys + row->key_at;
+            __builtin_prefetch(key);
+            __builtin_prefetch(key + sizeof(uint16_t) + 63);
+            __builtin_prefetch(row->file);
+        }
+    }
+}
+
 static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { COLUMN_COUNT = 4 };
@@ -463,6 +581,7 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
         Py_ssize_t item;
     } kinds[COLUMN_COUNT] = {{"dirfds", "i", 4}, {"offsets", "lq", 8}, {"sizes", "lq", 8}, {"checksums", "I", 4}};
     Py_buffer views[COLUMN_COUNT];
+    struct wanted wave[WAVE];
     int opened = 0;
     PyObject *files = NULL;
     (void)module;
@@ -473,8 +592,8 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
     PyObject *const tables = args[0];
     const char *const head = PyBytes_AS_STRING(args[1]);
     const size_t head_bytes = (size_t)PyBytes_GET_SIZE(args[1]);
-    const Py_ssize_t count = PyList_GET_SIZE(args[2]), table_count = PyTuple_GET_SIZE(tables);
-    for (Py_ssize_t t = 0; t < table_count; t++)
+    const Py_ssize_t count = PyList_GET_SIZE(args[2]), searched = PyTuple_GET_SIZE(tables);
+    for (Py_ssize_t t = 0; t < searched; t++)
         if (Py_TYPE(PyTuple_GET_ITEM(tables, t)) != &LocationsType)
             return PyErr_Format(PyExc_TypeError, "tables must be Locations");
     while (opened < COLUMN_COUNT) {
@@ -484,31 +603,36 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
         opened++;
     }
     files = PyList_New(count);
-    for (Py_ssize_t i = 0; files && i < count; i++) {
-        PyObject *const name = PyList_GET_ITEM(args[2], i);
-        Py_ssize_t bytes = 0;
-        const char *const text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &bytes) : NULL;
-        const struct location *found = NULL;
-        PyErr_Clear(); /* no object has such a name, and whoever looks it up says so */
-        const uint64_t hash = text ? key_hash(head, head_bytes, text, (size_t)bytes) : 0;
-        for (Py_ssize_t t = 0; text && t < table_count && !found; t++) {
-            const Locations *const table = (Locations *)PyTuple_GET_ITEM(tables, t);
-            if (!table->index_room)
-                continue;
-            const uint32_t slot = *location_slot(table, hash, head, head_bytes, text, (size_t)bytes);
-            if (slot && location_is_valid(&table->rows[slot - 1])) {
-                found = &table->rows[slot - 1];
-                ((int32_t *)views[0].buf)[i] = table->dirfd;
-            }
-        }
-        if (!found) {
-            Py_SETREF(files, Py_NewRef(Py_None));
+    for (Py_ssize_t first = 0; files && first < count; first += WAVE) {
+        const Py_ssize_t size = count - first < WAVE ? count - first : WAVE;
+        if (wave_open(wave, args[2], first, size, head, head_bytes) < 0) {
+            Py_CLEAR(files);
             break;
         }
-        ((int64_t *)views[1].buf)[i] = found->offset;
-        ((int64_t *)views[2].buf)[i] = found->size;
-        ((uint32_t *)views[3].buf)[i] = found->checksum;
-        PyList_SET_ITEM(files, i, Py_NewRef((PyObject *)found->file));
+        for (Py_ssize_t t = 0; t < searched; t++)
+            wave_announce(wave, size, (Locations *)PyTuple_GET_ITEM(tables, t));
+        for (Py_ssize_t i = first; i < first + size; i++) {
+            const struct wanted *const one = &wave[i - first];
+            const struct location *found = NULL;
+            for (Py_ssize_t t = 0; one->text && t < searched && !found; t++) {
+                const Locations *const table = (Locations *)PyTuple_GET_ITEM(tables, t);
+                if (!table->index_room)
+                    continue;
+                found = slot_row(table, *location_slot(table, one->hash, head, head_bytes, one->text, one->bytes));
+                if (found && location_is_valid(found))
+                    ((int32_t *)views[0].buf)[i] = table->dirfd;
+                else
+                    found = NULL;
+            }
+            if (found) {
+                ((int64_t *)views[1].buf)[i] = found->offset;
+                ((int64_t *)views[2].buf)[i] = found->size;
+                ((uint32_t *)views[3].buf)[i] = found->checksum;
+            }
+            PyList_SET_ITEM(files, i, Py_NewRef(found ? (PyObject *)found->file : Py_None));
+        }
+        for (Py_ssize_t i = 0; i < size; i++)
+            Py_DECREF(wave[i].name);
     }
 done:
     while (opened)
@@ -526,6 +650,7 @@ static PyObject *locations_new(PyTypeObject *type, PyObject *args, PyObject *nam
     Locations *const self = (Locations *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
+    table_count++;
     self->dirfd = dirfd;
     self->limit_bytes = limit_bytes < 0 ? 0 : (size_t)limit_bytes;
     return (PyObject *)self;
@@ -534,6 +659,7 @@ static PyObject *locations_new(PyTypeObject *type, PyObject *args, PyObject *nam
 static void locations_dealloc(PyObject *self)
 {
     locations_forget((Locations *)self);
+    table_count--;
     Py_TYPE(self)->tp_free(self);
 }
 

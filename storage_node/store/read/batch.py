@@ -43,7 +43,7 @@ class StoreBatch:
         self._request = request
         if lookup is None:
             lookup = BatchLookup(store, request)
-            if not lookup.locate():
+            if not lookup.locate(waits=True):
                 lookup.run()
         self._lookup = lookup
         self._spooled: list[Closable] = []
@@ -61,7 +61,7 @@ class StoreBatch:
         Raises InvalidRequest if the request's columns do not fit together.
         """
         lookup = BatchLookup(store, request)
-        return cls(store, request, lookup) if lookup.locate() else None
+        return cls(store, request, lookup) if lookup.locate(waits=False) else None
 
     @property
     def n(self) -> int:

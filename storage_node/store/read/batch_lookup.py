@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ais_loader.wire.object_info import has_version
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.locations import find
+from storage_node.store.drive.locations import StoredFile, find
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import CatalogEntry, object_key
 from storage_node.store.pool.drive_set import DrivePlacement
@@ -90,9 +90,10 @@ class BatchLookup:
                 if position not in located:
                     self._narrow(position)
 
-    def locate(self) -> bool:
+    def locate(self, *, waits: bool) -> bool:
         """Find all entries in what is known of locations. Returns False if that is not enough, and for requests for
-        anything but whole objects of one bucket as they are now."""
+        anything but whole objects of one bucket as they are now. With `waits`, locations that are not known are read
+        from the catalogs."""
         request, table, drive_set = self._request, self._table, self._store.drive_set
         if not table.n or len(request.bucket) != 1 or request.start or request.member or request.version:
             return False
@@ -107,20 +108,32 @@ class BatchLookup:
             return False  # the look-up of the entries says so for each
         if bucket.cut is not None:
             return False
-        found = find(
-            tables,
-            object_key(bucket.uuid_bytes, ""),
-            table.names,
-            table.folders,
-            table.start,
-            table.sizes,
-            table.checksum,
-        )
-        if found is None:
+        columns = table.folders, table.start, table.sizes, table.checksum
+        prefix = object_key(bucket.uuid_bytes, "")
+        found = find(tables, prefix, table.names, *columns)
+        if None in found and waits and self._learn(placement, bucket.uuid_bytes, found):
+            found = find(tables, prefix, table.names, *columns)
+        if None in found:
             self._clear(0)
             return False
-        table.files, table.drives = found, drives
+        table.files, table.drives = cast("list[StoredFile]", found), drives
         return True
+
+    def _learn(self, placement: DrivePlacement, bucket_uuid: bytes, found: Sequence[StoredFile | None]) -> bool:
+        """Look up the objects whose locations are not known. Returns whether all of them exist."""
+        unknown: dict[int, list[str]] = {}
+        for name, file in zip(self._table.names, found, strict=True):
+            if file is None:
+                try:
+                    unknown.setdefault(placement.owner(bucket_uuid, name), []).append(name)
+                except UnicodeEncodeError:
+                    return False
+        try:
+            return all(
+                None not in self._store.drive_set.at(slot).lookup(bucket_uuid, names) for slot, names in unknown.items()
+            )
+        except (LoaderError, UnicodeEncodeError):
+            return False  # the look-up of the entries says so for each
 
     def complete(self, first: int = 0) -> None:
         """Look up entries from `first` on in the catalogs if only their locations are known. The entries before it

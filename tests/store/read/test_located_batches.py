@@ -54,6 +54,23 @@ def test_objects_of_segments_and_of_their_own_files(tmp_path: Path) -> None:
             assert batch(store, ["o1", "large", "o2"]) == due("o1", "large", "o2", large=large)
 
 
+def test_what_is_not_known_is_learned_from_the_catalog(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store:
+        put_group(store, GROUP)
+        put(store, "large", b"l" * (5 << 20))
+    with store_at(tmp_path) as store:
+        request = pb.BatchRequest(bucket=[BUCKET], name=["o1", "o2"])
+        assert StoreBatch.of_known(store, request) is None
+        assert batch(store, ["o1"]) == due("o1")
+        assert StoreBatch.of_known(store, request) is None
+        assert batch(store, ["o1", "o2"]) == due("o1", "o2")
+        assert StoreBatch.of_known(store, request) is not None
+        assert is_located(store, ["o1", "o3"])
+        assert not is_located(store, ["o1", "missing"])
+        assert not is_located(store, ["o1", "large"])
+        assert batch(store, ["o1", "missing", "o4"]) == [*due("o1"), (pb.NOT_FOUND, b""), *due("o4")]
+
+
 def test_overwritten_and_deleted_objects(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put_group(store, GROUP)
@@ -113,7 +130,6 @@ def test_damage_is_an_error_of_its_entry(tmp_path: Path, encoded: bool) -> None:
 def test_a_segment_that_is_gone_is_looked_up_again(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put_group(store, GROUP)
-        assert batch(store, NAMES) == due(*NAMES)
         assert is_located(store, NAMES)
         segment(store, "o1").unlink()
         assert {status for status, _ in batch(store, NAMES)} == {pb.CORRUPT}
