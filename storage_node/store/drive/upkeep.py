@@ -84,6 +84,12 @@ class Upkeep:
                 self._thread = threading.Thread(target=self._run, name="ais-loader-upkeep", daemon=True)
                 self._thread.start()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to be reaped or compacted, or was when each drive was looked at last."""
+        with self._lock:
+            return self._thread is None
+
     def stop(self) -> None:
         """Stop the thread, and wait for it. Nothing is looked after any more."""
         if self._pid != os.getpid():

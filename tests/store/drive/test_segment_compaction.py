@@ -499,9 +499,9 @@ def test_the_thread_ends_when_there_is_nothing_left_and_with_the_store(tmp_path:
     with store_at(tmp_path) as store:
         drive_of(store)._garbage._grace_s = 0.01
         put(store, "a", b"1")
-        assert store.upkeep._thread is None
+        assert store.upkeep.is_idle
         put(store, "a", b"2")
-        eventually(lambda: store.upkeep._thread is None, timeout_s=60)
+        eventually(lambda: store.upkeep.is_idle, timeout_s=60)
         drive_of(store)._garbage._grace_s = 3600.0
         put(store, "a", b"3")
         thread = store.upkeep._thread
