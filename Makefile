@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ais-loader-ready
 # What an editable installation copies or compiles. ais_loader/version.py has the version.
 PACKAGE := setup.cfg setup.py pyproject.toml ais_loader/version.py storage_node/store/_native.c \
-	storage_node/store/_batch_read.h storage_node/store/_counted_write.h ais_loader/wire/_crc32c.c ais_loader/wire/_crc32c.h
+	$(wildcard storage_node/store/_*.h) ais_loader/wire/_crc32c.c ais_loader/wire/_crc32c.h
 # What is broken is known after eight failures, and no run takes longer than its session's time and that of one test.
 # Python 3.11 can fail at showing a stack as code while other threads do the same (its compiler counts the depth of what
 # it reads for all of them together): `native` reads no code.
