@@ -14,7 +14,7 @@ from storage_node.store.store import Store
 
 BUCKET = "b"
 OBJECT_BYTES = 500
-_STORED = 1 << 15
+STORED = 1 << 15
 """Objects that are really put: those of about a hundred segments."""
 _BATCH = 10_000
 
@@ -25,7 +25,7 @@ def name_of(number: int) -> str:
 
 def content_of(number: int, objects: int) -> bytes:
     """Return the bytes of an object."""
-    return seeded_bytes(OBJECT_BYTES, seed=number % min(objects, _STORED))
+    return seeded_bytes(OBJECT_BYTES, seed=number % min(objects, STORED))
 
 
 def make_store(folder: Path, objects: int) -> None:
@@ -36,7 +36,7 @@ def make_store(folder: Path, objects: int) -> None:
     most of the time and of the drive, are not written again. The store is closed as any other.
     """
     order = np.random.default_rng(objects).permutation(objects)
-    stored = min(objects, _STORED)
+    stored = min(objects, STORED)
     with ais_loader.connect(folder) as client:
         put = [int(number) for number in order if number < stored]
         client.create_bucket(BUCKET).put_many((name_of(number), content_of(number, objects)) for number in put)
