@@ -22,7 +22,8 @@ READ = 1_000_000
 """Objects that are read, of all parts of the catalog."""
 DRIVE_BYTES, MEMORY_BYTES = 4 << 30, 4 << 30
 """Space that the store takes at most while it is made, and memory that the test takes."""
-OPENED_S = 10.0
+OPENED_S = 5.0
+"""Of processor time: others may have most of the machine."""
 LOCATED_BYTES = 90
 """Maximum memory for each object that was read: its location, its key, and room for growth."""
 OTHER_BYTES = 128 << 20
@@ -54,13 +55,13 @@ def read_all(numbers):
 
 
 before = resident_bytes()
-began_s = time.monotonic()
+began_s = time.process_time()
 client = connect(folder, mode="r")
 bucket = client.bucket(BUCKET)
 ends = [0, 1, objects // 2, objects - 2, objects - 1]
 for number in ends:
     assert bucket.get(name_of(number)) == content_of(number, objects)
-opened_s = time.monotonic() - began_s
+opened_s = time.process_time() - began_s
 numbers = random.Random(3).sample(range(objects), read)
 read_all(numbers)
 first = resident_bytes()
