@@ -12,6 +12,10 @@ the previous one. Nothing is decoded, collated or shuffled in between. Each peer
 from the same samples, on the local drive; nothing is downloaded. Before the rounds, and therefore outside the timed
 part, the CRC-32 of each sample of each contestant is compared with that of the file.
 
+Shards have 64 MiB, so that the first two sets have one and four. The third set has 1,000 shards of 20 samples: what is
+done once for each shard of a batch costs there what it costs in a large dataset. Peers with shards of their own kind
+have as many samples in each. The store's tars are 1,000 objects, and stay open.
+
 The peers do less than a store: none has objects that change, and none compares a sample with a checksum when read in
 the way used here. Their strength (streaming from an object store to a cache, which they shuffle well) isn't measured.
 
@@ -19,6 +23,11 @@ Prediction, written before the first run, relative to the file loop's rate, at 1
 0.9; a node 0.7 and 0.8; tar with an index 2 and 1.3, because nothing is opened; mosaicml-streaming 0.5 and 0.9, because
 it opens the shard for each sample; litdata 0.4 and 0.8; datasets 1.5 and 1, because it copies twice out of mapped
 memory; WebDataset 0.25 and 0.6, because tarfile is Python.
+
+Prediction for 1,000 shards, written before their first run, relative to the file loop: embedded objects and tar with an
+index as with one shard; members of tars 1; mosaicml-streaming 0.6; litdata 0.05; datasets 1.5, because each batch
+takes its rows from over a hundred tables; WebDataset 0.25, because it opens each tar. The table beside this file was
+made before there was a third set.
 
 The following differs from the prediction. datasets, which takes a batch out of mapped memory in C++ and checks nothing,
 has the highest median at both sizes, and litdata is far slower. According to its profile with default settings, litdata
@@ -49,7 +58,7 @@ from typing import TypeAlias
 import click
 
 import ais_loader
-from ais_loader import Client
+from ais_loader import Client, Entry
 from ais_loader.bench.content import content
 from ais_loader.testing import NodeProcess
 from benchmarks.kit.files import rate
@@ -59,6 +68,8 @@ from benchmarks.kit.processor_time import ProcessorTime
 
 BATCH = 128
 SHARD_BYTES = 64 << 20
+SHARDS, PER_SHARD = 1_000, 20
+"""Shards of the third set, and samples in each: those of benchmarks.reads.access_patterns."""
 COUNTS = {10 << 10: 6_000, 100 << 10: 2_000}
 TABLE = Path(__file__).with_suffix(".md")
 FILES = "file loop"
@@ -71,8 +82,11 @@ Read: TypeAlias = Callable[[Sequence[Sequence[int]]], Iterator[Iterable[Bytes]]]
 class Samples:
     """`count` samples of `size_bytes` random bytes each: those that `fill` puts into a store."""
 
-    def __init__(self, count: int, size_bytes: int) -> None:
+    def __init__(self, count: int, size_bytes: int, per_shard: int = 0) -> None:
+        """`per_shard`: number of samples in a shard; by default, those of 64 MiB."""
         self.count, self.size_bytes = count, size_bytes
+        self.per_shard = per_shard or SHARD_BYTES // size_bytes
+        self.shards = -(-count // self.per_shard)
 
     def __getitem__(self, number: int) -> bytes:
         return bytes(content(number, self.size_bytes))
@@ -140,11 +154,26 @@ def served(room: Room) -> Read:
     return get_batches(room.held.enter_context(ais_loader.connect(room.served.url, mode="r")), room.served)
 
 
+def members(room: Room) -> Read:
+    """Members of tars in an embedded store."""
+    samples, shards = room.samples, tar_shards(room.folder, room.samples)
+    with ais_loader.connect(room.folder / "store") as client:
+        client.create_bucket("shards").put_many((Path(path).name, Path(path).read_bytes()) for path in shards)
+    client = room.held.enter_context(ais_loader.connect(room.folder / "store", mode="r"))
+    entries = [
+        Entry("shards", Path(shards[number // samples.per_shard]).name, f"{number:06d}.bin")
+        for number in range(samples.count)
+    ]
+    return lambda batches: (
+        [item.data for item in client.get_batch([entries[number] for number in batch])] for batch in batches
+    )
+
+
 def tar_shards(folder: Path, samples: Samples) -> list[str]:
-    per_shard = SHARD_BYTES // samples.size_bytes
+    per_shard = samples.per_shard
     paths = []
     for first in range(0, samples.count, per_shard):
-        paths.append(str(folder / f"s-{len(paths):03d}.tar"))
+        paths.append(str(folder / f"s-{len(paths):04d}.tar"))
         with tarfile.open(paths[-1], "w", format=tarfile.USTAR_FORMAT) as shard:
             for number in range(first, min(first + per_shard, samples.count)):
                 member = tarfile.TarInfo(f"{number:06d}.bin")
@@ -168,7 +197,9 @@ def mosaic(room: Room) -> Read:
     folder, samples = room.folder, room.samples
     from streaming import MDSWriter, StreamingDataset
 
-    with MDSWriter(out=str(folder), columns={"data": "bytes"}, size_limit=SHARD_BYTES) as writer:
+    # A sample has a few bytes of its own in a shard, and a shard a header.
+    size_limit = samples.per_shard * (samples.size_bytes + 16) + 2048
+    with MDSWriter(out=str(folder), columns={"data": "bytes"}, size_limit=size_limit) as writer:
         for sample in samples:
             writer.write({"data": sample})
     dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=BATCH)
@@ -182,7 +213,7 @@ def lightning(room: Room) -> Read:
     from litdata.streaming.item_loader import PyTreeLoader
 
     numbers = list(range(samples.count))
-    optimize(samples.__getitem__, numbers, str(folder), chunk_bytes=SHARD_BYTES, num_workers=1, verbose=False)
+    optimize(samples.__getitem__, numbers, str(folder), chunk_size=samples.per_shard, num_workers=1, verbose=False)
     dataset = StreamingDataset(str(folder), shuffle=False, item_loader=PyTreeLoader(batch_decode=0))
     # Views of mapped memory come: nothing would be read without the copy.
     return lambda batches: ([bytes(dataset[number]) for number in batch] for batch in batches)
@@ -194,7 +225,8 @@ def hugging_face(room: Room) -> Read:
 
     datasets.disable_progress_bars()
     features = datasets.Features({"data": datasets.Value("binary")})
-    datasets.Dataset.from_dict({"data": list(samples)}, features=features).save_to_disk(str(folder))
+    table = datasets.Dataset.from_dict({"data": list(samples)}, features=features)
+    table.save_to_disk(str(folder), num_shards=-(-samples.count // samples.per_shard))
     dataset = datasets.load_from_disk(str(folder))
     return lambda batches: (dataset[batch]["data"] for batch in batches)
 
@@ -223,6 +255,7 @@ PEERS = [
         "all",
         "yes: the node is another process, and the lane a Unix socket",
     ),
+    Peer("ais-loader, embedded, members of tars", members, "random", "yes", "all", "no"),
     Peer("tar and an index, by pread", indexed_tar, "random", "no: a read each", "no", "no"),
     Peer("mosaicml-streaming", mosaic, "random", "no", "no", "no", "mosaicml-streaming", "streaming"),
     Peer("litdata", lightning, "random", "no", "no", "no", "litdata", "litdata"),
@@ -302,7 +335,7 @@ def measure(peers: Sequence[Peer], samples: Samples, rounds: int, folder: Path) 
         rates = run_rounds(contestants, rounds)
     return "\n\n".join(
         [
-            f"## {samples.count:,} samples of {label(samples.size_bytes)}",
+            f"## {samples.count:,} samples of {label(samples.size_bytes)}, {samples.shards:,} shards",
             rates_table(rates, "samples/s", samples.size_bytes),
             ratios_table(rates),
             spent.table("a sample"),
@@ -321,17 +354,22 @@ def what_they_do(peers: Sequence[Peer]) -> str:
 
 @click.command(help=__doc__)
 @click.option("--sizes", default="10240,102400", show_default=True, help="Sample sizes in bytes.")
+@click.option("--shards", default=SHARDS, show_default=True, help=f"Shards of {PER_SHARD} samples; 0: leave them out.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--write/--no-write", default=True, show_default=True, help=f"Write the tables to {TABLE.name}.")
-def main(sizes: str, rounds: int, write: bool) -> None:
+def main(sizes: str, shards: int, rounds: int, write: bool) -> None:
     skipped = [f"{peer.name} is skipped: pip install {peer.package}" for peer in PEERS if not peer.installed]
     for line in skipped:
         click.echo(line)
     peers = [peer for peer in PEERS if peer.installed]
     sections = []
-    for size_bytes in map(int, sizes.split(",")):
+    sets = [
+        Samples(COUNTS.get(size_bytes, 2_000), size_bytes) for size_bytes in map(int, filter(None, sizes.split(",")))
+    ]
+    if shards:
+        sets.append(Samples(shards * PER_SHARD, 10 << 10, PER_SHARD))
+    for samples in sets:
         with tempfile.TemporaryDirectory() as here:
-            samples = Samples(COUNTS.get(size_bytes, 2_000), size_bytes)
             sections.append(measure(peers, samples, rounds, Path(here)))
         click.echo(sections[-1])
     versions = ", ".join(f"{peer.package} {version(peer.package)}" for peer in peers if peer.package)
