@@ -26,7 +26,7 @@ OPENED_S = 5.0
 """Of processor time: others may have most of the machine."""
 LOCATED_BYTES = 90
 """Maximum memory for each object that was read: its location, its key, and room for growth."""
-OTHER_BYTES = 128 << 20
+OTHER_BYTES = 256 << 20
 """Catalog entries that are cached, indexes and filters of tables, and buffers."""
 
 READER = """
