@@ -368,6 +368,14 @@ class NodeUnavailable(LoaderError, ConnectionError):
     """False if no connection was made, so that the operation cannot have been done."""
 
 
+class NodeUntrusted(NodeUnavailable):
+    """The node's certificate does not hold, or one side uses TLS and the other does not. The message says which, and
+    what to do."""
+
+    kind = "node-untrusted"
+    reached = False
+
+
 class ClockOffset(NodeUnavailable):
     """The nodes' clocks differ by more than `max_clock_offset_s`, so that a write could not be ordered, or a snapshot
     not be made. The message names the nodes."""

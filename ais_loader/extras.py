@@ -38,6 +38,7 @@ EXTRAS = {
     "uvicorn": "etl",
     "websockets": "etl",
     "hdrh": "bench",
+    "cryptography": "secure",
 }
 """Extra to install, by the name under which a package is imported."""
 

@@ -27,6 +27,8 @@ from storage_node.context.channels import Caller, Channels, make_secret, read_se
 from storage_node.context.node import Node
 from storage_node.etl.values import TransformRunner
 from storage_node.etl.worker.environments import Environments
+from storage_node.identity.credentials import ChannelCredentials, server_credentials
+from storage_node.identity.node_tls import Renewal, issued, tls_files
 from storage_node.lane.listener import LaneListener
 from storage_node.limits.call_slots import note_tenant, tenant_of
 from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
@@ -90,6 +92,7 @@ class NodeServer:
         transforms: Callable[[Node], TransformRunner] | None = None,
         environments: Environments | None = None,
         makes_secret: bool = False,
+        identity: Path | None = None,
         find: Callable[[], Iterable[Path]] | None = None,
     ) -> None:
         """
@@ -99,9 +102,11 @@ class NodeServer:
             transforms: factory of the transforms that jobs use instead of the node's own; called on its event loop.
             environments: environments in which packages that transforms require can be installed.
             makes_secret: whether a node without a `peer_secret_file` creates one, in the folder of a drive.
+            identity: an identity folder with a CA, which issues the node's certificate unless `cert_file` names one.
             find: returns the folders at which missing drives may appear; `drives` by default.
         """
         self._makes_secret = makes_secret
+        self._identity = identity
         self._transforms, self._environments = transforms, environments
         self.config = config or ServerConfig()
         self._drives = list(drives)
@@ -135,7 +140,12 @@ class NodeServer:
     @property
     def url(self) -> str:
         """URL of the node for `ais_loader.connect` on this machine."""
-        return f"grpc://{self.config.listen.host}:{self.port}"
+        return f"{self.scheme}{self.config.listen.host}:{self.port}"
+
+    @property
+    def scheme(self) -> str:
+        """Scheme of its URLs."""
+        return "grpcs://" if self.config.listen.cert_file else "grpc://"
 
     def idle_s(self) -> float:
         """Return how long no client has used the node: no call, no session or lane, and no job. Poll it to keep it
@@ -150,7 +160,8 @@ class NodeServer:
         """
         if self.config.listen.metrics_port is not None:
             require_library()
-        require_secrets(self.config, makes_own=self._makes_secret)
+        if self._identity is None:
+            require_secrets(self.config, makes_own=self._makes_secret)
         raise_descriptor_limit()
         settings = self.config.store
         shard_limits = ShardLimits(settings.open_shards, settings.shard_index_bytes, settings.shard_copy_bytes)
@@ -162,10 +173,13 @@ class NodeServer:
             compact_bytes_per_s=settings.compact_bytes_per_s,
         )
         try:
-            if self._makes_secret and not self.config.listen.peer_secret_file:
+            self.membership, self._acceptor_store = open_membership(self._store)
+            self.config = issued(self.config, self._identity, self.membership.node_uuid)
+            if self._makes_secret and not self.config.listen.cert_file and not self.config.listen.peer_secret_file:
                 self.config = self.config.replace(peer_secret_file=str(_own_secret(self._store)))
             check_folders(self._store, self.config)
-            self.membership, self._acceptor_store = open_membership(self._store)
+            files = tls_files(self.config)
+            self._credentials = ChannelCredentials(files) if files is not None else None
         except BaseException:
             self._store.close()
             raise
@@ -221,7 +235,7 @@ class NodeServer:
         openers = ThreadPoolExecutor(self.config.reads.archive_threads, thread_name_prefix="ais-loader-archive")
         with readers, openers, ExitStack() as held:
             membership, acceptor_store = self.membership, self._acceptor_store
-            caller = Caller.of_node(membership, read_secret(self.config.listen.peer_secret_file))
+            caller = Caller.of_node(membership, read_secret(self.config.listen.peer_secret_file), self._credentials)
             confirmation = MapConfirmation(membership, acceptor_store, Channels(caller))
             node = Node(self._store, self.config, readers, openers, membership, caller, confirmation.require)
             lifecycle = NodeLifecycle(
@@ -236,7 +250,8 @@ class NodeServer:
                 environments=self._environments,
             )
             self.batches, self.repair, self.drives = lifecycle.batches, lifecycle.repair, lifecycle.drives
-            parts = lifecycle.parts(self._listen(lifecycle, held))
+            renewal = Renewal(self.config, self._identity, membership.node_uuid)
+            parts = [*lifecycle.parts(self._listen(lifecycle, held)), NodePart(renewal.start, renewal.stop)]
             await start(parts)
             self._started.set()
             await self._stopping.wait()
@@ -258,7 +273,10 @@ class NodeServer:
         """
         listen, batches, methods = self.config.listen, lifecycle.batches, lifecycle.methods
         carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
-        self.lanes = lanes = LaneListener(batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried)
+        secure = bool(listen.cert_file)
+        self.lanes = lanes = LaneListener(
+            batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
+        )
         held.callback(lanes.close)
         session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
@@ -274,7 +292,7 @@ class NodeServer:
         server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call),))
         carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
         self.peer_lanes = peer_lanes = LaneListener(
-            batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, carried
+            batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
         )
         held.callback(peer_lanes.close)
         # The peer listener has verified its callers; its tokens are valid for its own lanes only.
@@ -282,7 +300,7 @@ class NodeServer:
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
         peer_server = grpc.aio.server(options=_options(self.config), interceptors=(lifecycle.check,))
         peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
-        self.port = _bound(server, listen.host, listen.port)
+        self.port = self._bound(server, listen.host, listen.port, peers=False)
         self.peer_port = self._listen_for_peers(peer_server)
         by_opener = {"clients": lanes, "peers": peer_lanes}
         running = RunningNode(
@@ -307,8 +325,18 @@ class NodeServer:
         if not listen.peer_port and not listen.peer_advertise and view is not None and position is not None:
             port = view.nodes[position].peer_endpoint.rpartition(":")[2]
             with suppress(OSError):
-                return _bound(server, listen.peer_host, int(port))
-        return _bound(server, listen.peer_host, listen.peer_port)
+                return self._bound(server, listen.peer_host, int(port), peers=True)
+        return self._bound(server, listen.peer_host, listen.peer_port, peers=True)
+
+    def _bound(self, server: grpc.aio.Server, host: str, port: int, *, peers: bool) -> int:
+        """Return the bound port. Raises OSError."""
+        address, files = f"{host}:{port}", tls_files(self.config)
+        try:
+            if files is None:
+                return int(server.add_insecure_port(address))
+            return int(server.add_secure_port(address, server_credentials(files, peers=peers)))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: is another node running there? ({error})") from error
 
     def _lane_handler(self, lanes: LaneListener, port: Callable[[], int]) -> grpc.RpcMethodHandler:
         """Return the handler of GetBatch/OpenLane for callers that reach this node at `port`."""
@@ -316,7 +344,7 @@ class NodeServer:
         async def open_lane(request: ais_batch_pb2.OpenLaneRequest, context: Any) -> ais_batch_pb2.OpenLaneResponse:
             if request.port != port():
                 return ais_batch_pb2.OpenLaneResponse()
-            return lanes.offer(tenant_of(context))
+            return lanes.offer(tenant_of(context), request.user if request.HasField("user") else None)
 
         return grpc.unary_unary_rpc_method_handler(
             open_lane,
@@ -339,15 +367,6 @@ def _own_secret(store: Store) -> Path:
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     connections = min(config.limits.max_connections, descriptor_limit() // 2)
     return [*_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)]
-
-
-def _bound(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Return the bound port. Raises OSError."""
-    try:
-        listening: int = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {host}:{port}: is another node running there? ({error})") from error
-    return listening
 
 
 def _session_handler(batches: BatchService) -> grpc.RpcMethodHandler:

@@ -62,6 +62,7 @@ storage_node.store.read
 storage_node.store.compose storage_node.store.scrub
 storage_node.store.fsck
 storage_node.settings
+storage_node.identity
 storage_node.limits
 storage_node.context
 storage_node.cluster.consensus
@@ -113,6 +114,7 @@ ROOMS = {
         "ais_loader.training",
         "ais_loader.values.packed",
     ),
+    "cryptography": ("storage_node.identity",),
     "obstore": ("storage_node.remote",),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),

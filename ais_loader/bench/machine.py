@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss
-from ais_loader.values.urls import NODE_SCHEME
+from ais_loader.values.urls import NODE_SCHEME, endpoints_of
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -69,8 +69,8 @@ def _cpu_s(pid: int) -> float:
 
 
 def host_of(url: str) -> str:
-    """Return the host of `grpc://HOST:PORT`, or of HOST:PORT."""
-    return url.removeprefix("grpc://").rpartition(":")[0].strip("[]")
+    """Return the host of `grpc://HOST:PORT` or `grpcs://HOST:PORT`, or of HOST:PORT."""
+    return endpoints_of(url)[0].rpartition(":")[0].strip("[]")
 
 
 def is_local(host: str) -> bool:

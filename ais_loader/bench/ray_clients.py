@@ -25,6 +25,7 @@ from ais_loader.bench.result import ClientResult
 from ais_loader.bench.tally import new_histogram
 from ais_loader.errors import InvalidRequest, LoaderError, NodeUnavailable
 from ais_loader.extras import needs
+from ais_loader.values.urls import ENDPOINT_SCHEMES, endpoints_of
 
 _CONNECT_S = 5.0
 _ACTOR_S = 60.0
@@ -100,12 +101,12 @@ def check_reachable(url: str, described: Mapping[str, Any], nodes: Sequence[RayN
     remote = sorted({node.host for node in nodes if not machine.is_local(node.address)})
     if not remote:
         return
-    if not url.startswith("grpc://"):
+    if not url.startswith(ENDPOINT_SCHEMES):
         raise InvalidRequest(
             f"{url} is a folder of this machine, which {', '.join(remote)} cannot read: serve it (`ais-loader serve`), "
             "and give the node's address"
         )
-    addresses = url.removeprefix("grpc://").split(",")
+    addresses = endpoints_of(url)
     addresses += [str(node.get("endpoint") or node.get("url", "")) for node in described.get("nodes", ())]
     for address in addresses:
         if _means_itself(machine.host_of(address)):

@@ -17,6 +17,7 @@ from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.values.changes import PromoteSummary
 from ais_loader.values.promote import Overwrite, PromoteResult, promote_all
+from ais_loader.values.urls import ENDPOINT_SCHEMES
 
 _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
 
@@ -80,7 +81,7 @@ def promote(
     With --move, each source file is deleted once its object is on disk. A file that cannot be promoted is reported, and
     the others are promoted.
     """
-    if not store.url.startswith("grpc://"):
+    if not store.url.startswith(ENDPOINT_SCHEMES):
         if node is not None:
             raise click.UsageError("--node names a node of a cluster, and --store is a folder of this machine")
         path = os.path.abspath(path)

@@ -17,9 +17,7 @@ from ais_loader.cli.targets import Target
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StoreLocked, StoreNotFound
 from ais_loader.objects.client import URL_VARIABLE, Client, connect
 from ais_loader.values.options import ClusterOptions
-from ais_loader.values.urls import is_remote, store_folders
-
-_GRPC = "grpc://"
+from ais_loader.values.urls import ENDPOINT_SCHEMES, is_remote, store_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class StoreChoice:
     @contextlib.contextmanager
     def writing(self, *, create: bool) -> Iterator[Client]:
         """Connect a client that writes. A store of this machine is created only with `create`."""
-        if not create and not self.url.startswith(_GRPC):
+        if not create and not self.url.startswith(ENDPOINT_SCHEMES):
             self._connect("r").close()  # mode "a" would create a store at a mistyped path
         else:
             tell_of_new_stores()
@@ -97,7 +95,7 @@ class StoreChoice:
 
     def folders(self) -> list[str]:
         """Return the folders of a store of this machine; none for a node."""
-        if self.url.startswith(_GRPC):
+        if self.url.startswith(ENDPOINT_SCHEMES):
             return []
         try:
             return store_folders(self.url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 from ais_loader import errors
@@ -30,10 +30,11 @@ from ais_loader.values.requests import (
     to_entries,
 )
 from ais_loader.values.snapshots import pinned_name
-from ais_loader.values.urls import NODE_SCHEME, is_remote, split_url, store_folders
+from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, is_remote, split_url, store_folders
 from ais_loader.wire.remote import Remote
 
 URL_VARIABLE = "AIS_LOADER_URL"
+CA_VARIABLE = "AIS_LOADER_CA_FILE"
 _GET_BATCH_PARAMETERS = ("bucket", "archive", "archive_names", "opaque")
 
 
@@ -43,6 +44,7 @@ def connect(
     *,
     mode: Literal["a", "r"] = "a",
     options: EmbeddedOptions | ClusterOptions | None = None,
+    ca: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Return a client for the store at `url`.
 
@@ -51,15 +53,18 @@ def connect(
             no store at the path and `mode` is "a", one is created, with a WARNING in the log in case you mistyped the
             path. Several folders, separated by commas, are the drives of one store. For a node that serves such a store
             to all processes of this host, and that is started if it is not running, `node:///data/store`. For a storage
-            node, `grpc://host:7480`. Several endpoints, separated by commas, are tried in turn. For a cluster, any one
-            endpoint is enough, because the client learns the others from it. The default is the value of the
-            environment variable AIS_LOADER_URL.
+            node, `grpc://host:7480`, or `grpcs://host:7480` if it was started with --secure. Several endpoints,
+            separated by commas, are tried in turn. For a cluster, any one endpoint is enough, because the client learns
+            the others from it. The default is the value of the environment variable AIS_LOADER_URL.
         mode: "a" opens the store for reading and writing, and locks an embedded store exclusively. "r" opens it for
             reading only. It takes no lock, creates nothing, and works alongside any writer. Any operation that would
             change the store raises StoreReadOnly. In mode "r", you see this process's own writes immediately. You see
             what another process replaced or deleted within one second, or immediately after `Client.refresh()`. New
             names are visible immediately.
         options: EmbeddedOptions or ClusterOptions, to match the kind of store in `url`.
+        ca: For `grpcs://`, the file with the certificate of the CA that the nodes are trusted by, in PEM. The default
+            is the value of AIS_LOADER_CA_FILE, and without one, the CAs that this system trusts. The client pickles
+            with this path.
 
     Raises:
         InvalidRequest: There is no URL, or it is not valid, such as host:7480 without grpc://. Also raised for options
@@ -78,14 +83,19 @@ def connect(
     if not text.strip():
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
     if is_remote(text):
-        chosen = _options_for(text, options, ClusterOptions)
+        chosen = with_tls(text, _options_for(text, options, ClusterOptions), ca)
         with GATE.call():  # a forked child would wait forever for another thread's import
             from ais_loader.transport.cluster.transport import RemoteTransport
+            from ais_loader.transport.grpc.channel import read_ca
             from ais_loader.transport.read_only import ReadOnlyTransport
+        if chosen.ca:
+            read_ca(chosen.ca)
         if text.startswith(NODE_SCHEME):
             text = _start_node(store_folders(text), create=mode == "a")
         nodes = RemoteTransport(text, chosen)
         return Client(cast(Transport, ReadOnlyTransport(nodes)) if mode == "r" else nodes)
+    if ca is not None:
+        raise errors.InvalidRequest(f"ca={os.fspath(ca)!r} goes with grpcs://host:port, not with {text!r}")
     folders = store_folders(text)
     embedded = _options_for(text, options, EmbeddedOptions)
     with GATE.call():
@@ -107,6 +117,18 @@ def _start_node(folders: list[str], *, create: bool) -> str:
         raise errors.StoreNotFound(f"no store at {', '.join(folders)}")
     OnDemandNode(folders).endpoint()
     return ",".join(NODE_SCHEME + folder for folder in folders)
+
+
+def with_tls(url: str, options: ClusterOptions, ca: str | os.PathLike[str] | None = None) -> ClusterOptions:
+    """Return the options for the nodes at a URL, with the CA from the environment if none is given. Raises
+    InvalidRequest for a CA without TLS."""
+    given = os.fspath(ca) if ca is not None else options.ca
+    if not url.startswith(SECURE_SCHEME):
+        if given:
+            raise errors.InvalidRequest(f"ca={given!r} goes with grpcs://host:port, not with {url!r}")
+        return replace(options, tls=False)
+    path = given or os.environ.get(CA_VARIABLE, "")
+    return replace(options, tls=True, ca=os.path.abspath(os.path.expanduser(path)) if path else "")
 
 
 _Options = TypeVar("_Options", EmbeddedOptions, ClusterOptions)

@@ -50,6 +50,7 @@ class ClusterProcesses:
         arguments: Further arguments of `ais-loader serve`. {address} stands for the address of the node's place.
         places: Where each node runs. By default, all run on this machine.
         metrics: Whether the nodes serve their metrics, for `holds` and `NodeProcess.numbers`.
+        identity: The identity folder with which the nodes use TLS. It is created if it is missing.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class ClusterProcesses:
         arguments: Sequence[str] = (),
         places: Sequence[Place] | None = None,
         metrics: bool = False,
+        identity: str | os.PathLike[str] | None = None,
     ) -> None:
+        self._identity = Path(identity) if identity is not None else None
         self.nodes: list[NodeProcess] = []
         self._held = ExitStack()
         self.map = pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1)
@@ -80,6 +83,7 @@ class ClusterProcesses:
                     metrics=metrics,
                     host=place.address,
                     launcher=place.launcher,
+                    identity=identity,
                 )
                 return self._held.enter_context(node)
 
@@ -90,7 +94,7 @@ class ClusterProcesses:
                 self.map.node.add(
                     uuid=self.uuid_of(number),
                     host=host,
-                    endpoint=node.url.removeprefix("grpc://"),
+                    endpoint=_endpoint(node),
                     peer_endpoint=node.peer_endpoint,
                     weight=1.0,
                     number=number + 1,
@@ -106,10 +110,25 @@ class ClusterProcesses:
     @property
     def url(self) -> str:
         """The URL with all endpoints."""
-        return "grpc://" + ",".join(node.url.removeprefix("grpc://") for node in self.nodes)
+        scheme = "grpc://" if self._identity is None else "grpcs://"
+        return scheme + ",".join(map(_endpoint, self.nodes))
+
+    @property
+    def ca_file(self) -> str:
+        """The CA of the nodes' certificates; empty without TLS."""
+        return self.nodes[0].ca_file
+
+    def _channel(self, endpoint: str) -> grpc.Channel:
+        """Return a channel of an operator."""
+        if self._identity is None:
+            return grpc.insecure_channel(endpoint)
+        ca, key, certificate = (
+            (self._identity / name).read_bytes() for name in ("ca.pem", "operator-key.pem", "operator.pem")
+        )
+        return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, certificate))
 
     def uuid_of(self, number: int) -> bytes:
-        with grpc.insecure_channel(self.nodes[number].url.removeprefix("grpc://")) as channel:
+        with self._channel(_endpoint(self.nodes[number])) as channel:
             return bytes(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=CALL_TIMEOUT_S).node_uuid)
 
     def teach(self, numbers: Sequence[int] | None = None) -> None:
@@ -118,7 +137,7 @@ class ClusterProcesses:
         for number in range(len(self.nodes)) if numbers is None else numbers:
             endpoint = self.nodes[number].peer_endpoint
             metadata = ((ROLE_KEY, OPERATOR_ROLE), (PROOF_KEY, Prover(secret, endpoint).prove(_LEARN)))
-            with grpc.insecure_channel(endpoint) as channel:
+            with self._channel(endpoint) as channel:
                 learn = rpc.ClusterStub(channel).Learn
                 learn(pb.LearnRequest(map=self.map), timeout=CALL_TIMEOUT_S, metadata=metadata)
 
@@ -165,3 +184,7 @@ class ClusterProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _endpoint(node: NodeProcess) -> str:
+    return node.url.partition("://")[2]

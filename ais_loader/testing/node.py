@@ -69,6 +69,7 @@ class NodeProcess:
         metrics: Whether the node serves its metrics, for `numbers`.
         own_secret: Whether the node creates its own peer secret. By default, it has that of `peer_secret_file`, as do
             all nodes that this process starts.
+        identity: The identity folder with which the node uses TLS. It is created if it is missing.
 
     Raises RuntimeError, with the node's output, if the node exits instead of serving; TimeoutError if it does neither.
     """
@@ -83,6 +84,7 @@ class NodeProcess:
         launcher: Sequence[str] = (),
         metrics: bool = False,
         own_secret: bool = False,
+        identity: str | os.PathLike[str] | None = None,
     ) -> None:
         several = [drives] if isinstance(drives, str | os.PathLike) else drives
         self.drives = [Path(drive) for drive in several]
@@ -92,6 +94,10 @@ class NodeProcess:
         self._launcher = list(launcher)
         self._metrics_url = ""
         self._arguments = [*arguments, *(["--metrics-port", "0"] if metrics else [])]
+        self.ca_file = "" if identity is None else str(Path(identity) / "ca.pem")
+        """The CA of the node's certificate; empty without TLS."""
+        if identity is not None:
+            self._arguments += ["--secure", "--identity", str(identity)]
         if not own_secret and not any("peer_secret_file" in word for word in arguments):
             self._arguments += ["--set", f"peer_secret_file={peer_secret_file()}"]
         self._environment = {**os.environ, **(environment or {})}
@@ -106,7 +112,7 @@ class NodeProcess:
     @property
     def url(self) -> str:
         """The node's URL, which stays the same over all restarts."""
-        return f"grpc://{self._host}:{self.port}"
+        return f"{'grpcs' if self.ca_file else 'grpc'}://{self._host}:{self.port}"
 
     @property
     def peer_endpoint(self) -> str:

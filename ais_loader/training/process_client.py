@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeAlias
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.name_matching import is_pattern
-from ais_loader.objects.client import Client, connect
+from ais_loader.objects.client import Client, connect, with_tls
 from ais_loader.objects.remote.remote_places import is_place, place_bucket
 from ais_loader.training.worker_exit import exit_with_trainer
 from ais_loader.values.entry import Entry
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
-from ais_loader.values.urls import NODE_SCHEME, SCHEME, is_remote, store_folders
+from ais_loader.values.urls import ENDPOINT_SCHEMES, NODE_SCHEME, SCHEME, is_remote, store_folders
 
 with needs("torch", "datasets"):
     from torch.utils.data import get_worker_info
@@ -52,6 +52,8 @@ class ProcessClient:
                     f"retry_s={retry_s!r}: an embedded store has no nodes to reach; it goes with grpc://host:port"
                 )
             self.options = ClusterOptions(retry_s=retry_s)
+        if isinstance(self.options, ClusterOptions) and not isinstance(self._given, Client):
+            self.options = with_tls(self._given, self.options)  # the CA of this process, for workers elsewhere too
         self._opened: Client | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,7 +67,7 @@ class ProcessClient:
         """The store's URL, independent of how a path is written."""
         if isinstance(self._given, Client):
             return self._given.url
-        if self._given.startswith("grpc://"):
+        if self._given.startswith(ENDPOINT_SCHEMES):
             return self._given
         scheme = NODE_SCHEME if self._given.startswith(NODE_SCHEME) else "file://"
         return ",".join(scheme + os.path.abspath(folder) for folder in store_folders(self._given))

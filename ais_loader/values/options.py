@@ -71,8 +71,15 @@ class ClusterOptions:
     """The share of entries that may also be requested from a second node when the first is unusually slow. 0 disables
     this. Requests to a single node are never hedged.
     """
+    ca: str = ""
+    """The file with the certificates, in PEM, of the CAs that nodes at `grpcs://` are trusted by. If empty, those that
+    this system trusts."""
+    tls: bool = False
+    """Whether nodes are called with TLS. The URL decides it: `grpcs://` or `grpc://`."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ca, str) or "\0" in self.ca:
+            raise InvalidRequest(f"ca={self.ca!r}: need the path of a file")
         if not isinstance(self.retry_s, numbers.Real) or not 0 <= self.retry_s < float("inf"):
             raise InvalidRequest(f"retry_s={self.retry_s!r}: need a number of seconds, 0 or more")
         if not isinstance(self.tenant, str) or len(self.tenant) > MAX_TENANT or not _is_text(self.tenant):

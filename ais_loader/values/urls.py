@@ -12,6 +12,9 @@ import re
 from ais_loader.errors import InvalidRequest
 
 SCHEME = "ais://"
+SECURE_SCHEME = "grpcs://"
+"""Scheme of nodes that are called with TLS."""
+ENDPOINT_SCHEMES = ("grpc://", SECURE_SCHEME)
 NODE_SCHEME = "node://"
 """Scheme of the folders of a store that a node of this host serves, started on demand."""
 ARCHIVE_EXTENSIONS = (".tar", ".tar.gz", ".tgz", ".tar.lz4", ".tlz4", ".tar.zst", ".tzst", ".zip")
@@ -52,8 +55,16 @@ def is_host_port(text: str) -> bool:
 
 
 def is_remote(url: str) -> bool:
-    """Whether the store is behind nodes: `grpc://` or `node:///`."""
-    return url.startswith(("grpc://", NODE_SCHEME))
+    """Whether the store is behind nodes: `grpc://`, `grpcs://` or `node:///`."""
+    return url.startswith((*ENDPOINT_SCHEMES, NODE_SCHEME))
+
+
+def endpoints_of(url: str) -> list[str]:
+    """Return the endpoints in the URL of nodes. Raises InvalidRequest if only some are called with TLS."""
+    parts = url.split(",")
+    if len({part.startswith(SECURE_SCHEME) for part in parts if part.startswith(ENDPOINT_SCHEMES)}) > 1:
+        raise InvalidRequest(f"{url!r}: need grpcs:// for all endpoints, or grpc://")
+    return [part.removeprefix("grpc://").removeprefix(SECURE_SCHEME) for part in parts]
 
 
 def store_folders(url: str) -> list[str]:
@@ -90,7 +101,7 @@ def _refuse_addresses(url: str, part: str) -> None:
     if (parted := _WITH_SCHEME.fullmatch(part)) is not None:
         scheme, rest = parted[1], parted[2].strip("/")
         lower = scheme.lower()
-        if lower in ("grpc", "http", "https"):
+        if lower in ("grpc", "grpcs", "http", "https"):
             raise InvalidRequest(f"{url!r}: a storage node's URL is grpc://{rest or 'HOST:PORT'}")
         if lower == "file":
             raise InvalidRequest(f"{url!r}: need file:///{rest}, or the path alone")

@@ -138,6 +138,8 @@ async def open_lane(host: str, offer: pb.OpenLaneResponse) -> PeerLane:
             # The abstract name of a node on another machine, or in another network namespace, does not exist here.
             _, opened = await loop.create_unix_connection(lane, f"\0{offer.unix_name}")
         except OSError:
+            if not offer.tcp_port:
+                raise
             transport, opened = await loop.create_connection(lane, host, offer.tcp_port)
             _set_tcp_options(transport.get_extra_info("socket"))
         try:

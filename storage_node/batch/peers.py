@@ -19,6 +19,7 @@ import asyncio
 import itertools
 import logging
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
@@ -139,6 +140,7 @@ class Peer:
         self._idle_s = idle_s
         self._caller = caller
         self._channel: Any = None
+        self._generation = 0
         self._idle: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._probe: asyncio.Task[None] | None = None
@@ -180,7 +182,7 @@ class Peer:
                 request_serializer=pb.OpenLaneRequest.SerializeToString,
                 response_deserializer=pb.OpenLaneResponse.FromString,
             )
-            offer = await ask(pb.OpenLaneRequest(port=int(port)), timeout=CONNECT_TIMEOUT_S)
+            offer = await ask(pb.OpenLaneRequest(port=int(port), user=os.geteuid()), timeout=CONNECT_TIMEOUT_S)
             if not offer.token:
                 raise OSError("none is offered")
             lane = await open_lane(host.strip("[]"), offer)
@@ -219,9 +221,11 @@ class Peer:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
+        if self._channel is not None and not self._busy and self._generation != self._caller.generation:
+            self._reclaim()  # its certificate was renewed
         if self._channel is None:
-            channel = grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
-            self._channel = self._caller.through(channel, self.endpoint)
+            self._generation = self._caller.generation
+            self._channel = self._caller.aio_channel(self.endpoint, _OPTIONS)
         return self._channel
 
     async def newer_map(self, known_version: int) -> cluster_pb.ClusterMap | None:

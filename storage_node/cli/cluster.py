@@ -16,7 +16,7 @@ import click
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, count_text, note, printable, waiting
 from storage_node.cli.cluster_drives import drive
-from storage_node.cli.insecure import WHY, insecure_option
+from storage_node.cli.insecure import WHY, WHY_METRICS, insecure_option, secure_option
 from storage_node.cli.settings import config_option, etl_options, given_settings, set_option, setting_option
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def cluster() -> None:
 @setting_option("--durability", default="as before; process at first")
 @etl_options
 @insecure_option
+@secure_option
 @config_option
 @set_option
 @_timeout
@@ -109,6 +110,7 @@ def up(
     host_per_node: bool | None,
     dashboard: bool,
     insecure: bool,
+    secure: bool,
     config: Path | None,
     assignments: tuple[str, ...],
     timeout: float,
@@ -139,6 +141,7 @@ def up(
         settings=settings,
         settings_instead=config is not None,
         insecure=insecure,
+        secure=secure,
         timeout_s=timeout,
     )
     result = _alone(plan.root, plan.address, lambda: _listening(lambda: commands.up(plan, note)))
@@ -373,17 +376,19 @@ def _alone(root: Path, address: str, work: Callable[[], Any], *, ends: bool = Fa
 
 def _listening(work: Callable[[], Result]) -> Result:
     """Run `work`; raise a usage error if nodes would listen on a network without --insecure."""
-    from storage_node.ops.commands import BeyondLoopback
+    from storage_node.ops.commands import BeyondLoopback, MetricsBeyondLoopback
 
     try:
         return work()
+    except MetricsBeyondLoopback as error:
+        raise click.UsageError(f"{error}; {WHY_METRICS}") from error
     except BeyondLoopback as error:
         raise click.UsageError(f"{error}, and {WHY}") from error
 
 
 def _show(root: Path, result: Result, *, as_json: bool) -> None:
     """Show the running nodes; exit code 1 if not all of them serve."""
-    from ais_loader.objects.client import URL_VARIABLE
+    from ais_loader.objects.client import CA_VARIABLE, URL_VARIABLE
     from storage_node.ops import ray_head
 
     head = result.head
@@ -395,6 +400,7 @@ def _show(root: Path, result: Result, *, as_json: bool) -> None:
         described = {
             "root": str(root),
             "url": result.url,
+            "ca_file": result.ca_file,
             "cluster_uuid": result.map.cluster_uuid.hex(),
             "map_version": result.map.version,
             "nodes": result.nodes,
@@ -407,12 +413,16 @@ def _show(root: Path, result: Result, *, as_json: bool) -> None:
             about = f"{node['endpoint']}, host {node['host']}" if node["state"] == "serving" else node["state"]
             click.echo(f"{printable(node['name'])}  {node['uuid']}  {printable(about)}")
         click.echo(f"export {URL_VARIABLE}={result.url}")
+        if result.ca_file:
+            click.echo(f"export {CA_VARIABLE}={shlex.quote(result.ca_file)}")
         if variables:
             click.echo("# for `ray job submit`:")
             click.echo("export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()))
         for text in result.notes:
             note(printable(text))
-        if any(not node["endpoint"].startswith("127.") for node in result.nodes if node["state"] == "serving"):
+        if not result.ca_file and any(
+            not node["endpoint"].startswith("127.") for node in result.nodes if node["state"] == "serving"
+        ):
             note("anyone who can reach these addresses can read, change and delete what is stored")
     if any(node["state"] != "serving" for node in result.nodes):
         raise click.exceptions.Exit(1)

@@ -30,7 +30,7 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
         return unknown
     try:
         with (
-            connect(found["url"], mode="r", options=ClusterOptions(retry_s=0)) as client,
+            connect(found["url"], mode="r", options=ClusterOptions(retry_s=0), ca=found["ca_file"] or None) as client,
             after(COUNTING_S, client.close),  # a call that waits for an answer then raises Closed
         ):
             sums = [client.bucket(info.name).summary("", depth=0) for info in client.buckets()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ais_loader.cli.show import cannot_listen, note, tell_of_new_stores
-from storage_node.cli.insecure import WHY, insecure_option
+from storage_node.cli.insecure import WHY, WHY_METRICS, insecure_option, secure_option
 from storage_node.cli.settings import config_option, etl_options, given_settings, set_option, setting_option
 
 if TYPE_CHECKING:
@@ -58,14 +58,27 @@ def _weights(given: tuple[str, ...]) -> dict[str, float]:
 @setting_option("--metrics-port", "PORT")
 @setting_option("--idle-exit-s", "SECONDS")
 @setting_option("--promote-root", "DIR", sets="promote_roots", read=lambda roots: [*map(os.path.abspath, roots)])
+@setting_option("--cert", "FILE", sets="cert_file", read=os.path.abspath)
+@setting_option("--key", "FILE", sets="key_file", read=os.path.abspath)
+@setting_option("--ca", "FILE", sets="ca_file", read=os.path.abspath)
 @etl_options
 @insecure_option
+@secure_option
+@click.option(
+    "--identity",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --secure: folder of the CA, which issues the node's certificate.  "
+    "[default: .ais-loader-identity beside the first drive]",
+)
 @config_option
 @set_option
 @click.option("--json", "as_json", is_flag=True, help="Announce the node as one line of JSON.")
 def serve(
     drives: tuple[Path, ...],
     insecure: bool,
+    secure: bool,
+    identity: Path | None,
     config: Path | None,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -74,12 +87,14 @@ def serve(
 
     If the drives are empty, a store is created on them, in folders that only this user may open. Unless
     peer_secret_file is set, the node also creates a secret in its first drive, without which nobody can call its peer
-    address. Clients connect to grpc://HOST:PORT. The node is ready when it
+    address; with --secure, certificates take its place. Clients connect to grpc://HOST:PORT, or to grpcs://HOST:PORT
+    with --secure or --cert. The node is ready when it
     prints the address it serves. On SIGINT (Ctrl-C) or SIGTERM, it lets running calls finish for a few seconds and
     exits with code 0. Clients on this machine also find it as node:///DIR.
     """
     from ais_loader.errors import InvalidRequest
     from storage_node.context.channels import require_secrets
+    from storage_node.identity.identity_folder import IdentityFolder, default_folder
     from storage_node.ops.serve import run_node
     from storage_node.settings.config import is_loopback
 
@@ -95,21 +110,32 @@ def serve(
             "drives": [str(drive) for drive in drives],
         }
         text = f"serving {', '.join(map(str, drives))} at {node.url}"
+        if uses_tls:
+            described["ca_file"] = node.config.listen.ca_file
+            text += f", with the CA {described['ca_file']}"
         if listen.advertise:
-            described["advertised"] = f"grpc://{node.endpoint}"
+            described["advertised"] = f"{node.scheme}{node.endpoint}"
             text += f", for others {described['advertised']}"
         if node.metrics_port is not None:
             described["metrics_url"] = f"http://{listen.host}:{node.metrics_port}/metrics"
             text += f", metrics at {described['metrics_url']}"
         click.echo(json.dumps(described) if as_json else text)
-        if beyond:
+        if beyond and not uses_tls:
             note("anyone who can reach this address can read, change and delete what is stored")
 
     beyond = [host for host in (listen.host, listen.peer_host) if not is_loopback(host)]
-    if beyond and not insecure:
+    uses_tls = secure or bool(listen.cert_file)
+    if beyond and not insecure and not uses_tls:
         raise click.UsageError(f"{beyond[0]} is more than loopback, and {WHY}")
+    if not is_loopback(listen.host) and listen.metrics_port is not None and not insecure:
+        raise click.UsageError(f"{listen.host} is more than loopback, and {WHY_METRICS}")
+    if secure and listen.cert_file:
+        raise click.UsageError("--secure makes certificates, and --cert names one: need one of them")
+    if identity is not None and not secure:
+        raise click.UsageError("--identity is the folder of --secure")
     try:
-        require_secrets(chosen, makes_own=True)
+        if not secure:
+            require_secrets(chosen, makes_own=True)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     host, peer_host = listen.host.strip("[]"), listen.peer_host.strip("[]")
@@ -120,8 +146,12 @@ def serve(
         _require_address(host, listen.metrics_port, "--metrics-port", used)
     drives = tuple(drive.expanduser() for drive in drives)  # shells do not expand the ~ of --drive=~/data
     tell_of_new_stores()
+    if secure:
+        folder = IdentityFolder(identity or default_folder(drives[0]))
+        identity = folder.path.absolute()
+        folder.make()
     try:
-        run_node(drives, chosen, announce)
+        run_node(drives, chosen, announce, identity=identity)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
 

@@ -33,6 +33,7 @@ from ais_loader.wire.reserved import ERROR_KIND_KEY, NODE_ROLE, OPERATOR_ROLE, R
 from ais_loader.wire.suspects import Suspects
 from storage_node.context.errors import ReplicaLost, refused
 from storage_node.context.membership import Membership
+from storage_node.identity.credentials import ChannelCredentials
 from storage_node.settings.config import ServerConfig, is_loopback
 from storage_node.store.permissions import others_access
 
@@ -51,11 +52,34 @@ class Caller:
     secret: str = field(default="", repr=False)
     node_uuid: bytes = b""
     map_version: Callable[[], int] = int
+    credentials: ChannelCredentials | None = field(default=None, repr=False)
+    """The certificate that the caller shows; None calls without TLS."""
 
     @classmethod
-    def of_node(cls, membership: Membership, secret: str) -> Caller:
+    def of_node(cls, membership: Membership, secret: str, credentials: ChannelCredentials | None = None) -> Caller:
         """Return the identity of a node, with the newest map version that it knows at each call."""
-        return cls(secret, membership.node_uuid, lambda: membership.map_version)
+        return cls(secret, membership.node_uuid, lambda: membership.map_version, credentials)
+
+    @property
+    def generation(self) -> int:
+        """Number of renewals of the certificate. Channels of a former one cannot connect again once it has expired."""
+        return self.credentials.generation if self.credentials is not None else 0
+
+    def channel(self, endpoint: str, options: Any) -> Any:
+        """Return a channel to a peer listener, on which stubs call as this caller."""
+        return self.through(self.client_channel(endpoint, options), endpoint)
+
+    def client_channel(self, endpoint: str, options: Any) -> grpc.Channel:
+        """Return a channel to a client listener, on which stubs call as a client."""
+        if self.credentials is None:
+            return grpc.insecure_channel(endpoint, options=options)
+        return grpc.secure_channel(endpoint, self.credentials.current(), options=options)
+
+    def aio_channel(self, endpoint: str, options: Any) -> Any:
+        """Return a channel of grpc.aio to a peer listener, on which stubs call as this caller."""
+        if self.credentials is None:
+            return self.through(grpc.aio.insecure_channel(endpoint, options=options), endpoint)
+        return self.through(grpc.aio.secure_channel(endpoint, self.credentials.current(), options=options), endpoint)
 
     def prover(self, endpoint: str) -> Prover | None:
         """Return a prover for the calls of one channel to this endpoint; None without a secret."""
@@ -106,9 +130,9 @@ class CallerChannel:
     def _method(self, method: Any, path: str) -> _Method:
         return _Method(method, self._caller, path, self._prover)
 
-    def close(self) -> Any:
-        """Close the channel. The result is awaitable for a channel of grpc.aio."""
-        return self._channel.close()
+    def close(self, *grace_s: float) -> Any:
+        """Close the channel. The result is awaitable for a channel of grpc.aio, which may give calls time to end."""
+        return self._channel.close(*grace_s)
 
     def __enter__(self) -> CallerChannel:
         return self
@@ -180,6 +204,8 @@ REACH_TIMEOUT_S = 2.0
 """Time for a node to accept a stream; after that, the next host in order takes its place."""
 STEP_TIMEOUT_S = 10.0
 """Time for each later step of a write: receiving a piece, staging a group, committing."""
+DRAIN_S = 60.0
+"""Time for the calls of a channel to end after the certificate was renewed."""
 
 
 class Channels:
@@ -193,16 +219,25 @@ class Channels:
         self.caller = caller
         self._note_map_version = note_map_version
         self._channels: dict[str, Any] = {}
+        self._generation = caller.generation
+        self._draining: set[asyncio.Task[None]] = set()
         self._suspects: Suspects[str] = Suspects()
         self._unproved: dict[str, str | None] = {}
         """Reasons, already logged, for which nodes did not accept this node's identity."""
 
     def to(self, endpoint: str) -> Any:
-        """Return a channel, which connects on first use and stays open until `close`."""
+        """Return a channel, which connects on first use and stays open until `close`, or until the caller's certificate
+        is renewed: calls in progress then have DRAIN_S to end."""
+        if self._generation != (generation := self.caller.generation):
+            self._generation = generation
+            for former in self._channels.values():
+                task = asyncio.create_task(former.close(DRAIN_S), name="draining a channel")
+                self._draining.add(task)
+                task.add_done_callback(self._draining.discard)
+            self._channels = {}
         channel = self._channels.get(endpoint)
         if channel is None:
-            connection = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
-            channel = self._channels[endpoint] = self.caller.through(connection, endpoint)
+            channel = self._channels[endpoint] = self.caller.aio_channel(endpoint, CHANNEL_OPTIONS)
         return channel
 
     def failed(self, endpoint: str, *, silent: bool = False) -> None:
@@ -255,7 +290,9 @@ class Channels:
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
-        await asyncio.gather(*(channel.close() for channel in channels))
+        for task in self._draining:
+            task.cancel()
+        await asyncio.gather(*(channel.close() for channel in channels), *self._draining, return_exceptions=True)
 
 
 async def newer_map(channel: Any, known_version: int, timeout_s: float) -> cluster_pb.ClusterMap | None:
@@ -277,6 +314,8 @@ def require_secrets(config: ServerConfig, *, makes_own: bool) -> None:
     `makes_own`: whether the node makes a secret if it is given none. Other nodes do not know that one.
     """
     listen, etl = config.listen, config.etl
+    if listen.cert_file and not listen.peer_secret_file:
+        return  # certificates prove who calls
     if listen.peer_secret_file:
         if etl.user and etl.network and (access := others_access(Path(listen.peer_secret_file))):
             raise ValueError(

@@ -58,10 +58,18 @@ class LaneListener:
         host: Address at which clients reach the node over TCP, as for gRPC. `port`: 0 picks a free one.
         max_request_bytes: Maximum size of one message.
         methods: gRPC's handlers of the methods that can also be called over lanes.
+        secure: Whether there is no lane over TCP, and those of this machine are for the user who was offered them.
     """
 
     def __init__(
-        self, batches: BatchService, host: str, port: int, max_request_bytes: int, methods: Mapping[str, Any]
+        self,
+        batches: BatchService,
+        host: str,
+        port: int,
+        max_request_bytes: int,
+        methods: Mapping[str, Any],
+        *,
+        secure: bool = False,
     ) -> None:
         self._batches = batches
         self._max_request_bytes = max_request_bytes
@@ -81,15 +89,20 @@ class LaneListener:
         self._unix_name = f"ais-loader-lane-{secrets.token_hex(16)}"
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unix.bind(f"\0{self._unix_name}")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._secure = secure
+        self._listening = [unix]
+        self.port = 0
+        """The port of lanes over TCP; 0 if there are none."""
         try:
-            tcp = socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
+            if not secure:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                tcp = socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
+                self._listening.append(tcp)
+                self.port = tcp.getsockname()[1]
         except BaseException:
             unix.close()
             raise
         unix.listen(_BACKLOG)
-        self._listening = (unix, tcp)
-        self.port: int = tcp.getsockname()[1]
         self._accepting: list[asyncio.Task[None]] = []
         self._serving: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], str] = {}
@@ -124,9 +137,16 @@ class LaneListener:
             task.cancel()
         await asyncio.gather(*self._accepting, *left, return_exceptions=True)
 
-    def offer(self, tenant: str) -> pb.OpenLaneResponse:
-        """Return the addresses and a token for opening one lane."""
-        token = self._tokens.give(tenant)
+    def offer(self, tenant: str, user: int | None = None) -> pb.OpenLaneResponse:
+        """Return the addresses and a token for opening one lane; nothing if there is no lane for this caller.
+
+        `user`: The number of the user whose process will open it, by the caller's own account.
+        """
+        if not self._secure:
+            user = None
+        elif user is None:
+            return pb.OpenLaneResponse()
+        token = self._tokens.give(tenant, user)
         return pb.OpenLaneResponse(
             token=token,
             lifetime_ms=int(LIFETIME_S * 1000),
@@ -195,7 +215,7 @@ class LaneListener:
             sock, self._max_request_bytes, self._message_timeout_s, self._batches.resources.requests, node.read
         )
         try:
-            tenant = await self._greeted(connection)
+            tenant = await self._greeted(connection, _user_of(sock) if self._secure else None)
             if tenant is None:
                 self.closed["token"] += 1
                 await connection.write(
@@ -287,7 +307,7 @@ class LaneListener:
         finally:
             self._idle.discard(task)
 
-    async def _greeted(self, connection: LaneConnection) -> str | None:
+    async def _greeted(self, connection: LaneConnection, user: int | None) -> str | None:
         """Return the tenant of the lane; None without a valid token. Raises EOFError, OSError."""
         task = asyncio.current_task()
         assert task is not None
@@ -298,11 +318,16 @@ class LaneListener:
             return None
         finally:
             self._strangers.pop(task, None)
-        return self._tokens.take(token) if (magic, version) == (MAGIC, VERSION) else None
+        return self._tokens.take(token, user) if (magic, version) == (MAGIC, VERSION) else None
 
 
 def _any(_: CallSlot) -> bool:
     return True
+
+
+def _user_of(sock: socket.socket) -> int:
+    """Return the number of the user at the other end of a Unix socket. Raises OSError."""
+    return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1])
 
 
 def _peer_of(sock: socket.socket) -> str:

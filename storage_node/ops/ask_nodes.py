@@ -56,7 +56,7 @@ def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_
 
 
 def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_TIMEOUT_S) -> NodeAnswer:
-    with grpc.insecure_channel(endpoint, options=_OPTIONS) as channel:
+    with caller.client_channel(endpoint, _OPTIONS) as channel:
         try:
             known = cluster_rpc.ClusterStub(channel).GetMap(cluster_pb.GetMapRequest(), timeout=timeout_s)
             described = objects_rpc.NodeStub(channel).Describe(objects_pb.DescribeRequest(), timeout=timeout_s)
@@ -64,7 +64,7 @@ def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_T
             reason = (error.details() or "").rpartition(": ")[2]
             return NodeAnswer(endpoint, problem=f"{error.code().name.lower().replace('_', ' ')}: {reason}")
     peer_endpoint = resolved(endpoint, known.peer_endpoint)
-    with caller.through(grpc.insecure_channel(peer_endpoint, options=_OPTIONS), peer_endpoint) as channel:
+    with caller.channel(peer_endpoint, _OPTIONS) as channel:
         try:
             progress = replica_rpc.RepairStub(channel).Progress(replica_pb.ProgressRequest(), timeout=timeout_s)
         except grpc.RpcError:

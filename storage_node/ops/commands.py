@@ -21,7 +21,15 @@ from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.consensus.proposer import Edit
 from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster, remove_node, set_endpoints
 from storage_node.context.channels import Caller
-from storage_node.ops import node_file, node_log, peer_secret, ray_actors, ray_head, rolling_settings
+from storage_node.ops import (
+    cluster_identity,
+    node_file,
+    node_log,
+    peer_secret,
+    ray_actors,
+    ray_head,
+    rolling_settings,
+)
 from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
 from storage_node.ops.decommission import wait_until_out
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
@@ -53,7 +61,9 @@ class ClusterPlan:
     settings_instead: bool = False
     """Replace the current settings instead."""
     insecure: bool = False
-    """Nodes may listen beyond loopback."""
+    """Nodes may listen beyond loopback without TLS."""
+    secure: bool = False
+    """Nodes use TLS from now on; their CA is created if there is none."""
     timeout_s: float = 60.0
 
 
@@ -65,11 +75,15 @@ class Result:
     nodes: list[dict[str, Any]]
     head: RayHead | None
     notes: list[str] = field(default_factory=list)
+    ca_file: str = ""
+    """The CA of the nodes; empty without TLS."""
 
     @property
     def url(self) -> str:
         serving = [node["endpoint"] for node in self.nodes if node["state"] == "serving"]
-        return "grpc://" + ",".join(serving or [node.endpoint for node in self.map.node])
+        return ("grpcs://" if self.ca_file else "grpc://") + ",".join(
+            serving or [node.endpoint for node in self.map.node]
+        )
 
 
 Tell = Callable[[str], None]
@@ -79,12 +93,17 @@ class BeyondLoopback(ClusterError):
     """Nodes would listen on a network without permission to do so."""
 
 
+class MetricsBeyondLoopback(ClusterError):
+    """Nodes with TLS would serve their metrics on a network, without it."""
+
+
 def up(plan: ClusterPlan, tell: Tell) -> Result:
     """Start all nodes that have drives below the root, on all hosts; create nodes if there are none.
 
     Raises BeyondLoopback, ClusterError, LoaderError, OSError.
     """
     notes: list[str] = []
+    _require_tls_from_the_start(plan)
     with _ray(plan, tell) as head:
         hosts = ray_actors.look(plan.root)
         _require_loopback(plan, hosts)
@@ -222,8 +241,29 @@ def _require_loopback(plan: ClusterPlan, hosts: Sequence[Host]) -> None:
     one_by_one = [table for settings in given for table in (settings, *settings.get(NODES, {}).values())]
     peer_hosts = [table["peer_host"] for table in one_by_one if "peer_host" in table]
     beyond = [at for at in (*(host.address for host in hosts), *peer_hosts) if at != DEFAULT and not is_loopback(at)]
-    if beyond and not plan.insecure:
+    identity = cluster_identity.folder_of(plan.root)
+    if plan.secure and not (beyond and _serves_metrics(one_by_one) and not plan.insecure):
+        identity.make()
+    if beyond and identity.exists and _serves_metrics(one_by_one) and not plan.insecure:
+        raise MetricsBeyondLoopback(f"metrics have no TLS, and would be served at {', '.join(dict.fromkeys(beyond))}")
+    if beyond and not plan.insecure and not identity.exists:
         raise BeyondLoopback(f"nodes would listen at {', '.join(dict.fromkeys(beyond))}")
+
+
+def _serves_metrics(settings: Sequence[Mapping[str, Any]]) -> bool:
+    return any(table.get("metrics_port") not in (None, DEFAULT) for table in settings)
+
+
+def _require_tls_from_the_start(plan: ClusterPlan) -> None:
+    """Require that no node runs without TLS where TLS is wanted. Raises ClusterError."""
+    if plan.secure and not cluster_identity.folder_of(plan.root).exists:
+        files = {one.listening or one.endpoint for one in node_file.read_all(plan.root) if one.endpoint}
+        answers = ask_nodes(files, peer_secret.operator(plan.root))
+        if serving := [endpoint for endpoint, answer in answers.items() if answer.uuid]:
+            raise ClusterError(
+                f"nodes of {plan.root} serve without TLS at {', '.join(serving)}: `cluster down` first, and then "
+                "`cluster up --secure`"
+            )
 
 
 def _require_nobody(root: Path) -> None:
@@ -332,6 +372,7 @@ def _run(plan: ClusterPlan, hosts: Sequence[Host], head: RayHead | None, notes: 
         raise ClusterError(str(error)) from error
     if plan.address and peer_secret.SETTING not in settings.values:
         ray_actors.share_secret(plan.root, hosts)
+    ray_actors.require_one_ca(plan.root, hosts)
     started = [ray_actors.start(plan.root, host, node) for node, host in nodes.values()]
     statuses = ray_actors.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
     statuses = rolling_settings.take_over(
@@ -356,7 +397,8 @@ def _run(plan: ClusterPlan, hosts: Sequence[Host], head: RayHead | None, notes: 
         for status in statuses
         if status["state"] != "serving"
     ]
-    return Result(map_, statuses, head, notes)
+    identity = cluster_identity.folder_of(plan.root)
+    return Result(map_, statuses, head, notes, str(identity.ca_file) if identity.exists else "")
 
 
 def _agree(

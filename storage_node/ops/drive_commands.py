@@ -98,10 +98,10 @@ def order(
     """
     with contextlib.ExitStack() as held:
         try:
-            channel = held.enter_context(grpc.insecure_channel(endpoint, options=_OPTIONS))
+            channel = held.enter_context(caller.client_channel(endpoint, _OPTIONS))
             known = rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(known_version=2**63), timeout=CALL_TIMEOUT_S)
             peer_endpoint = resolved(endpoint, known.peer_endpoint)
-            inside = caller.through(grpc.insecure_channel(peer_endpoint, options=_OPTIONS), peer_endpoint)
+            inside = caller.channel(peer_endpoint, _OPTIONS)
             return call(rpc.DrivesStub(held.enter_context(inside)))
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):

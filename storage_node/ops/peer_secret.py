@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from storage_node.context.channels import Caller, make_secret, read_secret
-from storage_node.ops import settings_store
+from storage_node.ops import cluster_identity, settings_store
 from storage_node.ops.ray_head import FOLDER_NAME, ClusterError
 from storage_node.settings.sources import WrongSetting
 
@@ -40,6 +40,6 @@ def operator(root: Path) -> Caller:
     except (OSError, WrongSetting):
         named = ""  # code that needs the settings reports the error
     try:
-        return Caller(read_secret(named or default_file(root)))
+        return Caller(read_secret(named or default_file(root)), credentials=cluster_identity.operator(root))
     except (OSError, ValueError) as error:
         raise ClusterError(f"the cluster's secret cannot be read: {error}") from error

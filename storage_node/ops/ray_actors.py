@@ -20,7 +20,7 @@ from typing import Any
 
 from ais_loader.extras import needs
 from storage_node.context.channels import read_secret
-from storage_node.ops import node_file, node_log, peer_secret
+from storage_node.ops import cluster_identity, node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.actor import StorageNodeActor
 from storage_node.ops.node_discovery import FoundNodes, NodeDrives, find_nodes, make_nodes, wipe_node
@@ -134,6 +134,20 @@ def share_secret(root: Path, hosts: Sequence[Host]) -> None:
     tasks = {address: _on(address, peer_secret.make).remote(root, secret) for address in lacking}
     for address, task in tasks.items():
         _get(task, f"keeping the peer secret on {address}")
+
+
+def require_one_ca(root: Path, hosts: Sequence[Host]) -> None:
+    """Require that the hosts with nodes have the same CA below the root, or none of them has one. Raises
+    ClusterError."""
+    tasks = {host.address: _on(host.address, cluster_identity.ca_of).remote(root) for host in hosts if host.found.nodes}
+    found = {address: _get(task, f"reading the CA on {address}") for address, task in tasks.items()}
+    found[""] = cluster_identity.ca_of(root)  # of this machine
+    if len(set(found.values())) > 1:
+        others = ", ".join(address for address, ca in found.items() if address and ca != found[""])
+        raise ClusterError(
+            f"{cluster_identity.folder_of(root).path} is not the same on {others}: copy the folder from the machine "
+            "where `cluster up --secure` has made it, readable by its owner alone, and run this again"
+        )
 
 
 def tail_of_log(root: Path, host: Host, uuid: str, lines: int) -> list[str]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from ais_loader.version import __version__
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
@@ -43,19 +44,20 @@ def run_node(
     *,
     grace_s: float = 5.0,
     lock: int | None = None,
+    identity: Path | None = None,
 ) -> None:
     """Start a node, call `announce` when it accepts connections, and serve until SIGTERM or SIGINT, or until the node
     has been idle for `idle_exit_s`. Clients of this host find it by the node folder of its drives.
 
-    Must run on the main thread. `lock`: descriptor of the lock of that folder, if this process has inherited it. Raises
-    what NodeServer.start raises.
+    Must run on the main thread. `lock`: descriptor of the lock of that folder, if this process has inherited it.
+    `identity`: see `NodeServer`. Raises what NodeServer.start raises.
     """
     os.umask(0o077)  # logs, and the files of catalogs
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     keep_freed_memory()
-    node = NodeServer(drives, config, makes_secret=True).start()
+    node = NodeServer(drives, config, makes_secret=True, identity=identity).start()
     folder = NodeFolder(drives)
     try:
         lock = _published(folder, lock, node)

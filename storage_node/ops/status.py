@@ -16,7 +16,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from storage_node.cluster.consensus.acceptor_store import decode
-from storage_node.ops import drive_commands, peer_secret, ray_head
+from storage_node.ops import cluster_identity, drive_commands, peer_secret, ray_head
 from storage_node.ops.ask_nodes import NodeAnswer, ask_nodes, newest_map
 from storage_node.ops.node_discovery import FoundNodes, find_nodes
 from storage_node.ops.node_file import NodeFile, read_all
@@ -53,7 +53,10 @@ def cluster_status(root: Path) -> dict[str, Any]:
         "cluster_uuid": map_.cluster_uuid.hex() if map_ is not None else "",
         "map_version": map_.version if map_ is not None else 0,
         "answers": answered is not None,
-        "url": "grpc://" + ",".join(node.endpoint for node in map_.node) if map_ is not None else "",
+        "url": cluster_identity.scheme_of(root) + ",".join(node.endpoint for node in map_.node)
+        if map_ is not None
+        else "",
+        "ca_file": str(identity.ca_file) if (identity := cluster_identity.folder_of(root)).exists else "",
         "ray": {"address": head.address, "dashboard": head.dashboard, "alive": head.answers()} if head else None,
         "nodes": nodes,
         "free_bytes": free_bytes,

@@ -25,7 +25,7 @@ from ais_loader.wire.backoff import Backoff
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import set_endpoints
 from storage_node.etl.worker.environments import Environments
-from storage_node.ops import crash_backoff, node_file, node_log, peer_secret
+from storage_node.ops import cluster_identity, crash_backoff, node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.node_file import NodeFile
@@ -219,7 +219,13 @@ class Supervisor:
         born_s = time.time()
         node_file.write(drives.folder, replace(file, born_s=born_s))
         self._counted = True
-        server = NodeServer(drives.drives, config, environments=self._environments, find=self._find)
+        server = NodeServer(
+            drives.drives,
+            config,
+            environments=self._environments,
+            identity=cluster_identity.of_nodes(self._root),
+            find=self._find,
+        )
         try:
             server.start()
             listening = f"{self._host}:{server.port}"

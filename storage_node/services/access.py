@@ -33,6 +33,7 @@ from storage_node.context.channels import Channels, newer_map
 from storage_node.context.errors import NotAMember
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
+from storage_node.identity.certified import certified
 from storage_node.limits.tasks import settled
 from storage_node.services.calls import RequestReader, guarded
 from storage_node.services.errors import Context, abort
@@ -240,15 +241,17 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         try:
-            await self._require(handler_call_details.method, handler_call_details.invocation_metadata)
+            node_uuid = await self._require(handler_call_details.method, handler_call_details.invocation_metadata)
         except (_Refused, _Stranger, LoaderError) as refused:
             return _refusal(refused)
-        return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        return certified(handler, node_uuid) if self._node.config.listen.cert_file else handler
 
-    async def is_inside(self, method: str, context: Context) -> bool:
+    async def is_inside(self, method: str, context: Context) -> bool | None:
         """Return whether the caller is a node or an operator, at either listener.
 
-        At the client listener, such a caller states its role and proves it like at the peer listener. Aborts a call
+        At the client listener, such a caller states its role and proves it like at the peer listener. With TLS, the
+        client listener sees no certificates: None stands for a caller that has to ask the peer listener. Aborts a call
         whose proof is invalid.
         """
         if CALLER.get() is not Role.CLIENT:
@@ -256,6 +259,8 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         meta = _texts(context.invocation_metadata())
         if ROLE_KEY not in meta:
             return False
+        if self._node.config.listen.cert_file:
+            return None
         try:
             await self._require_proof(method, meta, of_clients=True)
         except _Refused as refused:
@@ -264,8 +269,9 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await abort(context, error)
         return True
 
-    async def _require(self, method: str, metadata: Any) -> None:
-        """Check a caller. Raises _Refused, _Stranger, NodeUnavailable."""
+    async def _require(self, method: str, metadata: Any) -> bytes:
+        """Check a caller; return the uuid of a node, empty for an operator. Raises _Refused, _Stranger,
+        NodeUnavailable."""
         meta = _texts(metadata)
         await self._require_proof(method, meta)
         role = _ROLES.get(meta.get(ROLE_KEY, ""))
@@ -277,8 +283,11 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if who_may(method) and not who_may(method) & role:
             raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for a caller of role {role.name}")
         CALLER.set(role)
-        if role is Role.PEER:
-            await self._require_member(method, *_sender(meta))
+        if role is not Role.PEER:
+            return b""
+        uuid, version = _sender(meta)
+        await self._require_member(method, uuid, version)
+        return uuid
 
     async def _require_proof(self, method: str, meta: dict[str, str], *, of_clients: bool = False) -> None:
         """Check the proof. `of_clients`: at the client listener. Raises _Refused, NodeUnavailable."""

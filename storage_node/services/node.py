@@ -90,7 +90,7 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         membership: Membership,
         acceptor_store: AcceptorStore,
         peer_endpoint: Callable[[], str],
-        is_inside: Callable[[str, Context], Awaitable[bool]],
+        is_inside: Callable[[str, Context], Awaitable[bool | None]],
     ) -> None:
         self._is_inside = is_inside
         self._node = node
@@ -103,7 +103,7 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         is_inside = await self._is_inside(_GET_MAP, context)
         view = self._membership.view
         response = pb.GetMapResponse(node_uuid=self._membership.node_uuid, peer_endpoint=self._peer_endpoint())
-        if view is not None and view.version > request.known_version:
+        if is_inside is not None and view is not None and view.version > request.known_version:
             response.map.CopyFrom(view.map if is_inside else self._for_clients(view.map))
         return response
 

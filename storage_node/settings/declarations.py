@@ -70,6 +70,21 @@ class ListenSettings(SettingsGroup):
     it, and do not send it. If empty, `ais-loader serve` uses the file `peer-secret` in its first drive, which it
     creates, and `ais-loader cluster up` the file `.cluster/peer-secret` below the root. `peer_host` must be a loopback
     address if a node has no secret, or one of its own."""
+    cert_file: str = ""
+    """A certificate in PEM, followed by its chain: with it, all listeners of clients and nodes use TLS. It names the
+    hosts at which the node is reached, and the node's uuid as the URI `ais-loader:node:UUID`. It needs `key_file` and
+    `ca_file`. `--secure` makes these files. They are read again when they change."""
+    key_file: str = ""
+    """The key of `cert_file` in PEM, without a password."""
+    ca_file: str = ""
+    """The certificates in PEM of the authorities that vouch for other nodes and for operators."""
+
+    def __post_init__(self) -> None:
+        SettingsGroup.__post_init__(self)
+        files = {"cert_file": self.cert_file, "key_file": self.key_file, "ca_file": self.ca_file}
+        if any(files.values()) and (missing := [name for name, path in files.items() if not path]):
+            raise ValueError(f"{' and '.join(missing)}: TLS needs all of cert_file, key_file and ca_file")
+
     metrics_port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
 

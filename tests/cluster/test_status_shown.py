@@ -119,7 +119,7 @@ class SilentClient:
 def test_counting_ends_in_time_where_a_node_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ais_loader.objects.client.connect", lambda *_, **__: SilentClient())
     monkeypatch.setattr(cluster_status, "COUNTING_S", 0.05)
-    found = {"answers": True, "url": "grpc://x", "nodes": []}
+    found = {"answers": True, "url": "grpc://x", "ca_file": "", "nodes": []}
     assert cluster_status.counted(found) == {"buckets": None, "objects": None, "object_bytes": None}
 
 

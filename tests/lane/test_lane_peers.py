@@ -38,7 +38,7 @@ OBJECTS = SeededObjects(
 NAMES = sorted(OBJECTS, key=lambda name: zlib.crc32(name.encode()))
 TIMEOUT_S = 10.0
 SOON = Backoff(0.05, 0.05)
-Offer = Callable[[str], pb.OpenLaneResponse]
+Offer = Callable[[str, int | None], pb.OpenLaneResponse]
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,8 @@ def offering(
     """Nodes 1 and 2 offer lanes that have been changed."""
 
     def changed(offer: Offer) -> Offer:
-        def offered(tenant: str) -> pb.OpenLaneResponse:
-            answer = offer(tenant)
+        def offered(tenant: str, user: int | None) -> pb.OpenLaneResponse:
+            answer = offer(tenant, user)
             change(answer)
             return answer
 

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from ais_loader import errors
 from ais_loader.transport.base import FrameStream
@@ -19,7 +20,7 @@ from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
 from ais_loader.transport.on_demand import OnDemandNode
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.options import ClusterOptions
-from ais_loader.values.urls import NODE_SCHEME, store_folders
+from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, endpoints_of, store_folders
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -35,12 +36,13 @@ class Discovery:
     """
 
     def __init__(self, url: str, options: ClusterOptions, known: Sequence[str] = ()) -> None:
+        options = replace(options, tls=url.startswith(SECURE_SCHEME))
         self._options = options
         if url.startswith(NODE_SCHEME):
             self._start_endpoints: list[str] = []
             self._endpoints = NodeCalls(url, options, OnDemandNode(store_folders(url)).endpoint)
         else:
-            self._start_endpoints = list(dict.fromkeys([*url.replace("grpc://", "").split(","), *known]))
+            self._start_endpoints = list(dict.fromkeys([*endpoints_of(url), *known]))
             self._endpoints = NodeCalls("grpc://" + ",".join(self._start_endpoints), options)
         self._lock = threading.Lock()
         self.found: Members | None = None
@@ -73,10 +75,15 @@ class Discovery:
     def _request_map(self, timeout_s: float, *, retry: bool) -> ClusterView | None:
         """Return the newest map that an endpoint has; None if those that answer have none."""
         patience = RetryBudget(self._options.retry_s)
+        strangers = 0
         while True:
             try:
                 answer = _map_of(self._endpoints, timeout_s)
                 break
+            except errors.NodeUntrusted:
+                strangers += 1
+                if not retry or strangers >= max(1, len(self._start_endpoints)):
+                    raise
             except (errors.NodeUnavailable, errors.Overloaded) as error:
                 if not retry:
                     raise
@@ -84,7 +91,7 @@ class Discovery:
         if answer is None and len(self._start_endpoints) > 1:
             # A node that has just restarted may not have learned yet what the others know.
             for endpoint in self._start_endpoints:
-                other = NodeCalls(f"grpc://{endpoint}", ClusterOptions(retry_s=0.0))
+                other = NodeCalls(f"grpc://{endpoint}", replace(self._options, retry_s=0.0))
                 try:
                     answer = _map_of(other, min(timeout_s, QUICK_TIMEOUT_S))
                 except (errors.NodeUnavailable, errors.SilenceTimeout):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import weakref
@@ -14,6 +15,7 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.transport.fork_safety import GATE, grpc_begins
+from ais_loader.transport.grpc.channel import open_channel, untrusted
 from ais_loader.transport.session.call_lane import CallLanes
 from ais_loader.transport.session.lane import CONNECT_TIMEOUT_S, Lanes
 from ais_loader.transport.session.long_batch import OWN_CHANNEL_OPTIONS, keep_freed_memory
@@ -21,7 +23,7 @@ from ais_loader.transport.session.raw_stream import Stream, open_stream
 from ais_loader.transport.session.session import Call, Session
 from ais_loader.transport.session.single_get import SingleGet
 from ais_loader.transport.session.stream_pool import StreamPool
-from ais_loader.values.options import LaneChoice
+from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -108,9 +110,7 @@ class Connection:
     """The channel, stubs and sessions of one process to one endpoint. Create it inside the fork barrier.
 
     Args:
-        patience_s: how long its callers wait for a node that does not answer.
-        tenant: the tenant of its calls.
-        lane: "grpc" never opens one.
+        options: `retry_s` is how long its callers wait for a node that does not answer.
         owner: the object that closes it. If the owner is collected first, the connection is closed when the next one is
             created, or at a fork.
     """
@@ -118,20 +118,18 @@ class Connection:
     def __init__(
         self,
         endpoint: str,
-        verify_payload: bool,
-        patience_s: float,
-        tenant: str,
+        options: ClusterOptions,
         owner: object,
-        lane: LaneChoice = "grpc",
     ) -> None:
         abandon_orphans()
         self.endpoint = endpoint
-        self._patience_s = patience_s
+        self._options = options
+        tenant = options.tenant
         self._owner = weakref.ref(owner)
         self.abandoned = self.closed = self.cut = False
         self.lock = threading.Lock()
         grpc_begins()
-        self.channel = grpc.insecure_channel(endpoint, options=for_patience(CHANNEL_OPTIONS, patience_s))
+        self.channel = open_channel(endpoint, options, for_patience(CHANNEL_OPTIONS, options.retry_s))
         self._metadata = ((TENANT_KEY, tenant.encode()),) if tenant else ()
         """Metadata of each call; batches within a session carry the tenant in their requests."""
         named = grpc.intercept_channel(self.channel, _Naming(self._metadata)) if tenant else self.channel
@@ -153,11 +151,11 @@ class Connection:
         )
         host, _, port = endpoint.rpartition(":")
         self._port = int(port)
-        self.lanes = Lanes(host.strip("[]"), self._lane_offer) if lane == "auto" else None
+        self.lanes = Lanes(host.strip("[]"), self._lane_offer) if options.lane == "auto" else None
         self.put_lanes = CallLanes(self.lanes)
         self._session: Session | None = None  # guarded by lock
         self._pool = StreamPool(partial(self._open_stream, self.channel))
-        self.single_get = SingleGet(self._pool, verify_payload)
+        self.single_get = SingleGet(self._pool, options.verify_payload)
         self._own_channel: grpc.Channel | None = None  # guarded by lock
         self._own_pool: StreamPool | None = None  # guarded by lock
         _OPEN.add(self)
@@ -188,7 +186,7 @@ class Connection:
     def _lane_offer(self) -> batch_pb.OpenLaneResponse | None:
         """Request a lane. Returns None if the node offers none, or does not answer now; gRPC then reports why."""
         try:
-            request = batch_pb.OpenLaneRequest(port=self._port)
+            request = batch_pb.OpenLaneRequest(port=self._port, user=os.geteuid())
             offer: batch_pb.OpenLaneResponse = self._open_lane(request, timeout=CONNECT_TIMEOUT_S)
         except (grpc.RpcError, errors.LoaderError):
             return None
@@ -202,8 +200,8 @@ class Connection:
                     raise self.closed_error()
                 keep_freed_memory()
                 grpc_begins()
-                options = for_patience(OWN_CHANNEL_OPTIONS, self._patience_s)
-                self._own_channel = grpc.insecure_channel(self.endpoint, options=options)
+                options = for_patience(OWN_CHANNEL_OPTIONS, self._options.retry_s)
+                self._own_channel = open_channel(self.endpoint, self._options, options)
                 self._own_pool = StreamPool(partial(self._open_stream, self._own_channel))
             return self._own_pool
 
@@ -256,9 +254,11 @@ class Connection:
                 failure.reached = False
                 return failure
             if (details or "").startswith(_NO_CONNECTION):
+                if (reason := untrusted(self.endpoint, details, self._options)) is not None:
+                    return reason
                 # Its details repeat the address twice; the reason is at the end.
-                reason = details.rpartition(": ")[2]
-                failure = errors.NodeUnavailable(f"{self.endpoint}: no node can be reached there: {reason}")
+                said = details.rpartition(": ")[2]
+                failure = errors.NodeUnavailable(f"{self.endpoint}: no node can be reached there: {said}")
                 failure.reached = False
                 return failure
             return errors.NodeUnavailable(f"{self.endpoint}: {details}")

@@ -41,7 +41,7 @@ from ais_loader.values.promote import PromoteResult
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary, PrefixSummary
-from ais_loader.values.urls import is_host_port
+from ais_loader.values.urls import endpoints_of, is_host_port
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
@@ -89,7 +89,7 @@ class NodeCalls:
         self._locate = locate
         self._located_s = -math.inf
         """When the node was last located; -inf after it has not answered."""
-        self._endpoints = [] if locate is not None else [part.removeprefix("grpc://") for part in url.split(",")]
+        self._endpoints = [] if locate is not None else endpoints_of(url)
         for endpoint in self._endpoints:
             if not is_host_port(endpoint):
                 raise errors.InvalidRequest(f"{url!r}: {endpoint!r} is not host:port, as in grpc://10.0.0.5:7480")
@@ -115,15 +115,7 @@ class NodeCalls:
             if self._closed:
                 raise errors.Closed(f"the connection to {self.url} has been closed")
             if self._connection is None:
-                options = self._options
-                self._connection = Connection(
-                    self._endpoints[self._endpoint],
-                    options.verify_payload,
-                    options.retry_s,
-                    options.tenant,
-                    self,
-                    options.lane,
-                )
+                self._connection = Connection(self._endpoints[self._endpoint], self._options, self)
             return self._connection
 
     def _follow(self) -> None:

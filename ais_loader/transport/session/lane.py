@@ -60,6 +60,8 @@ class Lanes:
         if offer is None or not offer.token or (method and method not in offer.method):
             return None
         for kind, connect in (("unix", self._by_unix), ("tcp", self._by_tcp)):
+            if kind == "tcp" and not offer.tcp_port:
+                return None  # the node uses TLS, and lanes do not leave its machine
             with contextlib.suppress(OSError):
                 sock = connect(offer)
                 try:

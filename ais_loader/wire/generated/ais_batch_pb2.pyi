@@ -41,10 +41,12 @@ TRANSFORMED: ChecksumKind
 UNCHECKED: ChecksumKind
 
 class OpenLaneRequest(_message.Message):
-    __slots__ = ("port",)
+    __slots__ = ("port", "user")
     PORT_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
     port: int
-    def __init__(self, port: _Optional[int] = ...) -> None: ...
+    user: int
+    def __init__(self, port: _Optional[int] = ..., user: _Optional[int] = ...) -> None: ...
 
 class OpenLaneResponse(_message.Message):
     __slots__ = ("token", "lifetime_ms", "unix_name", "tcp_port", "method")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -99,7 +99,7 @@ class NodeConnections:
         answers: dict[str, Response | NoAnswer] = {}
         for endpoint, request in ask.requests.items():
             if endpoint not in self._channels:
-                self._channels[endpoint] = _through(self._caller, grpc.insecure_channel, endpoint)
+                self._channels[endpoint] = self._caller.channel(endpoint, _OPTIONS)
             call = _method(self._channels[endpoint], request).future(request, timeout=_timeout_s(request))
             call.add_done_callback(lambda call, endpoint=endpoint: answered.put((endpoint, call)))
         while len(answers) < len(ask.requests) and not ask.enough(answers):
@@ -167,7 +167,7 @@ class AsyncChannels:
     def to(self, endpoint: str) -> Any:
         """Return a channel that connects on first use and stays open until `close`."""
         if endpoint not in self._channels:
-            self._channels[endpoint] = _through(self._caller, grpc.aio.insecure_channel, endpoint)
+            self._channels[endpoint] = self._caller.aio_channel(endpoint, _OPTIONS)
         return self._channels[endpoint]
 
     async def call(self, endpoint: str, request: Request) -> Response | NoAnswer:
@@ -189,10 +189,6 @@ class AsyncChannels:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _through(caller: Caller, connect: Callable[..., Any], endpoint: str) -> Any:
-    return caller.through(connect(endpoint, options=_OPTIONS), endpoint)
 
 
 def _method(channel: Any, request: Request) -> Any:

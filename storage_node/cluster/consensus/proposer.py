@@ -156,6 +156,7 @@ class Proposer:
     def _meet(self, endpoints: Iterable[str]) -> Generator[Ask | Pause, Answers, dict[str, pb.ClusterMap]]:
         """Identify the nodes at these endpoints; return the maps that they know."""
         maps: dict[str, pb.ClusterMap] = {}
+        inner: set[str] = set()
         answers = yield Ask({endpoint: pb.GetMapRequest() for endpoint in sorted(endpoints)})
         for endpoint, answer in answers.items():
             if not isinstance(answer, pb.GetMapResponse):
@@ -166,6 +167,11 @@ class Proposer:
                 maps[endpoint] = answer.map
             peer_endpoint = resolved(endpoint, answer.peer_endpoint)
             self._nodes.setdefault(answer.node_uuid, _KnownNode(peer_endpoint, answer.map.version))
+            if not answer.HasField("map") and peer_endpoint not in (endpoint, *self._met):
+                # With TLS, only the listener for peers sees certificates, and gives operators and nodes the map.
+                inner.add(peer_endpoint)
+        if inner:
+            maps |= yield from self._meet(inner)
         return maps
 
     def _advance(self, base: pb.ClusterMap) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:

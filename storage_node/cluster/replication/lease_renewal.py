@@ -65,6 +65,7 @@ class LeaseRenewal:
         self._calls: dict[bytes, grpc.Future] = {}
         """Outstanding requests by node. An answer removes its own, on another thread."""
         self._channels: dict[str, Any] = {}
+        self._generation = caller.generation
         self._stopping = False
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ais-loader-lease", daemon=True)
@@ -119,9 +120,13 @@ class LeaseRenewal:
         call.add_done_callback(partial(self._take, node, requested_s, wanted.view.version))
 
     def _channel(self, endpoint: str) -> Any:
+        if self._generation != (generation := self._caller.generation):
+            self._generation = generation
+            for channel in self._channels.values():
+                channel.close()  # the calls that this ends are repeated
+            self._channels.clear()
         if endpoint not in self._channels:
-            channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
-            self._channels[endpoint] = self._caller.through(channel, endpoint)
+            self._channels[endpoint] = self._caller.channel(endpoint, CHANNEL_OPTIONS)
         return self._channels[endpoint]
 
     def _take(self, node: pb.MapNode, requested_s: float, version: int, call: Any) -> None:

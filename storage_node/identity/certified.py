@@ -1,0 +1,60 @@
+"""Check of the certificate behind a call: the role and the uuid that a caller states are those of its certificate.
+
+A server of grpc.aio shows a call's certificate to its handler alone, so the check is the first step of the handler,
+before a request is read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc
+
+from storage_node.identity.names import OPERATOR_URI, described, node_uri
+
+URI_PROPERTY = "peer_uri"
+
+
+def certified(handler: grpc.RpcMethodHandler | None, node_uuid: bytes) -> grpc.RpcMethodHandler | None:
+    """Return a handler that first requires the certificate of this node, or of an operator if `node_uuid` is empty.
+
+    `handler` is one of `guarded`: it takes a stream of requests.
+    """
+    if handler is None:
+        return None
+    needed = node_uri(node_uuid) if node_uuid else OPERATOR_URI
+    response = "stream" if handler.response_streaming else "unary"
+    method = getattr(handler, f"stream_{response}")
+    return handler._replace(**{f"stream_{response}": _checking(method, needed)})
+
+
+def _checking(method: Callable[..., Any], needed: str) -> Callable[..., Any]:
+    if inspect.isasyncgenfunction(method):
+
+        async def answers(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            await _require(needed, context)
+            async for answer in method(requests, context):
+                yield answer
+
+        return answers
+
+    async def answer(requests: AsyncIterator[Any], context: Any) -> Any:
+        await _require(needed, context)
+        return await method(requests, context)
+
+    return answer
+
+
+async def _require(needed: str, context: Any) -> None:
+    if (problem := problem_of(needed, context.auth_context())) is not None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, problem)
+
+
+def problem_of(needed: str, auth_context: Mapping[str, Any]) -> str | None:
+    """Return the reason why a caller is not the one that it states; None if it is."""
+    uris = [uri.decode(errors="replace") for uri in auth_context.get(URI_PROPERTY, ())]
+    if needed in uris:
+        return None
+    return f"the call is made as {described([needed])}, and its certificate is for {described(uris)}"

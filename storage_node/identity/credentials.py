@@ -1,0 +1,101 @@
+"""Credentials of gRPC made of a `TlsFiles`, which follow the files when they change.
+
+Listeners look at the files at every handshake. Channels keep the credentials with which they were made; whoever keeps a
+channel opens another one when `ChannelCredentials.generation` has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import grpc
+
+from storage_node.identity.tls_files import TlsFiles
+
+LOOK_INTERVAL_S = 1.0
+"""A change of the files is noticed this late at most."""
+log = logging.getLogger(__name__)
+
+
+class _Followed:
+    """Contents of the files that were usable last. Thread-safe."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises OSError, ValueError."""
+        self._files = files
+        self._lock = threading.Lock()
+        self._stamp = files.stamp()  # before reading: a change in between is seen as one
+        self.contents = files.read()
+        self.generation = 0
+        self._looked_s = time.monotonic()
+
+    def look(self) -> bool:
+        """Read the files again if they have changed. Return whether `contents` has changed.
+
+        Contents that are not usable, such as half of a renewal, are logged, and the former ones stay in use.
+        """
+        with self._lock:
+            if time.monotonic() - self._looked_s < LOOK_INTERVAL_S:
+                return False
+            self._looked_s = time.monotonic()
+            try:
+                stamp = self._files.stamp()
+                if stamp == self._stamp:
+                    return False
+                contents = self._files.read()
+            except (OSError, ValueError) as error:
+                log.warning("the former certificate stays in use: %s", error)
+                return False
+            self._stamp = stamp
+            if contents == self.contents:
+                return False
+            self.contents = contents
+            self.generation += 1
+            log.info("%s has changed and is in use now", self._files.cert_file)
+            return True
+
+
+def server_credentials(files: TlsFiles, *, peers: bool) -> grpc.ServerCredentials:
+    """Return the credentials of a listener. `peers`: its callers need a certificate of the CA.
+
+    Raises OSError, ValueError.
+    """
+    followed = _Followed(files)
+
+    def configuration() -> Any:
+        contents = followed.contents
+        pairs = [(contents.key, contents.cert)]
+        return grpc.ssl_server_certificate_configuration(pairs, contents.ca if peers else None)
+
+    def changed() -> Any:
+        return configuration() if followed.look() else None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), changed, require_client_authentication=peers)
+
+
+class ChannelCredentials:
+    """Credentials of the channels of one node or operator. Thread-safe."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises OSError, ValueError."""
+        self._followed = _Followed(files)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def generation(self) -> int:
+        """Number of changes of the files so far."""
+        self._followed.look()
+        return self._followed.generation
+
+    def current(self) -> grpc.ChannelCredentials:
+        self._followed.look()
+        contents = self._followed.contents
+        return grpc.ssl_channel_credentials(contents.ca, contents.key, contents.cert)

@@ -1,0 +1,126 @@
+"""Certificates that change while a node runs, and connections that never finish their handshake."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from ais_loader import ClusterOptions, Entry, connect
+from ais_loader.errors import NodeUntrusted
+from storage_node.identity import credentials
+from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.server import NodeServer
+from tests.security.tls_kit import asked, caller
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "LOOK_INTERVAL_S", 0.01)
+
+
+def shown(node: NodeServer) -> int:
+    """Return the serial number of the certificate that a new connection is shown."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with socket.create_connection(("127.0.0.1", node.port)) as sock, context.wrap_socket(sock) as tls:
+        der = tls.getpeercert(binary_form=True)
+    assert der is not None
+    return x509.load_der_x509_certificate(der).serial_number
+
+
+def reissued(identity: IdentityFolder, node: NodeServer) -> None:
+    """Issue another certificate for a node, in the same files."""
+    uuid = node.membership.node_uuid
+    (identity.path / f"node-{uuid.hex()}.pem").unlink()
+    identity.node_files(uuid, ["127.0.0.1"])
+
+
+def changed(node: NodeServer, before: int) -> int:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while (now := shown(node)) == before:
+        assert time.monotonic() < deadline_s, "the certificate is still the former one"
+        time.sleep(0.02)
+    return now
+
+
+@pytest.mark.parametrize("lane", ["auto", "grpc"])
+def test_a_stream_of_batches_continues_while_the_certificate_changes(
+    node: NodeServer, identity: IdentityFolder, lane: str
+) -> None:
+    names = [f"object-{number}" for number in range(200)]
+    options = ClusterOptions(lane=lane)  # type: ignore[arg-type]
+    with connect(node.url, ca=identity.ca_file, options=options) as client:
+        bucket = client.create_bucket("b")
+        bucket.put_many({name: name.encode() * 1000 for name in names}.items())
+        serial = shown(node)
+        wanted = [[Entry("b", name) for name in names]] * 20
+        for number, batch in enumerate(client.get_batches(iter(wanted))):
+            if number in (3, 9):
+                reissued(identity, node)
+                serial = changed(node, serial)
+            assert [bytes(item.data) for item in batch] == [name.encode() * 1000 for name in names]
+        with connect(node.url, ca=identity.ca_file) as later:
+            assert later.bucket("b").get(names[0]) == names[0].encode() * 1000
+
+
+def test_half_of_a_renewal_leaves_the_former_certificate_in_use(node: NodeServer, identity: IdentityFolder) -> None:
+    before = shown(node)
+    key = identity.path / f"node-{node.membership.node_uuid.hex()}-key.pem"
+    whole = key.read_bytes()
+    key.write_bytes(whole[: len(whole) // 2])
+    assert shown(node) == before
+    key.unlink()
+    assert shown(node) == before
+    key.write_bytes(whole)
+    reissued(identity, node)
+    changed(node, before)
+
+
+def test_another_ca_takes_over_without_a_restart(tmp_path: Path, node: NodeServer, identity: IdentityFolder) -> None:
+    former = tmp_path / "former.pem"
+    former.write_bytes(identity.ca_file.read_bytes())
+    operator = caller(identity.operator_files())
+    asked(operator, node.peer_endpoint)
+    before = shown(node)
+    for name in ("ca.pem", "ca-key.pem", "operator.pem", "operator-key.pem"):
+        (identity.path / name).unlink()
+    identity.make()
+    reissued(identity, node)
+    changed(node, before)
+    with connect(node.url, ca=identity.ca_file) as client:
+        assert client.buckets() == []
+    with connect(node.url, ca=former) as client, pytest.raises(NodeUntrusted):
+        client.buckets()
+    assert asked(operator, node.peer_endpoint).node_uuid == node.membership.node_uuid  # it follows its own files
+
+
+def test_half_done_handshakes_hold_up_nobody(node: NodeServer, identity: IdentityFolder) -> None:
+    silent = [socket.create_connection(("127.0.0.1", port)) for port in (node.port, node.peer_port) for _ in range(100)]
+    try:
+        for sock in silent[::2]:
+            sock.sendall(b"\x16\x03\x01\x02\x00\x01")  # the first bytes of a ClientHello
+        began_s = time.monotonic()
+        with connect(node.url, ca=identity.ca_file) as client:
+            client.create_bucket("b").put("x", b"x")
+            assert client.bucket("b").get("x") == b"x"
+        asked(caller(identity.operator_files()), node.peer_endpoint)
+        assert time.monotonic() - began_s < 8.0
+    finally:
+        for sock in silent:
+            sock.close()
+
+
+@pytest.mark.slow
+def test_half_done_handshakes_are_ended(node: NodeServer) -> None:
+    with socket.create_connection(("127.0.0.1", node.port)) as sock:
+        sock.sendall(b"\x16\x03\x01\x02\x00\x01")
+        sock.settimeout(30.0)
+        assert sock.recv(1) == b""
