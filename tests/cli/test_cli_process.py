@@ -165,7 +165,7 @@ def test_serve_finds_wrong_options_before_it_touches_a_drive(tmp_path: Path) -> 
         (["--drive", tmp_path / "s", "--read-threads", "0"], "0 is not in the range"),
         ([], "Missing option '--drive'"),
         (["--drive", tmp_path / "s", "--host", "0.0.0.0"], "0.0.0.0 is more than loopback, and there is no"),
-        (["--drive", tmp_path / "s", "--host", "::"], "Use --insecure to listen on a network nevertheless"),
+        (["--drive", tmp_path / "s", "--host", "::"], "or --insecure to listen on a network nevertheless"),
         (["--drive", tmp_path / "s", "--peer-host", "10.0.0.5"], "10.0.0.5 is more than loopback"),
         (
             ["--drive", tmp_path / "s", "--peer-host", "0.0.0.0", "--insecure"],
@@ -173,6 +173,16 @@ def test_serve_finds_wrong_options_before_it_touches_a_drive(tmp_path: Path) -> 
         ),
         (["--drive", tmp_path / "s", "--set", "host=box.example.org"], "box.example.org is more than loopback"),
         (["--drive", tmp_path / "s", "--host", "localhost.example.org"], "is more than loopback"),
+        (["--drive", tmp_path / "s", "--identity", tmp_path / "i"], "--identity is the folder of --secure"),
+        (["--drive", tmp_path / "s", "--cert", "a.pem"], "TLS needs all of cert_file, key_file and ca_file"),
+        (
+            ["--drive", tmp_path / "s", "--secure", "--cert", "a", "--key", "b", "--ca", "c"],
+            "--secure makes certificates, and --cert names one",
+        ),
+        (
+            ["--drive", tmp_path / "s", "--secure", "--host", "0.0.0.0", "--metrics-port", "0"],
+            "0.0.0.0 is more than loopback, and metrics have no TLS",
+        ),
     ]:
         result = CliRunner().invoke(main, ["serve", *map(str, arguments)])
         assert result.exit_code == 2 and reason in " ".join(result.stderr.split())

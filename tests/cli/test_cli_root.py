@@ -226,7 +226,7 @@ def test_serve_allows_transforms_that_are_named_and_no_others(tmp_path: Path, mo
     from storage_node.settings.config import ServerConfig
 
     served: list[ServerConfig] = []
-    monkeypatch.setattr(ops, "run_node", lambda drives, config, announce: served.append(config))
+    monkeypatch.setattr(ops, "run_node", lambda drives, config, announce, **_: served.append(config))
     allowed = [
         "--etl-code",
         "--etl-command",

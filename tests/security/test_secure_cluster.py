@@ -1,0 +1,121 @@
+"""Clusters over TLS: batches, a node that is killed, and the commands of an operator."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ais_loader import ClusterOptions, Entry, connect
+from ais_loader.errors import NodeUnavailable
+from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.testing.folders import throwaway_folder
+from ais_loader.testing.waiting import eventually
+from storage_node.ops import ray_head
+from tests.cluster.operator_kit import Operator
+
+pytestmark = pytest.mark.slow  # each starts several processes
+OBJECTS = {f"en/{number:03d}": bytes([number]) * (10_000 + number) for number in range(60)}
+
+
+def batch_of(url: str, ca_file: str, lane: str = "auto") -> dict[str, bytes]:
+    """Return the contents of a batch of all objects."""
+    options = ClusterOptions(lane=lane, retry_s=30.0)  # type: ignore[arg-type]
+    with connect(url, ca=ca_file, options=options) as client:
+        batch = client.get_batch([Entry("b", name) for name in OBJECTS])
+        return {item.entry.name: bytes(item.data) for item in batch}
+
+
+@pytest.mark.parametrize("lane", ["auto", "grpc"])
+def test_batches_survive_the_kill_of_a_node(tmp_path: Path, lane: str) -> None:
+    with ClusterProcesses(tmp_path / "nodes", 3, buckets={"b": 2}, identity=tmp_path / "identity") as cluster:
+        with connect(cluster.url, ca=cluster.ca_file) as client:
+            bucket = client.bucket("b")
+            for name, data in OBJECTS.items():
+                bucket.put(name, data)  # every object has copies on two nodes, which those send each other
+        assert batch_of(cluster.url, cluster.ca_file, lane) == OBJECTS
+        cluster.kill([1])
+        assert batch_of(cluster.url, cluster.ca_file, lane) == OBJECTS
+        with connect(cluster.url, ca=cluster.ca_file, options=ClusterOptions(retry_s=30.0)) as client:
+            client.bucket("b").put("en/000", b"newer")
+        cluster.start([1])
+        cluster.kill([0])
+
+        def newest() -> bool:
+            try:
+                with connect(cluster.url, ca=cluster.ca_file) as client:
+                    return client.bucket("b").get("en/000") == b"newer"
+            except NodeUnavailable:
+                return False
+
+        eventually(newest, timeout_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def operator() -> Iterator[Operator]:
+    with throwaway_folder() as folder:
+        operator = Operator(folder)
+        try:
+            yield operator
+        finally:
+            ray_head.end(operator.root)
+            assert not operator.left_over()
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(operator: Operator) -> dict[str, Any]:
+    """Three nodes with TLS, and what `up` said of them."""
+    said: dict[str, Any] = operator.json("up", "--nodes", "3", "--no-dashboard", "--secure")
+    with connect(said["url"], ca=said["ca_file"]) as client:
+        bucket = client.create_bucket("b", copies=2)
+        for name, data in OBJECTS.items():
+            bucket.put(name, data)
+    return said
+
+
+def test_up_makes_nodes_with_tls(operator: Operator, ray_cluster: dict[str, Any]) -> None:
+    assert ray_cluster["url"].startswith("grpcs://")
+    assert ray_cluster["ca_file"] == str(operator.root / ".cluster" / "identity" / "ca.pem")
+    assert batch_of(ray_cluster["url"], ray_cluster["ca_file"]) == OBJECTS
+    plain = ray_cluster["url"].replace("grpcs", "grpc")
+    with connect(plain) as client, pytest.raises(NodeUnavailable, match="use grpcs://"):
+        client.buckets()
+
+
+def test_commands_have_the_certificate_of_an_operator(operator: Operator, ray_cluster: dict[str, Any]) -> None:
+    said = operator.json("status")
+    assert (said["url"], said["ca_file"]) == (ray_cluster["url"], ray_cluster["ca_file"])
+    assert [node["state"] for node in said["nodes"]] == ["serving"] * 3
+    assert [node["problem"] for node in said["nodes"]] == [""] * 3
+    assert said["objects"] == len(OBJECTS)
+    assert len(operator.run("drive", "list").splitlines()) >= 3
+    assert operator.json("up")["ca_file"] == ray_cluster["ca_file"]  # it stays with TLS
+    assert f"AIS_LOADER_CA_FILE={ray_cluster['ca_file']}" in operator.run("up")
+
+
+def test_a_killed_node_comes_back_with_tls(operator: Operator, ray_cluster: dict[str, Any]) -> None:
+    before = operator.nodes()
+    killed = next(iter(before.values()))
+    os.kill(killed["pid"], signal.SIGKILL)
+
+    def back() -> bool:
+        now = operator.nodes()[killed["id"]]
+        return now["state"] == "serving" and now["pid"] != killed["pid"]
+
+    eventually(back, timeout_s=90.0, interval_s=0.5)
+    assert batch_of(ray_cluster["url"], ray_cluster["ca_file"]) == OBJECTS
+
+
+def test_a_node_that_is_added_has_a_certificate_too(operator: Operator, ray_cluster: dict[str, Any]) -> None:
+    said = operator.json("add")
+    assert len(said["nodes"]) == 4
+    new = next(node for node in said["nodes"] if node["uuid"] not in {one["uuid"] for one in ray_cluster["nodes"]})
+    with connect(f"grpcs://{new['endpoint']}", ca=said["ca_file"]) as client:
+        assert [info.name for info in client.buckets()] == ["b"]
+    operator.run("remove", new["name"], "--lost")
+    operator.run("down")
+    assert "grpcs://" in operator.json("up", "--no-dashboard")["url"]
