@@ -6,6 +6,7 @@ One node process serves an entire test session, so tests are separated by bucket
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,14 @@ import pytest
 
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
-from ais_loader.objects.client import Client, connect
+from ais_loader.objects.client import CA_VARIABLE, Client, connect
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.node import NodeProcess
 
 TRANSPORTS = ("embedded", "grpc", "cluster")
+SECURE_VARIABLE = "AIS_LOADER_TEST_SECURE"
+"""If this environment variable is set, the shared nodes use TLS."""
 
 
 @pytest.fixture(scope="session")
@@ -30,18 +33,32 @@ def promote_root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def node(promote_root: Path) -> Iterator[NodeProcess]:
+def identity() -> Iterator[Path | None]:
+    """The identity folder of the shared nodes, whose CA all clients of this process trust; None without TLS."""
+    if not os.environ.get(SECURE_VARIABLE):
+        yield None
+        return
+    with throwaway_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CA_VARIABLE, str(folder / "ca.pem"))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def node(promote_root: Path, identity: Path | None) -> Iterator[NodeProcess]:
     """A node that all tests share. Never pause or kill it."""
     arguments = ["--promote-root", str(promote_root)]
-    with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=arguments) as running:
+    with (
+        throwaway_folder() as folder,
+        NodeProcess(folder / "drive", arguments=arguments, identity=identity) as running,
+    ):
         yield running
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(promote_root: Path) -> Iterator[ClusterProcesses]:
+def shared_cluster(promote_root: Path, identity: Path | None) -> Iterator[ClusterProcesses]:
     """Three nodes that all tests share. Never pause or kill one."""
     arguments = ["--promote-root", str(promote_root)]
-    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=arguments) as running:
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=arguments, identity=identity) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from storage_node.identity.tls_files import TlsFiles
+from storage_node.identity.tls_files import TlsContents, TlsFiles
 
 LOOK_INTERVAL_S = 1.0
 """A change of the files is noticed this late at most."""
@@ -82,6 +82,7 @@ class ChannelCredentials:
     def __init__(self, files: TlsFiles) -> None:
         """Raises OSError, ValueError."""
         self._followed = _Followed(files)
+        self._expiries: tuple[TlsContents, dict[str, float]] | None = None
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -95,7 +96,25 @@ class ChannelCredentials:
         self._followed.look()
         return self._followed.generation
 
+    def expiries_s(self) -> dict[str, float]:
+        """Return when the certificate and the CA end, in seconds since 1970; nothing without `cryptography`."""
+        self._followed.look()
+        contents = self._followed.contents
+        if self._expiries is None or self._expiries[0] != contents:
+            ends = {"certificate": ends_s(contents.cert), "ca": ends_s(contents.ca)}
+            self._expiries = contents, {name: end for name, end in ends.items() if end is not None}
+        return self._expiries[1]
+
     def current(self) -> grpc.ChannelCredentials:
         self._followed.look()
         contents = self._followed.contents
         return grpc.ssl_channel_credentials(contents.ca, contents.key, contents.cert)
+
+
+def ends_s(pem: bytes) -> float | None:
+    """Return when the first certificate ends, in seconds since 1970; None without `cryptography`."""
+    try:
+        from cryptography import x509
+    except ImportError:
+        return None
+    return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()

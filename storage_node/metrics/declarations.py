@@ -166,6 +166,11 @@ METRICS = (
         "descriptors (too few are left), idle (closed to make room for another lane), message (it was not complete "
         "in time).",
     ),
+    metric("ais_loader_certificate_expiry_timestamp_seconds", "gauge", "seconds", "file")(
+        lambda node: node.node.caller.credentials.expiries_s() if node.node.caller.credentials is not None else {},
+        "When certificates of a node with TLS end, in seconds since 1970. file: certificate (the node's own), ca (the "
+        "first one that vouches for others).",
+    ),
     metric("ais_loader_active_batches", "gauge", "batches")(
         lambda node: node.resources.batches.held, "Batches being served, without parts."
     ),

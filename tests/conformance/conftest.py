@@ -53,6 +53,6 @@ def client(url: str, lane: LaneChoice, kept_clients: dict[tuple[str, LaneChoice]
         except errors.Closed:
             del kept_clients[key]
     if key not in kept_clients:
-        options = ClusterOptions(lane=lane) if url.startswith("grpc:") else None
+        options = ClusterOptions(lane=lane) if url.startswith(("grpc:", "grpcs:")) else None
         kept_clients[key] = connect(url, options=options)
     return kept_clients[key]

@@ -26,6 +26,7 @@ from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
 from ais_loader.wire.remote import Remote
+from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeCounters
 from storage_node.metrics import server as metrics_server
 from storage_node.metrics.declarations import METRICS, PROCESS, markdown_table
@@ -88,7 +89,12 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
         join_cluster(running, version=1)
         found = exported(scrape(running))
         eventually(lambda: "ais_loader_remote_cached_bytes" in exported(scrape(running)))
-        return {**exported(scrape(running)), **found}  # transforms are gone with the map's buckets
+        found = {**exported(scrape(running)), **found}  # transforms are gone with the map's buckets
+    identity = IdentityFolder(tmp_path_factory.mktemp("identity"))
+    identity.make()
+    config = ServerConfig(port=0, metrics_port=0)
+    with NodeServer([tmp_path_factory.mktemp("secure")], config, identity=identity.path) as secure:
+        return {**exported(scrape(secure)), **found}
 
 
 def join_cluster(node: NodeServer, version: int) -> None:
