@@ -106,7 +106,7 @@ class NodeServer:
             find: returns the folders at which missing drives may appear; `drives` by default.
         """
         self._makes_secret = makes_secret
-        self._identity = identity
+        self._identity = identity if config is None or not config.listen.cert_file else None
         self._transforms, self._environments = transforms, environments
         self.config = config or ServerConfig()
         self._drives = list(drives)
@@ -160,8 +160,7 @@ class NodeServer:
         """
         if self.config.listen.metrics_port is not None:
             require_library()
-        if self._identity is None:
-            require_secrets(self.config, makes_own=self._makes_secret)
+        require_secrets(self.config, makes_own=self._makes_secret, has_tls=self._identity is not None)
         raise_descriptor_limit()
         settings = self.config.store
         shard_limits = ShardLimits(settings.open_shards, settings.shard_index_bytes, settings.shard_copy_bytes)

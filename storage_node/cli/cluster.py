@@ -98,6 +98,11 @@ def cluster() -> None:
 @etl_options
 @insecure_option
 @secure_option
+@click.option(
+    "--trust-ray",
+    is_flag=True,
+    help="With --secure and --address: confirm that everyone who can submit jobs to that Ray may act as an operator.",
+)
 @config_option
 @set_option
 @_timeout
@@ -111,6 +116,7 @@ def up(
     dashboard: bool,
     insecure: bool,
     secure: bool,
+    trust_ray: bool,
     config: Path | None,
     assignments: tuple[str, ...],
     timeout: float,
@@ -128,6 +134,11 @@ def up(
     from storage_node.ops.ray_head import require_ray
 
     require_ray()  # before anything is created
+    if secure and _ray_address(address) and not trust_ray:
+        raise click.UsageError(
+            "everyone who can submit jobs to that Ray can read the keys of the nodes, and act as an operator: use "
+            "--trust-ray if that may be so"
+        )
     settings = given_settings(config, assignments, of_cluster=True)
     if not _ray_address(address):
         _make_room(_absolute(root))

@@ -134,8 +134,7 @@ def serve(
     if identity is not None and not secure:
         raise click.UsageError("--identity is the folder of --secure")
     try:
-        if not secure:
-            require_secrets(chosen, makes_own=True)
+        require_secrets(chosen, makes_own=True, has_tls=secure)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     host, peer_host = listen.host.strip("[]"), listen.peer_host.strip("[]")

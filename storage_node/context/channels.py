@@ -307,14 +307,16 @@ async def newer_map(channel: Any, known_version: int, timeout_s: float) -> clust
     return answer.map if answer.HasField("map") else None
 
 
-def require_secrets(config: ServerConfig, *, makes_own: bool) -> None:
+def require_secrets(config: ServerConfig, *, makes_own: bool, has_tls: bool = False) -> None:
     """Require the secrets that the settings need to be safe. Raises ValueError if one is missing, and OSError for a
     missing file.
 
-    `makes_own`: whether the node makes a secret if it is given none. Other nodes do not know that one.
+    Args:
+        makes_own: whether the node makes a secret if it is given none. Other nodes do not know that one.
+        has_tls: whether certificates will prove who calls, although `cert_file` does not name one yet.
     """
     listen, etl = config.listen, config.etl
-    if listen.cert_file and not listen.peer_secret_file:
+    if (has_tls or listen.cert_file) and not listen.peer_secret_file:
         return  # certificates prove who calls
     if listen.peer_secret_file:
         if etl.user and etl.network and (access := others_access(Path(listen.peer_secret_file))):

@@ -107,6 +107,8 @@ def up(plan: ClusterPlan, tell: Tell) -> Result:
     with _ray(plan, tell) as head:
         hosts = ray_actors.look(plan.root)
         _require_loopback(plan, hosts)
+        if plan.secure:
+            cluster_identity.folder_of(plan.root).make()
         if not nodes_of(hosts):
             _make_first(plan, hosts, tell)
             hosts = ray_actors.look(plan.root)
@@ -242,11 +244,10 @@ def _require_loopback(plan: ClusterPlan, hosts: Sequence[Host]) -> None:
     peer_hosts = [table["peer_host"] for table in one_by_one if "peer_host" in table]
     beyond = [at for at in (*(host.address for host in hosts), *peer_hosts) if at != DEFAULT and not is_loopback(at)]
     identity = cluster_identity.folder_of(plan.root)
-    if plan.secure and not (beyond and _serves_metrics(one_by_one) and not plan.insecure):
-        identity.make()
-    if beyond and identity.exists and _serves_metrics(one_by_one) and not plan.insecure:
+    has_tls = plan.secure or identity.exists
+    if beyond and has_tls and _serves_metrics(one_by_one) and not plan.insecure:
         raise MetricsBeyondLoopback(f"metrics have no TLS, and would be served at {', '.join(dict.fromkeys(beyond))}")
-    if beyond and not plan.insecure and not identity.exists:
+    if beyond and not plan.insecure and not has_tls:
         raise BeyondLoopback(f"nodes would listen at {', '.join(dict.fromkeys(beyond))}")
 
 

@@ -22,6 +22,7 @@ from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse as Progre
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_cluster
+from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops import commands, node_file, node_log, peer_secret, ray_head
 from storage_node.ops.ask_nodes import NodeAnswer
 from storage_node.ops.commands import first_nodes, nodes_of
@@ -312,6 +313,26 @@ def test_nodes_listen_beyond_loopback_only_where_that_was_said(tmp_path: Path) -
         with pytest.raises(commands.BeyondLoopback, match=r"nodes would listen at (10\.0\.0\.5|0\.0\.0\.0|box)"):
             commands._require_loopback(plan, at)
         commands._require_loopback(replace(plan, insecure=True), at)
+        assert not (tmp_path / ".cluster").exists()
+
+
+def test_nodes_with_tls_listen_beyond_loopback_and_their_metrics_only_where_that_was_said(tmp_path: Path) -> None:
+    there = Host("10.0.0.5", "box", FoundNodes())
+    secure = commands.ClusterPlan(root=tmp_path, secure=True)
+    measured = replace(secure, settings={"metrics_port": 9480})
+    commands._require_loopback(secure, [there])
+    IdentityFolder(tmp_path / ".cluster" / "identity").make()
+    commands._require_loopback(commands.ClusterPlan(root=tmp_path), [there])  # its CA exists
+    with pytest.raises(commands.MetricsBeyondLoopback, match=r"metrics have no TLS.*10\.0\.0\.5"):
+        commands._require_loopback(measured, [there])
+    commands._require_loopback(replace(measured, insecure=True), [there])
+
+
+def test_tls_on_the_ray_of_others_needs_trust_in_it(tmp_path: Path) -> None:
+    words = ["cluster", "up", "--root", str(tmp_path), "--address", "auto", "--secure"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2 and "--trust-ray" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_insecure_a_command_that_would_listen_on_a_network_is_a_usage_error(

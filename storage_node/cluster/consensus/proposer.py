@@ -153,8 +153,14 @@ class Proposer:
                 todo = {node.endpoint for node in unmet} - asked
         return newest
 
-    def _meet(self, endpoints: Iterable[str]) -> Generator[Ask | Pause, Answers, dict[str, pb.ClusterMap]]:
-        """Identify the nodes at these endpoints; return the maps that they know."""
+    def _meet(
+        self, endpoints: Iterable[str], *, follow: bool = True
+    ) -> Generator[Ask | Pause, Answers, dict[str, pb.ClusterMap]]:
+        """Identify the nodes at these endpoints; return the maps that they know.
+
+        `follow`: Ask nodes that give no map once more, where they listen for peers.
+        """
+        endpoints = set(endpoints)
         maps: dict[str, pb.ClusterMap] = {}
         inner: set[str] = set()
         answers = yield Ask({endpoint: pb.GetMapRequest() for endpoint in sorted(endpoints)})
@@ -166,12 +172,13 @@ class Proposer:
             if answer.HasField("map"):
                 maps[endpoint] = answer.map
             peer_endpoint = resolved(endpoint, answer.peer_endpoint)
-            self._nodes.setdefault(answer.node_uuid, _KnownNode(peer_endpoint, answer.map.version))
-            if not answer.HasField("map") and peer_endpoint not in (endpoint, *self._met):
+            known = self._nodes.setdefault(answer.node_uuid, _KnownNode(peer_endpoint))
+            known.version = max(known.version, answer.map.version)
+            if not answer.HasField("map"):
                 # With TLS, only the listener for peers sees certificates, and gives operators and nodes the map.
                 inner.add(peer_endpoint)
-        if inner:
-            maps |= yield from self._meet(inner)
+        if follow and (inner := inner - endpoints):
+            maps |= yield from self._meet(inner, follow=False)
         return maps
 
     def _advance(self, base: pb.ClusterMap) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:
