@@ -3,6 +3,7 @@
     LoaderError
     ├── NotFound (LookupError)          the name is wrong, or the data is gone: BucketNotFound, ObjectNotFound, ...
     ├── InvalidRequest (ValueError)     the call is wrong: InvalidName, RangeError, ItemTooLarge, BucketExists, ...
+    ├── AccessDenied (PermissionError)  the token is missing, is not accepted, or does not give the right to this
     ├── VersionConflict                 someone else was first: read again, then decide
     ├── CorruptObject                   the stored bytes are damaged: restore them, see `ais-loader doctor`
     ├── ArchiveError                    members of this object cannot be read: NotAnArchive, ArchiveDamaged, ...
@@ -165,6 +166,12 @@ class MemberExists(InvalidRequest):
     """The archive already has a member of the name to be added."""
 
     kind = "member-exists"
+
+
+class AccessDenied(LoaderError, PermissionError):
+    """The node needs a token, did not accept it, or it does not give the right to this. Nothing was changed."""
+
+    kind = "denied"
 
 
 class VersionConflict(LoaderError):

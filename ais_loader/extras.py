@@ -39,6 +39,7 @@ EXTRAS = {
     "websockets": "etl",
     "hdrh": "bench",
     "cryptography": "secure",
+    "jwt": "secure",
 }
 """Extra to install, by the name under which a package is imported."""
 

@@ -64,6 +64,7 @@ storage_node.store.fsck
 storage_node.settings
 storage_node.identity
 storage_node.limits
+storage_node.rights
 storage_node.context
 storage_node.cluster.consensus
 storage_node.cluster.map
@@ -108,6 +109,7 @@ ROOMS = {
         "ais_loader.transport.embedded_streams",
     ),
     "rocksdict": ("storage_node.store",),
+    "jwt": ("storage_node.rights",),
     "prometheus_client": ("storage_node.metrics",),
     "torch": (
         "ais_loader.decoders",

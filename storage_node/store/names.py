@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
+from contextvars import ContextVar
 
 from ais_loader.errors import BucketNotFound, InvalidName
 from ais_loader.name_matching import nearest
@@ -35,8 +36,14 @@ def check_bucket_name(name: str) -> None:
     _check_short_name("bucket", name)
 
 
+without_hints: ContextVar[bool] = ContextVar("without_hints", default=False)
+"""Whether errors name no other buckets, because the client of the current task may not see all of them."""
+
+
 def bucket_not_found(name: str, known: Iterable[str]) -> BucketNotFound:
     """Return the error for an unknown bucket. `known`: names of existing buckets, all or some."""
+    if without_hints.get():
+        known = ()
     meant = name.removeprefix("ais://").partition("/")[0].lower()
     by_lower = {one.lower(): one for one in itertools.islice(known, _LOOKED_THROUGH)}
     near = nearest(meant, by_lower, cutoff=0.6)
