@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -271,11 +272,10 @@ class NodeServer:
         Raises OSError. `held` closes the resources that the part's `stop` does not close.
         """
         listen, batches, methods = self.config.listen, lifecycle.batches, lifecycle.methods
-        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
-        secure = bool(listen.cert_file)
-        self.lanes = lanes = LaneListener(
-            batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
-        )
+        gate = lifecycle.gate
+        guard, lane_guard = (gate.guard, partial(gate.guard, over_lane=True)) if gate is not None else (None, None)
+        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT, lane_guard)
+        self.lanes = lanes = LaneListener(batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried)
         held.callback(lanes.close)
         session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
@@ -288,7 +288,7 @@ class NodeServer:
             note_tenant(details)
             idle.note_call()
 
-        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call),))
+        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call, guard),))
         carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
         self.peer_lanes = peer_lanes = LaneListener(
             batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, carried, secure=secure

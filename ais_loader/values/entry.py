@@ -37,6 +37,8 @@ class Status(enum.IntEnum):
     """No node that has the object can be reached, or its drive is not available."""
     FAILED = 7
     """Any other failure. The item's error describes it."""
+    DENIED = 8
+    """The client's token does not give the right to read this entry."""
 
 
 _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
@@ -47,6 +49,7 @@ _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
     Status.TIMEOUT: errors.SilenceTimeout,
     Status.UNAVAILABLE: errors.NodeUnavailable,
     Status.FAILED: errors.EntryFailed,
+    Status.DENIED: errors.AccessDenied,
 }
 
 

@@ -36,10 +36,12 @@ from storage_node.batch.transformed_batch import TransformedBatch
 from storage_node.context.node import Node
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.limits.call_slots import MAX_TENANT, CallSlot, CallSlots, current_tenant
-from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.limits.counters import BatchTally, clock_s, count
 from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.remote.tier import RemoteTier
+from storage_node.rights.batches import restrict
+from storage_node.rights.granted import GRANTED
 from storage_node.store.read.file_frame import FileFrame
 
 log = logging.getLogger(__name__)
@@ -147,6 +149,7 @@ class _Session:
     ) -> None:
         self._service = service
         self._sends_files = sends_files
+        self._granted = GRANTED.get()
         self._stream = stream
         self._lane = lane
         self._write_lock = asyncio.Lock()
@@ -223,6 +226,8 @@ class _Session:
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
             self.call_slot.moved()
+            if self._granted is not None and (refused := restrict(self._granted, request.request)):
+                count(self._service.node.metrics.refusals, "entries", refused)
             began_s = clock_s()
             answer = self._answer_small(batch_id, request.request)
             if answer is not None:

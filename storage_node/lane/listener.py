@@ -26,10 +26,11 @@ from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, VERSION,
 from storage_node.batch.session import BatchService
 from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
-from storage_node.lane.tokens import LIFETIME_S, LaneTokens
+from storage_node.lane.tokens import LIFETIME_S, LaneClient, LaneTokens
 from storage_node.limits.call_slots import CallSlot, CallSlots
 from storage_node.limits.load_monitor import is_reserved
 from storage_node.limits.tasks import retrieve
+from storage_node.rights.granted import GRANTED, lasting
 
 log = logging.getLogger(__name__)
 
@@ -215,17 +216,19 @@ class LaneListener:
             sock, self._max_request_bytes, self._message_timeout_s, self._batches.resources.requests, node.read
         )
         try:
-            tenant = await self._greeted(connection, _user_of(sock) if self._secure else None)
-            if tenant is None:
+            client = await self._greeted(connection)
+            if client is None:
                 self.closed["token"] += 1
                 await connection.write(
                     error_message("lane-token", "no token of this node, or one that was used"), FAILED
                 )
                 return
             try:
-                with self._slot(peer) as slot:
-                    await connection.write(b"", WELCOME)
-                    await self._serve_welcomed(sock, connection, tenant, slot)
+                GRANTED.set(client.granted)
+                async with lasting(client.granted):
+                    with self._slot(peer) as slot:
+                        await connection.write(b"", WELCOME)
+                        await self._serve_welcomed(sock, connection, client.tenant, slot)
             except LoaderError as error:
                 if isinstance(error, SilenceTimeout):
                     self.closed["message"] += 1
@@ -307,8 +310,8 @@ class LaneListener:
         finally:
             self._idle.discard(task)
 
-    async def _greeted(self, connection: LaneConnection, user: int | None) -> str | None:
-        """Return the tenant of the lane; None without a valid token. Raises EOFError, OSError."""
+    async def _greeted(self, connection: LaneConnection) -> LaneClient | None:
+        """Return the client of the lane; None without a valid token. Raises EOFError, OSError."""
         task = asyncio.current_task()
         assert task is not None
         try:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import secrets
 import time
+from typing import NamedTuple
 
 from ais_loader.wire.lane import TOKEN_BYTES
+from storage_node.rights.granted import GRANTED, Granted
 
 LIFETIME_S = 10.0
 MAX_PENDING = 4096
+
+
+class LaneClient(NamedTuple):
+    """The client to which a lane's token was given."""
+
+    tenant: str
+    granted: Granted | None
+    """Rights of the client's own token; None if clients need none."""
 
 
 class LaneTokens:
     """Issued tokens. Belongs to the node's event loop."""
 
     def __init__(self) -> None:
-        self._pending: dict[bytes, tuple[float, str, int | None]] = {}
-        """Expiry, tenant and user of each token; oldest first."""
+        self._pending: dict[bytes, tuple[float, LaneClient]] = {}
+        """Expiry and client of each token; oldest first."""
 
-    def give(self, tenant: str, user: int | None = None) -> bytes:
-        """Return a new token, which only processes of this user may use, if one is given.
-
-        If MAX_PENDING others are unused, the oldest of them becomes invalid.
-        """
+    def give(self, tenant: str) -> bytes:
+        """Return a new token for the client of the current call. If MAX_PENDING others are unused, the oldest of them
+        becomes invalid."""
         now = time.monotonic()
         while self._pending and (len(self._pending) >= MAX_PENDING or next(iter(self._pending.values()))[0] < now):
             del self._pending[next(iter(self._pending))]
         token = secrets.token_bytes(TOKEN_BYTES)
-        self._pending[token] = now + LIFETIME_S, tenant, user
+        self._pending[token] = now + LIFETIME_S, LaneClient(tenant, GRANTED.get())
         return token
 
-    def take(self, token: bytes, user: int | None = None) -> str | None:
-        """Return the tenant of a token; None if it is wrong, used, expired or another user's. The token becomes
-        invalid."""
-        until_s, tenant, owner = self._pending.pop(token, (0.0, "", None))
-        return tenant if until_s >= time.monotonic() and user == owner else None
+    def take(self, token: bytes) -> LaneClient | None:
+        """Return the client of a token; None if it is wrong, used or expired. The token becomes invalid."""
+        until_s, client = self._pending.pop(token, (0.0, None))
+        return client if until_s >= time.monotonic() else None

@@ -36,11 +36,14 @@ MESSAGE_WAIT_S = 5.0
 _RECLAIM_INTERVAL_S = 0.1
 current_tenant: ContextVar[str] = ContextVar("current_tenant", default="the node itself")
 """Tenant of the running task. The node's own work, and that for other nodes, has turns of its own."""
+token_tenant: ContextVar[str | None] = ContextVar("token_tenant", default=None)
+"""Tenant by the token of the running task's client; None where no token is needed."""
 
 
 def tenant_of(context: Any) -> str:
-    """Return the tenant of a call, as named by its client."""
-    return _named_in(context.invocation_metadata())
+    """Return the tenant of a call: that of its token, or else the one that its client names."""
+    tenant = token_tenant.get()
+    return tenant if tenant is not None else _named_in(context.invocation_metadata())
 
 
 def note_tenant(details: Any) -> None:

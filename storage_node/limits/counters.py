@@ -30,6 +30,20 @@ REASONS = ("batches", "answers", "memory", "still", "stopping")
 THROTTLES = ("memory", "turn", "cpu", "drives")
 OPERATIONS = ("put", "get", "head", "delete", "list")
 STATUSES = {status: name.lower() for name, status in pb.Status.items() if status != pb.OK}
+REFUSALS = (
+    "missing",
+    "malformed",
+    "algorithm",
+    "signature",
+    "audience",
+    "expired",
+    "not_yet_valid",
+    "revoked",
+    "rights",
+    "entries",
+)
+"""Reasons for which calls of clients are refused: of their tokens, or for want of rights; for `entries`, only parts of
+a batch."""
 K = TypeVar("K")
 clock_s = time.perf_counter
 
@@ -77,6 +91,7 @@ class NodeCounters:
         self.request_errors = dict.fromkeys(((operation, "internal") for operation in OPERATIONS), 0)
         self.request_bytes = _zeros(("get", "put"))
         self.listed_objects = 0
+        self.refusals = _zeros(REFUSALS)
 
     def small(self, request: pb.BatchRequest, size_bytes: int, took_s: float) -> None:
         """Count a batch of a few small objects that was answered at once, or the mere description of one."""

@@ -20,7 +20,7 @@ import enum
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -134,6 +134,8 @@ TABLE: Mapping[str, Role] = {
     "SnapshotCopies/Settle": Role.PEER,
     "SnapshotCopies/Keep": Role.PEER,
     "SnapshotCopies/Making": Role.PEER,
+    "Tokens/RevokeToken": Role.OPERATOR,
+    "Tokens/ListRevokedTokens": Role.OPERATOR,
     "Drives/ListDrives": INSIDE,
     "Drives/AddDrive": Role.OPERATOR,
     "Drives/RetireDrive": Role.OPERATOR,
@@ -146,6 +148,8 @@ STRANGERS = frozenset({"Cluster/GetMap", "Cluster/Witness"})
 """Methods that a node may call on nodes whose map does not contain it. It learns from them that it was removed."""
 PACKAGE = "ais_loader.v1"
 NOBODY = Role(0)
+Guard: TypeAlias = Callable[[str, grpc.RpcMethodHandler], grpc.RpcMethodHandler]
+"""Returns a handler, given the path of its method, that admits only some calls."""
 LEARN_TIMEOUT_S = 2.0
 PEERS_ASKED = 3
 _ROLES = {OPERATOR_ROLE: Role.OPERATOR, NODE_ROLE: Role.PEER}
@@ -177,17 +181,25 @@ class Methods:
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         """Ignore the same methods in another form, which does not list them."""
 
-    def of_lanes(self, names: Sequence[str], roles: Role) -> dict[str, grpc.RpcMethodHandler]:
+    def of_lanes(
+        self, names: Sequence[str], roles: Role, guard: Guard | None = None
+    ) -> dict[str, grpc.RpcMethodHandler]:
         """Return those of these methods that one of these roles may call, by name."""
         paths = {name: f"/{PACKAGE}.{name}" for name in names}
-        return {name: self._by_path[path] for name, path in paths.items() if who_may(path) & roles}
+        return {name: self._guarded(path, guard) for name, path in paths.items() if who_may(path) & roles}
 
     def served_to(
-        self, roles: Role, note: Callable[[grpc.HandlerCallDetails], None] | None = None
+        self,
+        roles: Role,
+        note: Callable[[grpc.HandlerCallDetails], None] | None = None,
+        guard: Guard | None = None,
     ) -> grpc.GenericRpcHandler:
         """Return a handler, for a server, of the methods that one of these roles may call. `note` is called first in
         each call's task."""
-        return _Served({path: handler for path, handler in self._by_path.items() if who_may(path) & roles}, note)
+        return _Served({path: self._guarded(path, guard) for path in self._by_path if who_may(path) & roles}, note)
+
+    def _guarded(self, path: str, guard: Guard | None) -> grpc.RpcMethodHandler:
+        return self._by_path[path] if guard is None else guard(path, self._by_path[path])
 
 
 class _Served(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -12,6 +12,7 @@ from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.cluster.map.confirmation import NotConfirmed
 from storage_node.context.errors import LeftBehind, NotAMember, TooFewCopies, Unfinished
+from storage_node.rights.tokens import TokenRefused
 from storage_node.store.buckets import ReplicaStale
 
 TELL_S = 5.0
@@ -24,6 +25,8 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ContentMismatch: grpc.StatusCode.INVALID_ARGUMENT,
     errors.RangeError: grpc.StatusCode.OUT_OF_RANGE,
+    errors.AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
+    TokenRefused: grpc.StatusCode.UNAUTHENTICATED,
     errors.BucketNotFound: grpc.StatusCode.NOT_FOUND,
     errors.ObjectNotFound: grpc.StatusCode.NOT_FOUND,
     errors.ObjectDeleted: grpc.StatusCode.NOT_FOUND,

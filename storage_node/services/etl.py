@@ -25,6 +25,8 @@ from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.values import TransformRunner
 from storage_node.limits.put_groups import PutGroups
 from storage_node.remote.tier import RemoteTier
+from storage_node.rights.granted import GRANTED
+from storage_node.rights.scopes import Right
 from storage_node.services.access import CALLER, Role
 from storage_node.services.calls import bounded, bounded_responses
 from storage_node.services.errors import Context
@@ -47,7 +49,9 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
         return await self._calls.list()
 
     async def GetTransform(self, request: pb.GetTransformRequest, context: Context) -> pb.TransformInfo:
-        return await self._calls.get(request.name, with_code=CALLER.get() is Role.OPERATOR)
+        granted = GRANTED.get()
+        sees_code = granted is not None and granted.scopes.may(Right.ETL_CODE, request.name)
+        return await self._calls.get(request.name, with_code=sees_code or CALLER.get() is Role.OPERATOR)
 
     async def SetTransform(self, request: pb.SetTransformRequest, context: Context) -> pb.TransformInfo:
         return await self._calls.set(request)

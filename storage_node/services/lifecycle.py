@@ -30,6 +30,7 @@ from ais_loader.wire.generated import (
 from storage_node.batch.session import BatchService
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import MapConfirmation
+from storage_node.cluster.map.revoked_tokens import RevokedTokens
 from storage_node.cluster.map.sync import MapSync
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
@@ -50,7 +51,7 @@ from storage_node.services.calls import RequestReader
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
 from storage_node.services.etl import EtlPeers, EtlPeerService, EtlService, jobs_of_node
-from storage_node.services.node import ClusterService, DriveService, NodeService
+from storage_node.services.node import ClusterService, DriveService, NodeService, TokenService
 from storage_node.services.objects import BucketsService, ObjectsService
 from storage_node.services.pending_guard import PendingGuard
 from storage_node.services.promote import PromoteService
@@ -58,6 +59,7 @@ from storage_node.services.put_writer import PutWriter
 from storage_node.services.remote import RemoteBucketsService, RemotePeerService
 from storage_node.services.replicas import RepairService, ReplicaService
 from storage_node.services.snapshots import SnapshotCopiesService, SnapshotsService
+from storage_node.services.token_gate import TokenGate
 
 if TYPE_CHECKING:
     from storage_node.cluster.consensus.acceptor_store import AcceptorStore
@@ -175,6 +177,13 @@ class NodeLifecycle:
         )
         self.calls = TransformCalls(etl, membership.node_uuid, EtlPeers(node, writes.channels).states)
         self.cluster = ClusterService(node, membership, acceptor_store, at.reported_peer_endpoint, self.check.is_inside)
+        self.revoked = RevokedTokens(node)
+        self.gate = (
+            TokenGate(node, self.revoked, self.jobs.buckets_of, self.check.is_inside)
+            if config.listen.token_key_file
+            else None
+        )
+        """Check of clients' tokens; None if they need none."""
         self._map_sync: Callable[[], MapSync] = lambda: MapSync(
             node.learn, membership, acceptor_store, at.endpoint(), at.peer_endpoint(), node.caller
         )
@@ -199,6 +208,7 @@ class NodeLifecycle:
         ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
         ais_cluster_pb2_grpc.add_ClusterServicer_to_server(self.cluster, methods)
         ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(self.drives), methods)
+        ais_cluster_pb2_grpc.add_TokensServicer_to_server(TokenService(self.revoked), methods)
         ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), methods)
         ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(self.repair), methods)
         ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
@@ -242,6 +252,7 @@ class NodeLifecycle:
             "taking care of snapshots": self.snapshots.sweep.run,
             "passing buckets through transforms": self.jobs.run,
             "following the list of transforms": partial(_follow, self.etl),
+            **({} if self.gate is None else {"ending what has no valid token": self.gate.watch}),
         }
 
 

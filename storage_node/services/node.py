@@ -17,6 +17,7 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import witnessed
+from storage_node.cluster.map.revoked_tokens import RevokedTokens
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.worker.stage import sandbox_state
@@ -175,3 +176,23 @@ class DriveService(ais_cluster_pb2_grpc.DrivesServicer):
     async def _after(self, change: Awaitable[None]) -> pb.ListDrivesResponse:
         await change
         return await self._manager.report()
+
+
+class TokenService(ais_cluster_pb2_grpc.TokensServicer):
+    """Revocation of clients' tokens, for operators."""
+
+    def __init__(self, revoked: RevokedTokens) -> None:
+        self._revoked = revoked
+
+    async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Context) -> pb.ListRevokedTokensResponse:
+        await self._revoked.revoke(request.token.id, request.token.expires_s)
+        return self._listed()
+
+    async def ListRevokedTokens(
+        self, request: pb.ListRevokedTokensRequest, context: Context
+    ) -> pb.ListRevokedTokensResponse:
+        return self._listed()
+
+    def _listed(self) -> pb.ListRevokedTokensResponse:
+        listed = [pb.RevokedToken(id=one, expires_s=until_s) for one, until_s in self._revoked.all().items()]
+        return pb.ListRevokedTokensResponse(token=listed, audience=self._revoked.audience)

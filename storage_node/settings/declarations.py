@@ -87,6 +87,9 @@ class ListenSettings(SettingsGroup):
 
     metrics_port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
+    token_key_file: str = ""
+    """A file with the public key of the tokens that clients need, as `ais-loader token key` makes it; see
+    docs/tokens.md. If empty, clients need no tokens. Use the same file on all nodes of a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import itertools
 from typing import Literal
 
 from ais_loader.errors import (
+    AccessDenied,
     BucketExists,
     BucketHasSnapshots,
     BucketNotEmpty,
@@ -22,6 +23,7 @@ from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name, unfinished_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.record_keeper import RecordKeeper
+from storage_node.store.refused_buckets import refusal
 from storage_node.store.store_record import BucketRecord
 
 _PURGE_AT_ONCE = 1000
@@ -37,6 +39,8 @@ class Buckets:
     def __init__(self, record: RecordKeeper, drives: DriveSet) -> None:
         self._record = record
         self._drives = drives
+        self.suggests = True
+        """Whether errors suggest names of other buckets; not to clients that may not see all of them."""
 
     # -- looking up
 
@@ -56,15 +60,17 @@ class Buckets:
         if (found.uuid, found.cut) != (known.uuid, known.cut):
             raise BucketNotFound(f"{name!r} was deleted and made again meanwhile")
 
-    def missing(self, name: str) -> BucketNotFound | ReplicaStale:
+    def missing(self, name: str) -> BucketNotFound | ReplicaStale | AccessDenied:
         """Return the error for a name that belongs to no bucket and no snapshot."""
+        if (refused := refusal(name)) is not None:
+            return refused
         of, mark, snapshot = name.partition(SNAPSHOT_MARK)
         record = self._record.current
         if mark and of in record.buckets:
             if unfinished_name(snapshot) in record.snapshots.get(record.buckets[of].uuid, {}):
                 return ReplicaStale(f"snapshot {snapshot!r} of bucket {of!r} is being made, as far as this node knows")
             return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
-        return bucket_not_found(of, record.buckets)
+        return bucket_not_found(of, record.buckets if self.suggests else ())
 
     def to_change(self, name: str) -> BucketRecord:
         """Return a bucket that may be changed. Raises BucketNotFound, SnapshotReadOnly for a snapshot's name."""

@@ -178,6 +178,10 @@ class Store:
 
     # -- buckets
 
+    def suggest_no_buckets(self) -> None:
+        """Let no error name a bucket that the caller has not named."""
+        self._buckets.suggests = False
+
     def bucket(self, name: str) -> BucketRecord:
         """Return a bucket by its name, or one of its snapshots by bucket@snapshot. Raises BucketNotFound."""
         return self._buckets.get(name)

@@ -95,6 +95,9 @@ class StoreRecord:
     etl: str = ""
     """Transforms and jobs of a standalone store: an EtlRecord (ais_etl.proto) in base64, read and written by the code
     that runs them."""
+    revoked_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Ids of clients' tokens that are valid no longer, with the times of their expiry in seconds since the epoch. In a
+    cluster they are in its map."""
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -156,6 +159,9 @@ class StoreRecord:
 
     def with_etl(self, etl: str) -> StoreRecord:
         return replace(self, revision=self.revision + 1, etl=etl)
+
+    def with_revoked_tokens(self, tokens: Mapping[str, int]) -> StoreRecord:
+        return replace(self, revision=self.revision + 1, revoked_tokens=dict(tokens))
 
     def with_settings(self, name: str, *, reframe: bool, remote: Remote | None) -> StoreRecord:
         bucket = replace(self.buckets[name], reframe=reframe, remote=remote)
@@ -248,7 +254,10 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
 
 
 def encode(record: StoreRecord) -> bytes:
-    return encode_checked("record", RECORD_VERSION, {**asdict(record), "segments": SEGMENT_FORMAT})
+    fields = {**asdict(record), "segments": SEGMENT_FORMAT}
+    if not record.revoked_tokens:  # versions that know no tokens read a record without any
+        del fields["revoked_tokens"]
+    return encode_checked("record", RECORD_VERSION, fields)
 
 
 def decode(data: bytes, source: Path) -> StoreRecord:

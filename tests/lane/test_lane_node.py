@@ -122,7 +122,7 @@ def test_unused_tokens_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tokens, "MAX_PENDING", 3)
     kept = [given.give("t") for _ in range(4)]
     assert given.take(kept[0]) is None  # the fourth has taken its place
-    assert given.take(kept[1]) == "t"
+    assert given.take(kept[1]) == tokens.LaneClient("t", None)
     assert given.take(kept[1]) is None
     monkeypatch.setattr(tokens.time, "monotonic", lambda: 1e12)
     assert given.take(kept[2]) is None

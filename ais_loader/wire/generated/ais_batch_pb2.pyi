@@ -18,6 +18,7 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIMEOUT: _ClassVar[Status]
     UNAVAILABLE: _ClassVar[Status]
     FAILED: _ClassVar[Status]
+    DENIED: _ClassVar[Status]
 
 class ChecksumKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,6 +35,7 @@ CORRUPT: Status
 TIMEOUT: Status
 UNAVAILABLE: Status
 FAILED: Status
+DENIED: Status
 NONE: ChecksumKind
 STORED: ChecksumKind
 COMPUTED: ChecksumKind

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClusterMap(_message.Message):
-    __slots__ = ("cluster_uuid", "version", "ballot", "node", "bucket", "change", "removed", "transform", "job")
+    __slots__ = ("cluster_uuid", "version", "ballot", "node", "bucket", "change", "removed", "transform", "job", "revoked_token")
     CLUSTER_UUID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class ClusterMap(_message.Message):
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     TRANSFORM_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_TOKEN_FIELD_NUMBER: _ClassVar[int]
     cluster_uuid: bytes
     version: int
     ballot: Ballot
@@ -29,7 +30,8 @@ class ClusterMap(_message.Message):
     removed: _containers.RepeatedScalarFieldContainer[bytes]
     transform: _containers.RepeatedCompositeFieldContainer[_ais_etl_pb2.Transform]
     job: _containers.RepeatedCompositeFieldContainer[_ais_etl_pb2.TransformJob]
-    def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node: _Optional[_Iterable[_Union[MapNode, _Mapping]]] = ..., bucket: _Optional[_Iterable[_Union[MapBucket, _Mapping]]] = ..., change: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., transform: _Optional[_Iterable[_Union[_ais_etl_pb2.Transform, _Mapping]]] = ..., job: _Optional[_Iterable[_Union[_ais_etl_pb2.TransformJob, _Mapping]]] = ...) -> None: ...
+    revoked_token: _containers.RepeatedCompositeFieldContainer[RevokedToken]
+    def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node: _Optional[_Iterable[_Union[MapNode, _Mapping]]] = ..., bucket: _Optional[_Iterable[_Union[MapBucket, _Mapping]]] = ..., change: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., transform: _Optional[_Iterable[_Union[_ais_etl_pb2.Transform, _Mapping]]] = ..., job: _Optional[_Iterable[_Union[_ais_etl_pb2.TransformJob, _Mapping]]] = ..., revoked_token: _Optional[_Iterable[_Union[RevokedToken, _Mapping]]] = ...) -> None: ...
 
 class MapNode(_message.Message):
     __slots__ = ("uuid", "host", "endpoint", "weight", "state", "number", "peer_endpoint", "feature")
@@ -268,3 +270,29 @@ class ListDrivesResponse(_message.Message):
     bytes_moved: int
     refilling: bool
     def __init__(self, drive: _Optional[_Iterable[_Union[DriveCondition, _Mapping]]] = ..., moving: bool = ..., objects_left: _Optional[int] = ..., objects_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., refilling: bool = ...) -> None: ...
+
+class RevokedToken(_message.Message):
+    __slots__ = ("id", "expires_s")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    expires_s: int
+    def __init__(self, id: _Optional[str] = ..., expires_s: _Optional[int] = ...) -> None: ...
+
+class RevokeTokenRequest(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: RevokedToken
+    def __init__(self, token: _Optional[_Union[RevokedToken, _Mapping]] = ...) -> None: ...
+
+class ListRevokedTokensRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRevokedTokensResponse(_message.Message):
+    __slots__ = ("token", "audience")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    AUDIENCE_FIELD_NUMBER: _ClassVar[int]
+    token: _containers.RepeatedCompositeFieldContainer[RevokedToken]
+    audience: str
+    def __init__(self, token: _Optional[_Iterable[_Union[RevokedToken, _Mapping]]] = ..., audience: _Optional[str] = ...) -> None: ...

@@ -610,3 +610,122 @@ class Drives(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class TokensStub(object):
+    """Tokens of clients, for operators.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.RevokeToken = channel.unary_unary(
+                '/ais_loader.v1.Tokens/RevokeToken',
+                request_serializer=protos_dot_ais__cluster__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.ListRevokedTokensResponse.FromString,
+                _registered_method=True)
+        self.ListRevokedTokens = channel.unary_unary(
+                '/ais_loader.v1.Tokens/ListRevokedTokens',
+                request_serializer=protos_dot_ais__cluster__pb2.ListRevokedTokensRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__cluster__pb2.ListRevokedTokensResponse.FromString,
+                _registered_method=True)
+
+
+class TokensServicer(object):
+    """Tokens of clients, for operators.
+    """
+
+    def RevokeToken(self, request, context):
+        """Ends a token before it expires, on every node. A token that is revoked already stays so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRevokedTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TokensServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=protos_dot_ais__cluster__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.ListRevokedTokensResponse.SerializeToString,
+            ),
+            'ListRevokedTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRevokedTokens,
+                    request_deserializer=protos_dot_ais__cluster__pb2.ListRevokedTokensRequest.FromString,
+                    response_serializer=protos_dot_ais__cluster__pb2.ListRevokedTokensResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'ais_loader.v1.Tokens', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('ais_loader.v1.Tokens', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Tokens(object):
+    """Tokens of clients, for operators.
+    """
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Tokens/RevokeToken',
+            protos_dot_ais__cluster__pb2.RevokeTokenRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.ListRevokedTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRevokedTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.Tokens/ListRevokedTokens',
+            protos_dot_ais__cluster__pb2.ListRevokedTokensRequest.SerializeToString,
+            protos_dot_ais__cluster__pb2.ListRevokedTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

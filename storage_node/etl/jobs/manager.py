@@ -397,6 +397,11 @@ class JobManager:
         for stage, version in zip(stages, self._transforms.versions(call), strict=True):
             stage.uuid = version
 
+    def buckets_of(self, name: str) -> tuple[str, str] | None:
+        """Return the source and the target of a job; None if there is no job of this name."""
+        jobs = (job for job in self._records.jobs() if job.name == name)
+        return next(((job.bucket, job.to_bucket) for job in jobs), None)
+
     def _job(self, name: str) -> pb.TransformJob:
         for job in self._records.jobs():
             if job.name == name:

@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from ais_loader.errors import BucketNotFound, LoaderError, NodeUnavailable, ObjectDeleted, StaleMap
+from ais_loader.errors import AccessDenied, BucketNotFound, LoaderError, NodeUnavailable, ObjectDeleted, StaleMap
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import has_version
@@ -75,14 +75,14 @@ class BatchLookup:
             bucket_name = request.bucket[at]
             try:
                 bucket = self._store.bucket(bucket_name)
-            except (BucketNotFound, ReplicaStale) as error:
+            except (BucketNotFound, ReplicaStale, AccessDenied) as error:
                 self._fail_without_bucket(positions, error)
                 continue
             missing = self._look_up_bucket(bucket.uuid_bytes, bucket_name, bucket.cut, positions)
             if missing and bucket.cut is not None:
                 try:
                     self._store.require_still(bucket_name, bucket)
-                except (BucketNotFound, ReplicaStale) as error:
+                except (BucketNotFound, ReplicaStale, AccessDenied) as error:
                     self._fail_without_bucket(missing, error)
         if request.start or request.member or request.version or request.resume_version:
             located = self._locate_members() if request.member else frozenset()
@@ -148,7 +148,7 @@ class BatchLookup:
         bucket_name = self._request.bucket[0]
         try:
             bucket = self._store.bucket(bucket_name)
-        except (BucketNotFound, ReplicaStale) as error:
+        except (BucketNotFound, ReplicaStale, AccessDenied) as error:
             self._fail_without_bucket(positions, error)
         else:
             self._look_up_bucket(bucket.uuid_bytes, bucket_name, bucket.cut, positions)
@@ -158,10 +158,12 @@ class BatchLookup:
         for column in (table.folders, table.start, table.sizes, table.checksum):
             column[first:] = 0
 
-    def _fail_without_bucket(self, positions: list[int], error: BucketNotFound | ReplicaStale) -> None:
+    def _fail_without_bucket(self, positions: list[int], error: BucketNotFound | ReplicaStale | AccessDenied) -> None:
         status, kind = (pb.NOT_FOUND if isinstance(error, BucketNotFound) else pb.UNAVAILABLE), error.kind
         acting_by, asked_by = self._store.replicas.map_version, self._request.map_version
-        if asked_by and asked_by != acting_by:
+        if isinstance(error, AccessDenied):
+            status = pb.DENIED
+        elif asked_by and asked_by != acting_by:
             # One of the two nodes does not yet know that the bucket was created, or deleted.
             older = NodeUnavailable if acting_by < asked_by else StaleMap
             status, kind = pb.UNAVAILABLE, older.kind

@@ -1,0 +1,191 @@
+"""Token gate: checks the token of every call of clients, and the rights that its method needs.
+
+A token comes in the call's metadata (`authorization: Bearer TOKEN`). It is verified once and cached with its rights; a
+session or lane keeps what its token granted when it was opened. Whatever a token has begun ends when the token expires
+or is revoked; the gate looks for that every SWEEP_S.
+
+Nodes and operators, who prove that they know the cluster's secret, need no token to be told the map at the listener for
+clients. Everything else that they do is at the listener for peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ais_loader.errors import AccessDenied, LoaderError
+from storage_node.cluster.map.revoked_tokens import RevokedTokens
+from storage_node.context.node import Node
+from storage_node.limits.call_slots import Received, current_tenant, token_tenant
+from storage_node.limits.counters import count
+from storage_node.rights.granted import GRANTED, Granted, lasting
+from storage_node.rights.keys import read_public_keys
+from storage_node.rights.methods import Need, needs_of_methods
+from storage_node.rights.tokens import TokenRefused, verify_token
+from storage_node.services.errors import Context, abort
+from storage_node.store.names import without_hints
+
+AUTHORIZATION = "authorization"
+SWEEP_S = 0.25
+MAX_KNOWN = 4096
+"""Maximum number of verified tokens that are cached."""
+_BEARER = "bearer "
+_GET_MAP = "Cluster/GetMap"
+_UNKNOWN = "the method is not for clients"
+
+
+class TokenGate:
+    """The tokens of a node's clients. Belongs to the node's event loop.
+
+    Args:
+        revoked: the tokens that were revoked, and this node's audience.
+        job_buckets: see `methods.JobBuckets`.
+        is_inside: whether the caller of a method is a node or an operator, see `PeerCheck.is_inside`.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        revoked: RevokedTokens,
+        job_buckets: Callable[[str], tuple[str, str] | None],
+        is_inside: Callable[[str, Context], Awaitable[bool]],
+    ) -> None:
+        """Raises OSError, ValueError and MissingExtra if the key cannot be read."""
+        self._node = node
+        self._revoked = revoked
+        self._is_inside = is_inside
+        self._keys = read_public_keys(Path(node.config.listen.token_key_file))
+        self._needs: Mapping[str, Need] = needs_of_methods(job_buckets)
+        self._known: dict[str, Granted] = {}
+        node.store.suggest_no_buckets()
+
+    def guard(self, path: str, handler: grpc.RpcMethodHandler, *, over_lane: bool = False) -> grpc.RpcMethodHandler:
+        """Return a handler that serves only calls with a sufficient token. `over_lane`: of a lane, which has the token
+        with which it was opened. The response of a call is that of `handler`."""
+        method = path.rpartition(".")[2]
+        response = "stream" if handler.response_streaming else "unary"
+        behaviour = getattr(handler, f"stream_{response}")
+        is_generator = inspect.isasyncgenfunction(behaviour)
+
+        async def call(requests: AsyncIterator[Any], context: Context) -> Any:
+            try:
+                granted = GRANTED.get() if over_lane else await self._granted(method, path, context)
+                if granted is None and not over_lane:  # a node or an operator
+                    return await behaviour(requests, context)
+                return await self._call(method, granted, behaviour, is_generator, requests, context)
+            except LoaderError as error:
+                if isinstance(error, AccessDenied):
+                    self._refused(error)
+                await abort(context, error)
+
+        return handler._replace(**{f"stream_{response}": call})
+
+    async def _call(
+        self,
+        method: str,
+        granted: Granted | None,
+        behaviour: Callable[..., Any],
+        is_generator: bool,
+        requests: AsyncIterator[Any],
+        context: Any,
+    ) -> Any:
+        need = self._needs.get(method)
+        if granted is None or need is None:
+            raise AccessDenied(_UNKNOWN)
+        self._check(granted)
+        _enter(granted)
+        async with lasting(granted), aclosing(_checked(need, granted, requests)) as checked:
+            answers = behaviour(checked, context)
+            if is_generator:
+                async with aclosing(answers):
+                    async for answer in answers:
+                        await context.write(answer)
+                return None
+            answer = await answers
+            return need.shown(granted, answer) if need.shown is not None and answer is not None else answer
+
+    async def _granted(self, method: str, path: str, context: Context) -> Granted | None:
+        """Return what the token of a call grants; None for a node or an operator. Raises TokenRefused."""
+        tokens = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
+        if not tokens and method == _GET_MAP and self._node.caller.secret and await self._is_inside(path, context):
+            return None
+        return self.granted(tokens)
+
+    def granted(self, tokens: Sequence[str | bytes]) -> Granted:
+        """Return what a call's token grants. Raises TokenRefused."""
+        if not tokens:
+            raise TokenRefused(
+                "this node needs a token: see token_file= of connect(), or AIS_LOADER_TOKEN_FILE", "missing"
+            )
+        text = tokens[0]
+        if len(tokens) > 1 or not isinstance(text, str) or text[: len(_BEARER)].lower() != _BEARER:
+            raise TokenRefused("need one `authorization` of the form `Bearer TOKEN`")
+        token = text[len(_BEARER) :].strip()
+        known = self._known.get(token)
+        if known is None:
+            claims = verify_token(token, self._keys, audience=self._revoked.audience, now_s=time.time())
+            try:
+                known = Granted(claims)
+            except LoaderError as error:
+                raise TokenRefused(f"a scope of the token is not valid: {error}") from None
+            self._make_room()
+            self._known[token] = known
+        self._check(known)
+        return known
+
+    def _check(self, granted: Granted) -> None:
+        """Check that a verified token is still valid. Raises TokenRefused."""
+        claims = granted.claims
+        if claims.expires_s <= time.time():
+            raise TokenRefused("the token has expired: ask the store's operator for another one", "expired")
+        if claims.token_id in self._revoked.ids:
+            raise TokenRefused("the token was revoked: ask the store's operator for another one", "revoked")
+        if claims.audience != self._revoked.audience:  # the node has joined a cluster since
+            raise TokenRefused("the token is for another cluster or store", "audience")
+
+    def _make_room(self) -> None:
+        while len(self._known) >= MAX_KNOWN:
+            unused = next((token for token, one in self._known.items() if not one.is_used), None)
+            if unused is None:
+                return
+            del self._known[unused]
+
+    def _refused(self, error: AccessDenied) -> None:
+        count(self._node.metrics.refusals, error.reason if isinstance(error, TokenRefused) else "rights")
+
+    async def watch(self) -> None:
+        """End what tokens have begun when they expire or are revoked. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """End what tokens have begun that are valid no longer, and forget these."""
+        for token, granted in list(self._known.items()):
+            try:
+                self._check(granted)
+            except TokenRefused:
+                granted.end()
+                del self._known[token]
+
+
+def _enter(granted: Granted) -> None:
+    """Make the token's client that of the current task."""
+    GRANTED.set(granted)
+    token_tenant.set(granted.tenant)
+    current_tenant.set(granted.tenant)
+    without_hints.set(True)
+
+
+async def _checked(need: Need, granted: Granted, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    """Yield the messages of a call after checking each of them. Raises LoaderError."""
+    async for request in requests:
+        need.check(granted, request.message if isinstance(request, Received) else request)
+        yield request
