@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
@@ -30,7 +31,8 @@ from ais_loader.values.requests import (
     to_entries,
 )
 from ais_loader.values.snapshots import pinned_name
-from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, is_remote, split_url, store_folders
+from ais_loader.values.token_source import TokenSource
+from ais_loader.values.urls import NODE_SCHEME, is_remote, split_url, store_folders
 from ais_loader.wire.remote import Remote
 
 URL_VARIABLE = "AIS_LOADER_URL"
@@ -44,7 +46,8 @@ def connect(
     *,
     mode: Literal["a", "r"] = "a",
     options: EmbeddedOptions | ClusterOptions | None = None,
-    ca: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Return a client for the store at `url`.
 
@@ -62,9 +65,9 @@ def connect(
             what another process replaced or deleted within one second, or immediately after `Client.refresh()`. New
             names are visible immediately.
         options: EmbeddedOptions or ClusterOptions, to match the kind of store in `url`.
-        ca: For `grpcs://`, the file with the certificate of the CA that the nodes are trusted by, in PEM. The default
-            is the value of AIS_LOADER_CA_FILE, and without one, the CAs that this system trusts. The client pickles
-            with this path.
+        token, token_file: The token that nodes ask for, or a file with it, which is read again when it changes. The
+            default is AIS_LOADER_TOKEN_FILE, a path, or AIS_LOADER_TOKEN, the token itself. A token is never shown or
+            pickled, and never sent without encryption to another machine; see docs/tokens.md.
 
     Raises:
         InvalidRequest: There is no URL, or it is not valid, such as host:7480 without grpc://. Also raised for options
@@ -83,7 +86,9 @@ def connect(
     if not text.strip():
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
     if is_remote(text):
-        chosen = with_tls(text, _options_for(text, options, ClusterOptions), ca)
+        if "@" in text or "?" in text:  # URLs are logged, so the message does not show this one either
+            raise errors.InvalidRequest("a node's URL has neither credentials nor parameters: use token_file=")
+        chosen = _with_token(_options_for(text, options, ClusterOptions), token, token_file)
         with GATE.call():  # a forked child would wait forever for another thread's import
             from ais_loader.transport.cluster.transport import RemoteTransport
             from ais_loader.transport.grpc.channel import read_ca
@@ -94,14 +99,26 @@ def connect(
             text = _start_node(store_folders(text), create=mode == "a")
         nodes = RemoteTransport(text, chosen)
         return Client(cast(Transport, ReadOnlyTransport(nodes)) if mode == "r" else nodes)
-    if ca is not None:
-        raise errors.InvalidRequest(f"ca={os.fspath(ca)!r} goes with grpcs://host:port, not with {text!r}")
+    if token is not None or token_file is not None:
+        raise errors.InvalidRequest("token= and token_file= are for storage nodes; an embedded store needs no token")
     folders = store_folders(text)
     embedded = _options_for(text, options, EmbeddedOptions)
     with GATE.call():
         from ais_loader.transport.embedded import EmbeddedTransport
 
     return Client(EmbeddedTransport(folders, mode=mode, options=embedded))
+
+
+def _with_token(
+    options: ClusterOptions, token: str | None, token_file: str | os.PathLike[str] | None
+) -> ClusterOptions:
+    """Return the options with a token. Raises InvalidRequest."""
+    if token is not None and token_file is not None:
+        raise errors.InvalidRequest("token= and token_file=: give one of them")
+    if token is None and token_file is None:
+        return options
+    source = TokenSource.file(token_file) if token_file is not None else TokenSource.value(token or "")
+    return dataclasses.replace(options, token=source)
 
 
 def _start_node(folders: list[str], *, create: bool) -> str:

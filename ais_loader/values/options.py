@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.values.token_source import TokenSource
 
 MAX_TENANT = 128
 """The most characters in a tenant's name. Nodes refuse longer names."""
@@ -77,9 +78,14 @@ class ClusterOptions:
     tls: bool = False
     """Whether nodes are called with TLS. The URL decides it: `grpcs://` or `grpc://`."""
 
+    token: TokenSource | str | None = None
+    """The token that nodes ask for. It is kept in this process alone: neither shown nor pickled. By default, the one in
+    the file or the variable that AIS_LOADER_TOKEN_FILE or AIS_LOADER_TOKEN names.
+    """
+
     def __post_init__(self) -> None:
-        if not isinstance(self.ca, str) or "\0" in self.ca:
-            raise InvalidRequest(f"ca={self.ca!r}: need the path of a file")
+        if isinstance(self.token, str):
+            object.__setattr__(self, "token", TokenSource.value(self.token))
         if not isinstance(self.retry_s, numbers.Real) or not 0 <= self.retry_s < float("inf"):
             raise InvalidRequest(f"retry_s={self.retry_s!r}: need a number of seconds, 0 or more")
         if not isinstance(self.tenant, str) or len(self.tenant) > MAX_TENANT or not _is_text(self.tenant):
@@ -88,6 +94,12 @@ class ClusterOptions:
             raise InvalidRequest(f"lane={self.lane!r}: need 'auto' or 'grpc'")
         if not isinstance(self.hedge_budget, numbers.Real) or not 0 <= self.hedge_budget <= 1:
             raise InvalidRequest(f"hedge_budget={self.hedge_budget!r}: need a share, 0 to 1")
+
+
+def token_of(options: ClusterOptions) -> TokenSource | None:
+    """Return where the token of a client comes from; None if it has none."""
+    assert not isinstance(options.token, str)
+    return options.token or TokenSource.from_environment()
 
 
 def _is_text(text: str) -> bool:

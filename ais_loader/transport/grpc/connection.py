@@ -23,7 +23,8 @@ from ais_loader.transport.session.raw_stream import Stream, open_stream
 from ais_loader.transport.session.session import Call, Session
 from ais_loader.transport.session.single_get import SingleGet
 from ais_loader.transport.session.stream_pool import StreamPool
-from ais_loader.values.options import ClusterOptions
+from ais_loader.values.options import LaneChoice
+from ais_loader.values.token_source import TokenSource, require_sendable
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -58,13 +59,13 @@ class _Naming(
     grpc.StreamUnaryClientInterceptor,  # type: ignore[misc]
     grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
 ):
-    """Adds the tenant's metadata to each call of a channel."""
+    """Adds the metadata of the tenant and of the token to each call of a channel."""
 
-    def __init__(self, metadata: tuple[tuple[str, bytes], ...]) -> None:
+    def __init__(self, metadata: Callable[[], tuple[tuple[str, str | bytes], ...]]) -> None:
         self._metadata = metadata
 
     def _named(self, proceed: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
-        return proceed(_Details(details, (*(details.metadata or ()), *self._metadata)), request)
+        return proceed(_Details(details, (*(details.metadata or ()), *self._metadata())), request)
 
     intercept_unary_unary = intercept_unary_stream = _named
     intercept_stream_unary = intercept_stream_stream = _named
@@ -110,7 +111,10 @@ class Connection:
     """The channel, stubs and sessions of one process to one endpoint. Create it inside the fork barrier.
 
     Args:
-        options: `retry_s` is how long its callers wait for a node that does not answer.
+        patience_s: how long its callers wait for a node that does not answer.
+        tenant: the tenant of its calls.
+        lane: "grpc" never opens one.
+        token: where the token of its calls comes from. Raises AccessDenied if it may not be sent to this endpoint.
         owner: the object that closes it. If the owner is collected first, the connection is closed when the next one is
             created, or at a fork.
     """
@@ -120,7 +124,10 @@ class Connection:
         endpoint: str,
         options: ClusterOptions,
         owner: object,
+        lane: LaneChoice = "grpc",
+        token: TokenSource | None = None,
     ) -> None:
+        require_sendable(token, endpoint, is_tls=False)
         abandon_orphans()
         self.endpoint = endpoint
         self._options = options
@@ -129,20 +136,22 @@ class Connection:
         self.abandoned = self.closed = self.cut = False
         self.lock = threading.Lock()
         grpc_begins()
-        self.channel = open_channel(endpoint, options, for_patience(CHANNEL_OPTIONS, options.retry_s))
-        self._metadata = ((TENANT_KEY, tenant.encode()),) if tenant else ()
+        self.channel = grpc.insecure_channel(endpoint, options=for_patience(CHANNEL_OPTIONS, patience_s))
+        self._tenant = ((TENANT_KEY, tenant.encode()),) if tenant else ()
         """Metadata of each call; batches within a session carry the tenant in their requests."""
-        named = grpc.intercept_channel(self.channel, _Naming(self._metadata)) if tenant else self.channel
-        self.buckets = rpc.BucketsStub(self.channel)
+        self._token = token
+        every = grpc.intercept_channel(self.channel, _Naming(self._metadata)) if token else self.channel
+        named = every if token else grpc.intercept_channel(every, _Naming(self._metadata)) if tenant else every
+        self.buckets = rpc.BucketsStub(every)
         self.objects = rpc.ObjectsStub(named)
         self.compose = compose_rpc.ComposeStub(named)
         self.contents = contents_rpc.ContentsStub(named)
         self.etl = etl_rpc.EtlStub(named)
-        self.node = rpc.NodeStub(self.channel)
-        self.cluster = cluster_rpc.ClusterStub(self.channel)
+        self.node = rpc.NodeStub(every)
+        self.cluster = cluster_rpc.ClusterStub(every)
         self.promote = promote_rpc.PromoteStub(named)
         self.remote = remote_rpc.RemoteBucketsStub(named)
-        self.snapshots = snapshots_rpc.SnapshotsStub(self.channel)
+        self.snapshots = snapshots_rpc.SnapshotsStub(every)
         self._open_session = named.stream_stream(_SESSION)
         self._open_lane = named.unary_unary(
             _OPEN_LANE,
@@ -159,6 +168,10 @@ class Connection:
         self._own_channel: grpc.Channel | None = None  # guarded by lock
         self._own_pool: StreamPool | None = None  # guarded by lock
         _OPEN.add(self)
+
+    def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Return the metadata of a call. Raises AccessDenied if the token cannot be read."""
+        return (*self._tenant, *(self._token.metadata() if self._token is not None else ()))
 
     @property
     def is_orphan(self) -> bool:
@@ -181,7 +194,7 @@ class Connection:
 
     def _open_stream(self, channel: grpc.Channel) -> Stream:
         lane = self.lanes.open() if self.lanes is not None else None
-        return lane or open_stream(channel, _SESSION, self._metadata)
+        return lane or open_stream(channel, _SESSION, self._metadata())
 
     def _lane_offer(self) -> batch_pb.OpenLaneResponse | None:
         """Request a lane. Returns None if the node offers none, or does not answer now; gRPC then reports why."""

@@ -51,7 +51,7 @@ class Stream(Protocol):
         """End the stream, from the thread that uses it, and free its resources."""
 
 
-def open_stream(channel: grpc.Channel, method: str, metadata: tuple[tuple[str, bytes], ...] = ()) -> Stream:
+def open_stream(channel: grpc.Channel, method: str, metadata: tuple[tuple[str, str | bytes], ...] = ()) -> Stream:
     """Open a stream. Raises ValueError when the channel is closed."""
     native = getattr(channel, "_channel", None)
     if all(hasattr(cygrpc, name) for name in _NEEDED) and hasattr(native, "segregated_call"):
@@ -62,7 +62,7 @@ def open_stream(channel: grpc.Channel, method: str, metadata: tuple[tuple[str, b
 class DirectStream:
     """A stream on grpcio's native module."""
 
-    def __init__(self, native: Any, method: str, headers: tuple[tuple[str, bytes], ...]) -> None:
+    def __init__(self, native: Any, method: str, headers: tuple[tuple[str, str | bytes], ...]) -> None:
         metadata = (
             cygrpc.SendInitialMetadataOperation(headers or None, _NO_FLAGS),
             cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),
@@ -133,7 +133,7 @@ class DirectStream:
 class IteratorStream:
     """A stream on grpcio's public API."""
 
-    def __init__(self, channel: grpc.Channel, method: str, metadata: tuple[tuple[str, bytes], ...]) -> None:
+    def __init__(self, channel: grpc.Channel, method: str, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = channel.stream_stream(method)(iter(self._outgoing.get, None), metadata=metadata)
         self._answers: Iterator[bytes] = iter(self._call)
