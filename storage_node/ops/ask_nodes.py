@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
 
@@ -18,6 +19,7 @@ from storage_node.context.channels import OPERATOR, Caller, resolved
 
 CALL_TIMEOUT_S = 3.0
 _AT_ONCE = 32
+T = TypeVar("T")
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -56,13 +58,17 @@ def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_
 
 
 def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_TIMEOUT_S) -> NodeAnswer:
-    with caller.client_channel(endpoint, _OPTIONS) as channel:
-        try:
-            known = cluster_rpc.ClusterStub(channel).GetMap(cluster_pb.GetMapRequest(), timeout=timeout_s)
-            described = objects_rpc.NodeStub(channel).Describe(objects_pb.DescribeRequest(), timeout=timeout_s)
-        except grpc.RpcError as error:
-            reason = (error.details() or "").rpartition(": ")[2]
-            return NodeAnswer(endpoint, problem=f"{error.code().name.lower().replace('_', ' ')}: {reason}")
+    def ask(channel: Any) -> tuple[cluster_pb.GetMapResponse, objects_pb.DescribeResponse]:
+        return (
+            cluster_rpc.ClusterStub(channel).GetMap(cluster_pb.GetMapRequest(), timeout=timeout_s),
+            objects_rpc.NodeStub(channel).Describe(objects_pb.DescribeRequest(), timeout=timeout_s),
+        )
+
+    try:
+        known, described = ask_as_client(endpoint, caller, ask)
+    except grpc.RpcError as error:
+        reason = (error.details() or "").rpartition(": ")[2]
+        return NodeAnswer(endpoint, problem=f"{error.code().name.lower().replace('_', ' ')}: {reason}")
     peer_endpoint = resolved(endpoint, known.peer_endpoint)
     with caller.channel(peer_endpoint, _OPTIONS) as channel:
         try:
@@ -83,6 +89,21 @@ def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_T
         drives=drives,
         peer_endpoint=peer_endpoint,
     )
+
+
+def ask_as_client(endpoint: str, caller: Caller, ask: Callable[[Any], T]) -> T:
+    """Ask a node at its address for clients. Where clients need tokens, `caller` proves itself instead.
+
+    Raises grpc.RpcError.
+    """
+    with grpc.insecure_channel(endpoint, options=_OPTIONS) as channel:
+        try:
+            return ask(channel)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+                raise
+    with caller.through(grpc.insecure_channel(endpoint, options=_OPTIONS), endpoint) as channel:
+        return ask(channel)
 
 
 def newest_map(answers: Iterable[NodeAnswer]) -> cluster_pb.ClusterMap | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -18,7 +18,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.context.channels import OPERATOR, Caller, resolved
 from storage_node.ops import peer_secret
-from storage_node.ops.ask_nodes import ask_nodes, newest_map
+from storage_node.ops.ask_nodes import ask_as_client, ask_nodes, newest_map
 from storage_node.ops.node_discovery import find_nodes
 from storage_node.ops.node_file import read_all
 from storage_node.ops.ray_head import ClusterError
@@ -98,15 +98,23 @@ def order(
     """
     with contextlib.ExitStack() as held:
         try:
-            channel = held.enter_context(caller.client_channel(endpoint, _OPTIONS))
-            known = rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(known_version=2**63), timeout=CALL_TIMEOUT_S)
-            peer_endpoint = resolved(endpoint, known.peer_endpoint)
-            inside = caller.channel(peer_endpoint, _OPTIONS)
+            peer_endpoint = peer_endpoint_of(endpoint, caller)
+            inside = caller.through(grpc.insecure_channel(peer_endpoint, options=_OPTIONS), peer_endpoint)
             return call(rpc.DrivesStub(held.enter_context(inside)))
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise ClusterError(f"{endpoint} does not answer ({error.code().name.lower()})") from error
             raise ClusterError(f"{error.details()}") from error
+
+
+def peer_endpoint_of(endpoint: str, caller: Caller) -> str:
+    """Return where operators reach the node that clients reach at `endpoint`. Raises grpc.RpcError."""
+
+    def ask(channel: Any) -> pb.GetMapResponse:
+        request = pb.GetMapRequest(known_version=2**63)
+        return rpc.ClusterStub(channel).GetMap(request, timeout=CALL_TIMEOUT_S)  # type: ignore[no-any-return]
+
+    return resolved(endpoint, ask_as_client(endpoint, caller, ask).peer_endpoint)
 
 
 def find_node(nodes: Sequence[NodeOfDrives], name: str) -> NodeOfDrives:

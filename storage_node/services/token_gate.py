@@ -4,8 +4,8 @@ A token comes in the call's metadata (`authorization: Bearer TOKEN`). It is veri
 session or lane keeps what its token granted when it was opened. Whatever a token has begun ends when the token expires
 or is revoked; the gate looks for that every SWEEP_S.
 
-Nodes and operators, who prove that they know the cluster's secret, need no token to be told the map at the listener for
-clients. Everything else that they do is at the listener for peers.
+Nodes and operators, who prove that they know the cluster's secret, need no token for the few methods that they call at
+the listener for clients. Everything else that they do is at the listener for peers.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from storage_node.rights.granted import GRANTED, Granted, lasting
 from storage_node.rights.keys import read_public_keys
 from storage_node.rights.methods import Need, needs_of_methods
 from storage_node.rights.tokens import TokenRefused, verify_token
+from storage_node.services.access import CALLER, Role
 from storage_node.services.errors import Context, abort
 from storage_node.store.names import without_hints
 
@@ -37,7 +38,8 @@ SWEEP_S = 0.25
 MAX_KNOWN = 4096
 """Maximum number of verified tokens that are cached."""
 _BEARER = "bearer "
-_GET_MAP = "Cluster/GetMap"
+_FOR_OPERATORS = ("Cluster/GetMap", "Node/Describe")
+"""Methods that operators call at the listener for clients, where they learn of the one for them."""
 _UNKNOWN = "the method is not for clients"
 
 
@@ -65,6 +67,7 @@ class TokenGate:
         self._needs: Mapping[str, Need] = needs_of_methods(job_buckets)
         self._known: dict[str, Granted] = {}
         node.store.suggest_no_buckets()
+        revoked.on_revoked = self.sweep
 
     def guard(self, path: str, handler: grpc.RpcMethodHandler, *, over_lane: bool = False) -> grpc.RpcMethodHandler:
         """Return a handler that serves only calls with a sufficient token. `over_lane`: of a lane, which has the token
@@ -114,7 +117,9 @@ class TokenGate:
     async def _granted(self, method: str, path: str, context: Context) -> Granted | None:
         """Return what the token of a call grants; None for a node or an operator. Raises TokenRefused."""
         tokens = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
-        if not tokens and method == _GET_MAP and self._node.caller.secret and await self._is_inside(path, context):
+        may_be_inside = not tokens and method in _FOR_OPERATORS and bool(self._node.caller.secret)
+        if may_be_inside and await self._is_inside(path, context):
+            CALLER.set(Role.OPERATOR)  # a proof is accepted once
             return None
         return self.granted(tokens)
 

@@ -1,0 +1,41 @@
+"""Ledger of the tokens that were made with a key: their claims, without the tokens, one JSON object a line.
+
+It lies beside the private key, as `KEY.tokens`, and only its owner may read it. Nodes do not need it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from storage_node.rights.tokens import Claims
+from storage_node.store.permissions import private
+
+
+def path_of(key: Path) -> Path:
+    return key.with_name(f"{key.name}.tokens")
+
+
+def add(key: Path, claims: Claims) -> None:
+    """Append a token. Raises OSError."""
+    with open(path_of(key), "a", opener=private) as file:
+        file.write(json.dumps(asdict(claims)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(key: Path) -> list[Claims]:
+    """Return the tokens that were made, oldest first. Raises OSError, and ValueError for a damaged ledger."""
+    path = path_of(key)
+    if not path.exists():
+        return []
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            fields = json.loads(line)
+            found.append(Claims(**{**fields, "scopes": tuple(fields["scopes"])}))
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"{path}: line {number} is damaged") from None
+    return found
