@@ -18,6 +18,7 @@ MAX_BUCKETS = 1 << 17
 MAX_SNAPSHOTS = 1 << 12
 """Most snapshots of one bucket."""
 MAX_CHANGES = 1 << 10
+MAX_REVOKED_TOKENS = 1 << 13
 MAX_COPIES = 1 << 16
 MAX_TEXT = 1024
 """Most characters of a host name or an endpoint."""
@@ -46,6 +47,7 @@ def require_map(map_: pb.ClusterMap) -> None:
         ("buckets", len(map_.bucket), MAX_BUCKETS),
         ("changes", len(map_.change), MAX_CHANGES),
         ("nodes taken out", len(map_.removed), MAX_NODES),
+        ("revoked tokens", len(map_.revoked_token), MAX_REVOKED_TOKENS),
         *((f"snapshots of bucket {name}", len(bucket.snapshot), MAX_SNAPSHOTS) for name, bucket in buckets),
         *((f"former numbers of copies of {name}", len(bucket.former_copies), MAX_CHANGES) for name, bucket in buckets),
     )
@@ -65,6 +67,8 @@ def require_map(map_: pb.ClusterMap) -> None:
     for node in map_.node:
         if max(len(node.host), len(node.endpoint), len(node.peer_endpoint)) > MAX_TEXT:
             raise MapRefused(f"a map with a name or an endpoint of a node of over {MAX_TEXT} characters")
+    if any(len(one.id) > MAX_TEXT for one in map_.revoked_token):
+        raise MapRefused(f"a map with an id of a revoked token of over {MAX_TEXT} characters")
     names = [bucket.name for bucket in map_.bucket]
     if len(set(names)) != len(names) or len({bucket.uuid for bucket in map_.bucket}) != len(names):
         raise MapRefused("a map with two buckets of one name or one uuid")
