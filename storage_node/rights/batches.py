@@ -5,18 +5,29 @@ The rights are looked up once for each bucket of a batch, so that their check do
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.rights.granted import Granted
 from storage_node.rights.scopes import Right
 from storage_node.store.refused_buckets import stand_in
 
+_READ = int(Right.READ)
+
 
 def restrict(granted: Granted, request: pb.BatchRequest) -> int:
     """Replace the buckets of entries that the client may not read with stand-ins, and the tenant with the token's.
     Return how many buckets were replaced."""
-    request.tenant = granted.tenant
+    if request.tenant != granted.tenant:
+        request.tenant = granted.tenant
+    buckets, rights = list(request.bucket), granted.scopes.rights
+    for bucket in buckets:
+        if not rights(bucket) & _READ or bucket.startswith("\0"):
+            break
+    else:
+        return _restrict_transforms(granted, request, range(len(buckets))) if request.transform else 0
     replaced, readable = 0, []
-    for at, bucket in enumerate(request.bucket):
+    for at, bucket in enumerate(buckets):
         if (error := granted.refusal(Right.READ, bucket)) is not None:
             request.bucket[at] = stand_in(error)
             replaced += 1
@@ -27,7 +38,7 @@ def restrict(granted: Granted, request: pb.BatchRequest) -> int:
     return replaced + (_restrict_transforms(granted, request, readable) if request.transform else 0)
 
 
-def _restrict_transforms(granted: Granted, request: pb.BatchRequest, readable: list[int]) -> int:
+def _restrict_transforms(granted: Granted, request: pb.BatchRequest, readable: Iterable[int]) -> int:
     """Give transformed entries stand-ins where the client may read a bucket, but not through transforms."""
     refused = {}
     for at in readable:

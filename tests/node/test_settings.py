@@ -81,6 +81,7 @@ def test_every_field_can_be_set() -> None:
         "peer_port",
         "peer_lane_port",
         "peer_advertise",
+        "token_key_file",
         "peer_secret_file",
     }
 
