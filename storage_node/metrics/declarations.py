@@ -106,9 +106,9 @@ METRICS = (
     ),
     metric("ais_loader_refusals_total", "counter", "calls", "reason")(
         lambda node: node.counts.refusals,
-        "Calls of clients that were refused because of their tokens. reason: missing, malformed, algorithm, signature, "
-        "audience (another cluster), expired, not_yet_valid, revoked, rights (too few for the call), entries (buckets "
-        "of batches whose entries were refused in their places).",
+        "Calls of clients that were refused because of their tokens. reason: missing, insecure (came in the clear), "
+        "malformed, algorithm, signature, audience (another cluster), expired, not_yet_valid, revoked, rights (too few "
+        "for the call), entries (buckets of batches whose entries were refused in their places).",
     ),
     metric("ais_loader_assembly_soft_errors_total", "counter", "entries")(
         lambda node: node.resources.soft_errors,

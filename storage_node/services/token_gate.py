@@ -1,6 +1,7 @@
 """Token gate: checks the token of every call of clients, and the rights that its method needs.
 
-A token comes in the call's metadata (`authorization: Bearer TOKEN`). It is verified once and cached with its rights; a
+A token comes in the call's metadata (`authorization: Bearer TOKEN`), and only over a connection that nobody on the
+network can read. It is verified once and cached with its rights; a
 session or lane keeps what its token granted when it was opened. Whatever a token has begun ends when the token expires
 or is revoked; the gate looks for that every SWEEP_S.
 
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import ipaddress
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -121,6 +124,10 @@ class TokenGate:
         if may_be_inside and await self._is_inside(path, context):
             CALLER.set(Role.OPERATOR)  # a proof is accepted once
             return None
+        if tokens and not _is_protected(context):
+            raise TokenRefused(
+                "a token came over a connection that others can read: it is refused there; make another one", "insecure"
+            )
         return self.granted(tokens)
 
     def granted(self, tokens: Sequence[str | bytes]) -> Granted:
@@ -179,6 +186,20 @@ class TokenGate:
             except TokenRefused:
                 granted.end()
                 del self._known[token]
+
+
+def _is_protected(context: Any) -> bool:
+    """Whether nobody on the network can read the call: it is encrypted, or comes from this machine."""
+    if b"ssl" in context.auth_context().get("transport_security_type", ()):
+        return True
+    kind, _, address = context.peer().partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return bool(kind == "unix")
+    try:
+        host = ipaddress.ip_address(unquote(address).rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return host.is_loopback or (host.version == 6 and bool(host.ipv4_mapped and host.ipv4_mapped.is_loopback))
 
 
 def _enter(granted: Granted) -> None:
