@@ -46,6 +46,11 @@ _FOR_OPERATORS = ("Cluster/GetMap", "Node/Describe")
 _UNKNOWN = "the method is not for clients"
 
 
+def now_s() -> float:
+    """Return the time by which tokens expire, in seconds since the epoch."""
+    return time.time()
+
+
 class TokenGate:
     """The tokens of a node's clients. Belongs to the node's event loop.
 
@@ -142,7 +147,7 @@ class TokenGate:
         token = text[len(_BEARER) :].strip()
         known = self._known.get(token)
         if known is None:
-            claims = verify_token(token, self._keys, audience=self._revoked.audience, now_s=time.time())
+            claims = verify_token(token, self._keys, audience=self._revoked.audience, now_s=now_s())
             try:
                 known = Granted(claims)
             except LoaderError as error:
@@ -155,7 +160,7 @@ class TokenGate:
     def _check(self, granted: Granted) -> None:
         """Check that a verified token is still valid. Raises TokenRefused."""
         claims = granted.claims
-        if claims.expires_s <= time.time():
+        if claims.expires_s <= now_s():
             raise TokenRefused("the token has expired: ask the store's operator for another one", "expired")
         if claims.token_id in self._revoked.ids:
             raise TokenRefused("the token was revoked: ask the store's operator for another one", "revoked")

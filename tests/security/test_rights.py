@@ -17,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ais_loader import Entry, connect, errors
 from ais_loader.testing.waiting import eventually
+from ais_loader.values import token_source
 from ais_loader.values.entry import Status
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -26,6 +27,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from storage_node.rights.keys import read_private_key
 from storage_node.rights.methods import needs_of_methods
+from storage_node.services import token_gate
 from storage_node.services.access import TABLE, Role
 from tests.node.contract_kit import methods
 from tests.node.node_kit import scrape
@@ -244,12 +246,24 @@ def test_the_tenant_is_that_of_the_token(node: SecureNode) -> None:
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_a_session_ends_with_its_token(node: SecureNode, lane: Any) -> None:
-    token = node.token("*:read", lifetime_s=2)
+def test_a_session_ends_with_its_token(node: SecureNode, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = node.server.batches
+    assert batches is not None
+    token = node.token("*:read", lifetime_s=600)
     with connect(node.url, token=token, options=ClusterOptions(lane=lane)) as client:
         assert client.bucket("speech").get("0004") == b"speech 4"
         assert len(list(client.get_batch([Entry("speech", f"{number:04d}") for number in range(20)]))) == 20
-        eventually(lambda: _is_refused(client), 10.0)
+        before = batches.open_sessions
+        later(monkeypatch, 601)
+        eventually(lambda: batches.open_sessions < before, 10.0)
+        assert _is_refused(client)
+        monkeypatch.undo()
+        assert not _is_refused(client)
+
+
+def later(monkeypatch: pytest.MonkeyPatch, more_s: float) -> None:
+    """Move the clock of the nodes on."""
+    monkeypatch.setattr(token_gate, "now_s", lambda: time.time() + more_s)
 
 
 def _is_refused(client: Any) -> bool:
@@ -302,18 +316,19 @@ def test_revocations_survive_a_restart(tmp_path: Path) -> None:
         assert call(node, "Buckets/ListBuckets", b"", node.token("*:list"))[0] == grpc.StatusCode.OK
 
 
-def test_a_token_file_is_read_again(node: SecureNode, tmp_path: Path) -> None:
+def test_a_token_file_is_read_again(node: SecureNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_source, "_LOOK_EVERY_S", 0.0)
     path = tmp_path / "token"
-    path.write_text(node.token("*:read", lifetime_s=2) + "\n")
+    path.write_text(node.token("*:read", lifetime_s=600) + "\n")
     with connect(node.url, token_file=path) as client:
         assert client.bucket("speech").get("0004") == b"speech 4"
-        path.write_text(node.token("*:read"))
-        until_s = time.monotonic() + 4.0
-        while time.monotonic() < until_s:  # past the end of the first token, with calls all the time
+        path.write_text(node.token("*:read", lifetime_s=6000))
+        later(monkeypatch, 601)
+        until_s = time.monotonic() + 4 * token_gate.SWEEP_S
+        while time.monotonic() < until_s:  # while the sessions of the first token end, and after that
             items = list(client.get_batch([Entry("speech", f"{number:04d}") for number in range(20)]))
             assert all(item.status == Status.OK for item in items)
-        copy = pickle.loads(pickle.dumps(client))
-        with copy:
+        with pickle.loads(pickle.dumps(client)) as copy:
             assert copy.bucket("speech").get("0004") == b"speech 4"
 
 
