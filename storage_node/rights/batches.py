@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from storage_node.rights.granted import Granted
 from storage_node.rights.scopes import Right
 from storage_node.store.refused_buckets import stand_in
@@ -36,6 +38,15 @@ def restrict(granted: Granted, request: pb.BatchRequest) -> int:
             if bucket.startswith("\0"):
                 request.bucket[at] = bucket.lstrip("\0")  # a client makes no stand-ins
     return replaced + (_restrict_transforms(granted, request, readable) if request.transform else 0)
+
+
+def refused_objects(granted: Granted, request: objects_pb.PutManyRequest) -> dict[int, LoaderError]:
+    """Return the objects that the client may not put, by position, with the errors that they get in their places."""
+    buckets = {small.bucket for small in request.object}
+    refused = {bucket: error for bucket in buckets if (error := granted.refusal(Right.WRITE, bucket)) is not None}
+    if not refused:
+        return {}
+    return {at: refused[small.bucket] for at, small in enumerate(request.object) if small.bucket in refused}
 
 
 def _restrict_transforms(granted: Granted, request: pb.BatchRequest, readable: Iterable[int]) -> int:

@@ -2,7 +2,7 @@
 the table of access): one that is missing is refused to every token.
 
 A method with a bucket in its request is checked with that bucket. The answers of methods about all buckets have only
-what the client sees. Batches are checked by entry, see `batches`.
+what the client sees. Batches, and PUTs of many objects, are checked by entry, see `batches`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,6 @@ def _put(granted: Granted, request: Any) -> None:
     # Over a lane, the bytes of an object come as another type.
     if isinstance(request, pb.PutRequest) and request.HasField("header"):
         granted.require(Right.WRITE, request.header.bucket)
-
-
-def _put_many(granted: Granted, request: pb.PutManyRequest) -> None:
-    for bucket in {small.bucket for small in request.object}:
-        granted.require(Right.WRITE, bucket)
 
 
 def _compose(granted: Granted, request: Any) -> None:
@@ -189,7 +184,7 @@ def needs_of_methods(job_buckets: JobBuckets) -> Mapping[str, Need]:
         "Buckets/SetBucket": _on(Right.ADMIN, "name"),
         "Buckets/DeleteBucket": _on(Right.ADMIN, "name"),
         "Objects/Put": Need(_put),
-        "Objects/PutMany": Need(_put_many),
+        "Objects/PutMany": _BY_ENTRY,
         "Objects/Get": _READS,
         "Objects/Head": _SEES,
         "Objects/Delete": _DELETES,

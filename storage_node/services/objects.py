@@ -26,10 +26,13 @@ from storage_node.cluster.replication.write_plan import Result
 from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
+from storage_node.limits.counters import count
 from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.arriving.arriving_part import ArrivingPart
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier, described
+from storage_node.rights.batches import refused_objects
+from storage_node.rights.granted import GRANTED
 from storage_node.services.calls import bounded, bounded_requests, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
 from storage_node.services.pending_guard import PendingGuard
@@ -172,17 +175,29 @@ class ObjectsService:
     async def PutMany(
         self, requests: AsyncIterator[pb.PutManyRequest], context: Context
     ) -> AsyncIterator[pb.PutManyResponse]:
+        granted = GRANTED.get()
         async for request in requests:
-            for small in request.object:
-                require_unreserved(small.metadata)
-            group = await self._reframing.group(request)
-            names = self._write_through.names(group)
-            async with self._write_through.admitted(group), self._tier.writing.hold(names):
-                failed = await self._write_through.group(group)
-                stored = group if not failed else _without(group, failed)
-                response = _response(await self._put_writer.store_group(stored.object))
-                self._write_through.judge(stored, response)
-            yield response if not failed else _with_failures(response, failed, len(group.object))
+            refused = refused_objects(granted, request) if granted is not None else None
+            if not refused:
+                yield await self._put_group(request)
+                continue
+            count(self._node.metrics.refusals, "entries", len(refused))
+            left = _without(request, refused)
+            response = await self._put_group(left) if left.object else pb.PutManyResponse()
+            yield _with_failures(response, refused, len(request.object))
+
+    async def _put_group(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
+        """Put the objects of one message. Raises LoaderError."""
+        for small in request.object:
+            require_unreserved(small.metadata)
+        group = await self._reframing.group(request)
+        names = self._write_through.names(group)
+        async with self._write_through.admitted(group), self._tier.writing.hold(names):
+            failed = await self._write_through.group(group)
+            stored = group if not failed else _without(group, failed)
+            response = _response(await self._put_writer.store_group(stored.object))
+            self._write_through.judge(stored, response)
+        return response if not failed else _with_failures(response, failed, len(group.object))
 
     @bounded_responses(deadline=True)
     @counted_stream("get")

@@ -112,7 +112,7 @@ class TokenGate:
             raise AccessDenied(_UNKNOWN)
         self._check(granted)
         _enter(granted)
-        async with lasting(granted), aclosing(_checked(need, granted, requests)) as checked:
+        async with lasting(granted), aclosing(self._checked(need, granted, requests)) as checked:
             answers = behaviour(checked, context)
             if is_generator:
                 async with aclosing(answers):
@@ -167,6 +167,16 @@ class TokenGate:
         if claims.audience != self._revoked.audience:  # the node has joined a cluster since
             raise TokenRefused("the token is for another cluster or store", "audience")
 
+    async def _checked(self, need: Need, granted: Granted, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the messages of a call after checking each of them. Raises LoaderError."""
+        async for request in requests:
+            try:
+                need.check(granted, request.message if isinstance(request, Received) else request)
+            except LoaderError:
+                count(self._node.metrics.refusals, "rights")
+                raise
+            yield request
+
     def _make_room(self) -> None:
         while len(self._known) >= MAX_KNOWN:
             unused = next((token for token, one in self._known.items() if not one.is_used), None)
@@ -213,10 +223,3 @@ def _enter(granted: Granted) -> None:
     token_tenant.set(granted.tenant)
     current_tenant.set(granted.tenant)
     without_hints.set(True)
-
-
-async def _checked(need: Need, granted: Granted, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-    """Yield the messages of a call after checking each of them. Raises LoaderError."""
-    async for request in requests:
-        need.check(granted, request.message if isinstance(request, Received) else request)
-        yield request

@@ -99,6 +99,7 @@ def test_no_method_without_a_token(node: SecureNode, method: str) -> None:
 OPEN = {
     "GetBatch/Session",  # by entry
     "GetBatch/OpenLane",
+    "Objects/PutMany",
     "Buckets/ListBuckets",  # filtered
     "RemoteBuckets/RemoteUsage",
     "RemoteBuckets/PendingUploads",
@@ -233,6 +234,33 @@ def test_calls_about_a_bucket(node: SecureNode, lane: Any) -> None:
     with connect(node.url, token=node.token(EVERYTHING)) as client:
         assert client.bucket("audio").get("new") == b"x" * 100_000
         client.bucket("audio").delete("new")
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_many_puts_are_refused_one_by_one(node: SecureNode, lane: Any) -> None:
+    token = node.token("audio:write,read", "text:read")
+    refused = sum(node.server.batches.node.metrics.refusals.values()) if node.server.batches is not None else 0
+    with connect(node.url, token=token, options=ClusterOptions(lane=lane)) as client:
+        client.bucket("audio").put_many([(f"many-{number}", b"new") for number in range(50)])
+        assert client.bucket("audio").get("many-49") == b"new"
+        with pytest.raises(errors.AccessDenied, match="'write'"):
+            client.bucket("text").put_many([(f"{number:04d}", b"new") for number in range(20)])
+        assert client.bucket("text").get("0003") == b"text 3"
+        with pytest.raises(errors.BucketNotFound):
+            client.bucket("speech").put_many([(f"{number:04d}", b"new") for number in range(20)])
+    assert node.server.batches is not None
+    assert sum(node.server.batches.node.metrics.refusals.values()) >= refused + 20
+
+
+def test_one_put_of_many_is_refused_in_its_place(node: SecureNode) -> None:
+    buckets = ("audio", "text", "audio", "speech")
+    request = pb.PutManyRequest(object=[pb.SmallObject(bucket=one, name="placed", data=b"x") for one in buckets])
+    metadata = [("authorization", f"Bearer {node.token('audio:write', 'text:list')}")]
+    with grpc.insecure_channel(node.server.endpoint, options=OPTIONS) as channel:
+        put = channel.stream_stream("/ais_loader.v1.Objects/PutMany")
+        [answer] = put(iter([request.SerializeToString()]), timeout=TIMEOUT_S, metadata=metadata)
+    results = pb.PutManyResponse.FromString(answer).result
+    assert [one.error.kind for one in results] == ["", "denied", "", "bucket-not-found"]
 
 
 def test_the_tenant_is_that_of_the_token(node: SecureNode) -> None:
