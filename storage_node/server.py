@@ -275,7 +275,10 @@ class NodeServer:
         gate = lifecycle.gate
         guard, lane_guard = (gate.guard, partial(gate.guard, over_lane=True)) if gate is not None else (None, None)
         carried = methods.of_lanes(LANE_METHODS, Role.CLIENT, lane_guard)
-        self.lanes = lanes = LaneListener(batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried)
+        secure = bool(listen.cert_file)
+        self.lanes = lanes = LaneListener(
+            batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
+        )
         held.callback(lanes.close)
         session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)

@@ -116,7 +116,7 @@ ROOMS = {
         "ais_loader.training",
         "ais_loader.values.packed",
     ),
-    "cryptography": ("storage_node.identity",),
+    "cryptography": ("storage_node.identity", "storage_node.rights"),
     "obstore": ("storage_node.remote",),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),

@@ -32,7 +32,7 @@ from ais_loader.values.requests import (
 )
 from ais_loader.values.snapshots import pinned_name
 from ais_loader.values.token_source import TokenSource
-from ais_loader.values.urls import NODE_SCHEME, is_remote, split_url, store_folders
+from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, is_remote, split_url, store_folders
 from ais_loader.wire.remote import Remote
 
 URL_VARIABLE = "AIS_LOADER_URL"
@@ -46,6 +46,7 @@ def connect(
     *,
     mode: Literal["a", "r"] = "a",
     options: EmbeddedOptions | ClusterOptions | None = None,
+    ca: str | os.PathLike[str] | None = None,
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
 ) -> Client:
@@ -65,6 +66,9 @@ def connect(
             what another process replaced or deleted within one second, or immediately after `Client.refresh()`. New
             names are visible immediately.
         options: EmbeddedOptions or ClusterOptions, to match the kind of store in `url`.
+        ca: For `grpcs://`, the file with the certificate of the CA that the nodes are trusted by, in PEM. The default
+            is the value of AIS_LOADER_CA_FILE, and without one, the CAs that this system trusts. The client pickles
+            with this path.
         token, token_file: The token that nodes ask for, or a file with it, which is read again when it changes. The
             default is AIS_LOADER_TOKEN_FILE, a path, or AIS_LOADER_TOKEN, the token itself. A token is never shown or
             pickled, and never sent without encryption to another machine; see docs/tokens.md.
@@ -88,7 +92,8 @@ def connect(
     if is_remote(text):
         if "@" in text or "?" in text:  # URLs are logged, so the message does not show this one either
             raise errors.InvalidRequest("a node's URL has neither credentials nor parameters: use token_file=")
-        chosen = _with_token(_options_for(text, options, ClusterOptions), token, token_file)
+        chosen = with_tls(text, _options_for(text, options, ClusterOptions), ca)
+        chosen = _with_token(chosen, token, token_file)
         with GATE.call():  # a forked child would wait forever for another thread's import
             from ais_loader.transport.cluster.transport import RemoteTransport
             from ais_loader.transport.grpc.channel import read_ca
@@ -99,6 +104,8 @@ def connect(
             text = _start_node(store_folders(text), create=mode == "a")
         nodes = RemoteTransport(text, chosen)
         return Client(cast(Transport, ReadOnlyTransport(nodes)) if mode == "r" else nodes)
+    if ca is not None:
+        raise errors.InvalidRequest(f"ca={os.fspath(ca)!r} goes with grpcs://host:port, not with {text!r}")
     if token is not None or token_file is not None:
         raise errors.InvalidRequest("token= and token_file= are for storage nodes; an embedded store needs no token")
     folders = store_folders(text)

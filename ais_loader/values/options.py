@@ -84,6 +84,8 @@ class ClusterOptions:
     """
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ca, str) or "\0" in self.ca:
+            raise InvalidRequest(f"ca={self.ca!r}: need the path of a file")
         if isinstance(self.token, str):
             object.__setattr__(self, "token", TokenSource.value(self.token))
         if not isinstance(self.retry_s, numbers.Real) or not 0 <= self.retry_s < float("inf"):

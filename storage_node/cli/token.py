@@ -42,6 +42,12 @@ def _nodes_options(command: F) -> F:
             type=_FILE,
             help="With --node: the nodes' peer secret, such as DRIVE/peer-secret.",
         ),
+        click.option(
+            "--identity",
+            metavar="DIR",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="With --node: the identity folder of a node with TLS, whose operator's certificate is used.",
+        ),
         click.option("--node", metavar="HOST:PORT", default="", help="The address of one node, as clients reach it."),
         click.option(
             "--root",
@@ -123,6 +129,7 @@ def create(
     root: Path | None,
     node: str,
     peer_secret: Path | None,
+    identity: Path | None,
     output: Path | None,
     to_stdout: bool,
 ) -> None:
@@ -138,7 +145,7 @@ def create(
         signing = read_private_key(key)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    audience = audience or _nodes(root, node, peer_secret).listed().audience
+    audience = audience or _nodes(root, node, peer_secret, identity).listed().audience
     made, claims = create_token(signing, audience=audience, tenant=tenant, scopes=scopes, lifetime_s=lifetime_s)
     ledger.add(key, claims)
     if output is None:
@@ -153,12 +160,14 @@ def create(
 @_key
 @_nodes_options
 @_json
-def list_(key: Path, root: Path | None, node: str, peer_secret: Path | None, as_json: bool) -> None:
+def list_(
+    key: Path, root: Path | None, node: str, peer_secret: Path | None, identity: Path | None, as_json: bool
+) -> None:
     """List the tokens that were made with a key, and, if nodes are named, which of them are revoked."""
     from storage_node.rights import ledger
 
     made = ledger.read(key)
-    revoked = {one.id for one in _nodes(root, node, peer_secret).listed().token} if root or node else set()
+    revoked = {one.id for one in _nodes(root, node, peer_secret, identity).listed().token} if root or node else set()
     rows = [(claims, _state(claims, revoked)) for claims in made]
     with Lines() as lines:
         if as_json:
@@ -194,7 +203,9 @@ def show(file: Any, as_json: bool) -> None:
 @click.argument("which", metavar="ID|FILE")
 @click.option("--key", metavar="FILE", envvar="AIS_LOADER_TOKEN_KEY", type=_FILE, help="Needed for an ID: its key.")
 @_nodes_options
-def revoke(which: str, key: Path | None, root: Path | None, node: str, peer_secret: Path | None) -> None:
+def revoke(
+    which: str, key: Path | None, root: Path | None, node: str, peer_secret: Path | None, identity: Path | None
+) -> None:
     """Revoke a token on all nodes: by the file that has it, or by its id in `token list`.
 
     Sessions, lanes and watches that it has opened end within a second.
@@ -208,18 +219,20 @@ def revoke(which: str, key: Path | None, root: Path | None, node: str, peer_secr
         if not known:
             raise click.ClickException(f"{which}: no file, and no token that was made with the key of --key")
         claims = known[-1]
-    _nodes(root, node, peer_secret).revoke(claims.token_id, claims.expires_s)
+    _nodes(root, node, peer_secret, identity).revoke(claims.token_id, claims.expires_s)
     with Lines() as lines:
         lines.add(f"token {claims.token_id} of {printable(claims.tenant)} is revoked")
 
 
-def _nodes(root: Path | None, node: str, secret: Path | None) -> TokenNodes:
+def _nodes(root: Path | None, node: str, secret: Path | None, identity: Path | None) -> TokenNodes:
     from storage_node.ops.token_commands import TokenNodes
 
     if node:
-        return TokenNodes.at(node, secret)
+        return TokenNodes.at(node, secret, identity)
     if root is None:
-        raise click.UsageError("which nodes? Give --root DIR, or --node HOST:PORT and --peer-secret FILE")
+        raise click.UsageError(
+            "which nodes? Give --root DIR, or --node HOST:PORT with --peer-secret FILE or --identity DIR"
+        )
     return TokenNodes.below(Path(os.path.abspath(root.expanduser())))
 
 

@@ -316,6 +316,11 @@ def require_secrets(config: ServerConfig, *, makes_own: bool, has_tls: bool = Fa
         has_tls: whether certificates will prove who calls, although `cert_file` does not name one yet.
     """
     listen, etl = config.listen, config.etl
+    if listen.token_key_file and not has_tls and not listen.cert_file and not is_loopback(listen.host):
+        raise ValueError(
+            f"host={listen.host} is more than loopback, and token_key_file needs TLS there: tokens are not sent in the "
+            "clear. Use --secure, or set cert_file, key_file and ca_file"
+        )
     if (has_tls or listen.cert_file) and not listen.peer_secret_file:
         return  # certificates prove who calls
     if listen.peer_secret_file:

@@ -216,7 +216,7 @@ class LaneListener:
             sock, self._max_request_bytes, self._message_timeout_s, self._batches.resources.requests, node.read
         )
         try:
-            client = await self._greeted(connection)
+            client = await self._greeted(connection, _user_of(sock) if self._secure else None)
             if client is None:
                 self.closed["token"] += 1
                 await connection.write(
@@ -310,7 +310,7 @@ class LaneListener:
         finally:
             self._idle.discard(task)
 
-    async def _greeted(self, connection: LaneConnection) -> LaneClient | None:
+    async def _greeted(self, connection: LaneConnection, user: int | None) -> LaneClient | None:
         """Return the client of the lane; None without a valid token. Raises EOFError, OSError."""
         task = asyncio.current_task()
         assert task is not None

@@ -25,20 +25,24 @@ class LaneTokens:
     """Issued tokens. Belongs to the node's event loop."""
 
     def __init__(self) -> None:
-        self._pending: dict[bytes, tuple[float, LaneClient]] = {}
-        """Expiry and client of each token; oldest first."""
+        self._pending: dict[bytes, tuple[float, LaneClient, int | None]] = {}
+        """Expiry, client and user of each token; oldest first."""
 
-    def give(self, tenant: str) -> bytes:
-        """Return a new token for the client of the current call. If MAX_PENDING others are unused, the oldest of them
-        becomes invalid."""
+    def give(self, tenant: str, user: int | None = None) -> bytes:
+        """Return a new token for the client of the current call, which only processes of this user may use, if one is
+        given.
+
+        If MAX_PENDING others are unused, the oldest of them becomes invalid.
+        """
         now = time.monotonic()
         while self._pending and (len(self._pending) >= MAX_PENDING or next(iter(self._pending.values()))[0] < now):
             del self._pending[next(iter(self._pending))]
         token = secrets.token_bytes(TOKEN_BYTES)
-        self._pending[token] = now + LIFETIME_S, LaneClient(tenant, GRANTED.get())
+        self._pending[token] = now + LIFETIME_S, LaneClient(tenant, GRANTED.get()), user
         return token
 
-    def take(self, token: bytes) -> LaneClient | None:
-        """Return the client of a token; None if it is wrong, used or expired. The token becomes invalid."""
-        until_s, client = self._pending.pop(token, (0.0, None))
-        return client if until_s >= time.monotonic() else None
+    def take(self, token: bytes, user: int | None = None) -> LaneClient | None:
+        """Return the client of a token; None if it is wrong, used, expired or another user's. The token becomes
+        invalid."""
+        until_s, client, owner = self._pending.pop(token, (0.0, None, None))
+        return client if until_s >= time.monotonic() and user == owner else None

@@ -32,7 +32,6 @@ OPERATIONS = ("put", "get", "head", "delete", "list")
 STATUSES = {status: name.lower() for name, status in pb.Status.items() if status != pb.OK}
 REFUSALS = (
     "missing",
-    "insecure",
     "malformed",
     "algorithm",
     "signature",

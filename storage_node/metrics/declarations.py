@@ -106,7 +106,7 @@ METRICS = (
     ),
     metric("ais_loader_refusals_total", "counter", "calls", "reason")(
         lambda node: node.counts.refusals,
-        "Calls of clients that were refused because of their tokens. reason: missing, insecure (came in the clear), "
+        "Calls of clients that were refused because of their tokens. reason: missing, "
         "malformed, algorithm, signature, audience (another cluster), expired, not_yet_valid, revoked, rights (too few "
         "for the call), entries (buckets of batches whose entries were refused in their places).",
     ),

@@ -96,14 +96,21 @@ def ask_as_client(endpoint: str, caller: Caller, ask: Callable[[Any], T]) -> T:
 
     Raises grpc.RpcError.
     """
-    with grpc.insecure_channel(endpoint, options=_OPTIONS) as channel:
+    with caller.client_channel(endpoint, _OPTIONS) as channel:
         try:
             return ask(channel)
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.UNAUTHENTICATED:
                 raise
-    with caller.through(grpc.insecure_channel(endpoint, options=_OPTIONS), endpoint) as channel:
-        return ask(channel)
+        proving = caller.through(channel, endpoint)
+        if caller.credentials is None:
+            return ask(proving)
+        # Certificates are shown to the peer listener only, which serves all that the other one does.
+        known = cluster_rpc.ClusterStub(proving).GetMap(
+            cluster_pb.GetMapRequest(known_version=2**63), timeout=CALL_TIMEOUT_S
+        )
+    with caller.channel(resolved(endpoint, known.peer_endpoint), _OPTIONS) as inside:
+        return ask(inside)
 
 
 def newest_map(answers: Iterable[NodeAnswer]) -> cluster_pb.ClusterMap | None:

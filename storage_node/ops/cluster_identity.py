@@ -37,8 +37,11 @@ def scheme_of(root: Path) -> str:
 def operator(root: Path) -> ChannelCredentials | None:
     """Return the certificate with which commands call the nodes below a root; None without TLS. Raises ClusterError."""
     folder = folder_of(root)
-    if not folder.exists:
-        return None
+    return operator_of(folder) if folder.exists else None
+
+
+def operator_of(folder: IdentityFolder) -> ChannelCredentials:
+    """Return the operator's certificate in a folder. Raises ClusterError."""
     try:
         return ChannelCredentials(folder.operator_files())
     except (OSError, ValueError) as error:

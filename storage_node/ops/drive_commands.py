@@ -99,7 +99,7 @@ def order(
     with contextlib.ExitStack() as held:
         try:
             peer_endpoint = peer_endpoint_of(endpoint, caller)
-            inside = caller.through(grpc.insecure_channel(peer_endpoint, options=_OPTIONS), peer_endpoint)
+            inside = caller.channel(peer_endpoint, _OPTIONS)
             return call(rpc.DrivesStub(held.enter_context(inside)))
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):

@@ -10,7 +10,8 @@ import grpc
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.context.channels import Caller, read_secret
-from storage_node.ops import drive_commands, peer_secret
+from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.ops import cluster_identity, drive_commands, peer_secret
 from storage_node.ops.ray_head import ClusterError
 
 CALL_TIMEOUT_S = 30.0
@@ -32,12 +33,17 @@ class TokenNodes:
         return cls([node.endpoint for node in found if node.endpoint], peer_secret.operator(root))
 
     @classmethod
-    def at(cls, endpoint: str, secret_file: Path | None) -> TokenNodes:
-        """Use one node. Raises ClusterError if the secret cannot be read."""
+    def at(cls, endpoint: str, secret_file: Path | None, identity: Path | None = None) -> TokenNodes:
+        """Use one node. `identity`: the identity folder of one with TLS.
+
+        Raises ClusterError if the secret or the operator's certificate cannot be read.
+        """
+        credentials = cluster_identity.operator_of(IdentityFolder(identity)) if identity is not None else None
         try:
-            return cls([endpoint.removeprefix("grpc://")], Caller(read_secret(secret_file or "")))
+            caller = Caller(read_secret(secret_file or ""), credentials=credentials)
         except (OSError, ValueError) as error:
             raise ClusterError(f"the peer secret cannot be read: {error}") from error
+        return cls([endpoint.removeprefix("grpcs://").removeprefix("grpc://")], caller)
 
     def listed(self) -> pb.ListRevokedTokensResponse:
         """Return the revoked tokens and the audience. Raises ClusterError."""
@@ -53,8 +59,7 @@ class TokenNodes:
         for endpoint in self._endpoints:
             try:
                 peer_endpoint = drive_commands.peer_endpoint_of(endpoint, self._caller)
-                channel = grpc.insecure_channel(peer_endpoint, options=_OPTIONS)
-                with self._caller.through(channel, peer_endpoint) as inside:
+                with self._caller.channel(peer_endpoint, _OPTIONS) as inside:
                     return call(rpc.TokensStub(inside))
             except grpc.RpcError as error:
                 problem = f"{endpoint}: {error.details()}"

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import ipaddress
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 
@@ -41,6 +39,7 @@ SWEEP_S = 0.25
 MAX_KNOWN = 4096
 """Maximum number of verified tokens that are cached."""
 _BEARER = "bearer "
+_GET_MAP = "Cluster/GetMap"
 _FOR_OPERATORS = ("Cluster/GetMap", "Node/Describe")
 """Methods that operators call at the listener for clients, where they learn of the one for them."""
 _UNKNOWN = "the method is not for clients"
@@ -65,12 +64,13 @@ class TokenGate:
         node: Node,
         revoked: RevokedTokens,
         job_buckets: Callable[[str], tuple[str, str] | None],
-        is_inside: Callable[[str, Context], Awaitable[bool]],
+        is_inside: Callable[[str, Context], Awaitable[bool | None]],
     ) -> None:
         """Raises OSError, ValueError and MissingExtra if the key cannot be read."""
         self._node = node
         self._revoked = revoked
         self._is_inside = is_inside
+        self._proves_callers = bool(node.caller.secret or node.config.listen.cert_file)
         self._keys = read_public_keys(Path(node.config.listen.token_key_file))
         self._needs: Mapping[str, Need] = needs_of_methods(job_buckets)
         self._known: dict[str, Granted] = {}
@@ -125,14 +125,13 @@ class TokenGate:
     async def _granted(self, method: str, path: str, context: Context) -> Granted | None:
         """Return what the token of a call grants; None for a node or an operator. Raises TokenRefused."""
         tokens = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
-        may_be_inside = not tokens and method in _FOR_OPERATORS and bool(self._node.caller.secret)
-        if may_be_inside and await self._is_inside(path, context):
-            CALLER.set(Role.OPERATOR)  # a proof is accepted once
-            return None
-        if tokens and not _is_protected(context):
-            raise TokenRefused(
-                "a token came over a connection that others can read: it is refused there; make another one", "insecure"
-            )
+        if not tokens and method in _FOR_OPERATORS and self._proves_callers:
+            is_inside = await self._is_inside(path, context)
+            if is_inside:
+                CALLER.set(Role.OPERATOR)  # a proof is accepted once
+                return None
+            if is_inside is None and method == _GET_MAP:  # with TLS, it is told where the peer listener is, and no map
+                return None
         return self.granted(tokens)
 
     def granted(self, tokens: Sequence[str | bytes]) -> Granted:
@@ -201,20 +200,6 @@ class TokenGate:
             except TokenRefused:
                 granted.end()
                 del self._known[token]
-
-
-def _is_protected(context: Any) -> bool:
-    """Whether nobody on the network can read the call: it is encrypted, or comes from this machine."""
-    if b"ssl" in context.auth_context().get("transport_security_type", ()):
-        return True
-    kind, _, address = context.peer().partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return bool(kind == "unix")
-    try:
-        host = ipaddress.ip_address(unquote(address).rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return False
-    return host.is_loopback or (host.version == 6 and bool(host.ipv4_mapped and host.ipv4_mapped.is_loopback))
 
 
 def _enter(granted: Granted) -> None:

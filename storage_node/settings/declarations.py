@@ -79,17 +79,17 @@ class ListenSettings(SettingsGroup):
     ca_file: str = ""
     """The certificates in PEM of the authorities that vouch for other nodes and for operators."""
 
-    def __post_init__(self) -> None:
-        SettingsGroup.__post_init__(self)
-        files = {"cert_file": self.cert_file, "key_file": self.key_file, "ca_file": self.ca_file}
-        if any(files.values()) and (missing := [name for name, path in files.items() if not path]):
-            raise ValueError(f"{' and '.join(missing)}: TLS needs all of cert_file, key_file and ca_file")
-
     metrics_port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
     token_key_file: str = ""
     """A file with the public key of the tokens that clients need, as `ais-loader token key` makes it; see
     docs/tokens.md. If empty, clients need no tokens. Use the same file on all nodes of a cluster."""
+
+    def __post_init__(self) -> None:
+        SettingsGroup.__post_init__(self)
+        files = {"cert_file": self.cert_file, "key_file": self.key_file, "ca_file": self.ca_file}
+        if any(files.values()) and (missing := [name for name, path in files.items() if not path]):
+            raise ValueError(f"{' and '.join(missing)}: TLS needs all of cert_file, key_file and ca_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,9 @@ def test_every_field_can_be_set() -> None:
         "peer_advertise",
         "token_key_file",
         "peer_secret_file",
+        "cert_file",
+        "key_file",
+        "ca_file",
     }
 
 

@@ -21,6 +21,8 @@ from ais_loader.wire.channel_options import ChannelOptions
 _PROBE_TIMEOUT_S = 2.0
 _HANDSHAKE = "handshake failed"
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+_TLS_RECORDS = (b"\x15", b"\x16")
+"""First byte of an alert, and of an answer to a handshake."""
 _CUT = ("Socket closed", "Connection reset", "Broken pipe")
 
 
@@ -80,15 +82,20 @@ def untrusted(endpoint: str, details: str, options: ClusterOptions) -> NodeUntru
 
 
 def _speaks_tls(endpoint: str) -> bool:
-    host, _, port = endpoint.rpartition(":")
+    """Whether a node answers a handshake, which is not finished."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nothing is sent: the question is only whether it answers
     context.set_alpn_protocols(["h2"])
+    hello = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), hello).do_handshake()
+    host, _, port = endpoint.rpartition(":")
+    address = host.strip("[]"), int(port)
     with (
         contextlib.suppress(OSError, ValueError),
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S) as sock,
-        context.wrap_socket(sock),
+        socket.create_connection(address, timeout=_PROBE_TIMEOUT_S) as sock,
     ):
-        return True
+        sock.sendall(hello.read())
+        return sock.recv(1) in _TLS_RECORDS
     return False

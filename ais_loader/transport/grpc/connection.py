@@ -23,8 +23,8 @@ from ais_loader.transport.session.raw_stream import Stream, open_stream
 from ais_loader.transport.session.session import Call, Session
 from ais_loader.transport.session.single_get import SingleGet
 from ais_loader.transport.session.stream_pool import StreamPool
-from ais_loader.values.options import LaneChoice
-from ais_loader.values.token_source import TokenSource, require_sendable
+from ais_loader.values.options import ClusterOptions, token_of
+from ais_loader.values.token_source import require_sendable
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -111,10 +111,7 @@ class Connection:
     """The channel, stubs and sessions of one process to one endpoint. Create it inside the fork barrier.
 
     Args:
-        patience_s: how long its callers wait for a node that does not answer.
-        tenant: the tenant of its calls.
-        lane: "grpc" never opens one.
-        token: where the token of its calls comes from. Raises AccessDenied if it may not be sent to this endpoint.
+        options: `retry_s` is how long its callers wait for a node that does not answer.
         owner: the object that closes it. If the owner is collected first, the connection is closed when the next one is
             created, or at a fork.
     """
@@ -124,10 +121,9 @@ class Connection:
         endpoint: str,
         options: ClusterOptions,
         owner: object,
-        lane: LaneChoice = "grpc",
-        token: TokenSource | None = None,
     ) -> None:
-        require_sendable(token, endpoint, is_tls=False)
+        token = token_of(options)
+        require_sendable(token, endpoint, is_tls=options.tls)
         abandon_orphans()
         self.endpoint = endpoint
         self._options = options
@@ -136,7 +132,7 @@ class Connection:
         self.abandoned = self.closed = self.cut = False
         self.lock = threading.Lock()
         grpc_begins()
-        self.channel = grpc.insecure_channel(endpoint, options=for_patience(CHANNEL_OPTIONS, patience_s))
+        self.channel = open_channel(endpoint, options, for_patience(CHANNEL_OPTIONS, options.retry_s))
         self._tenant = ((TENANT_KEY, tenant.encode()),) if tenant else ()
         """Metadata of each call; batches within a session carry the tenant in their requests."""
         self._token = token

@@ -36,7 +36,7 @@ from ais_loader.transport.session.batch_stream import SharedAnswers
 from ais_loader.transport.session.long_batch import LongBatch
 from ais_loader.transport.session.session import Session
 from ais_loader.values.entry import ObjectInfo
-from ais_loader.values.options import ClusterOptions, token_of
+from ais_loader.values.options import ClusterOptions
 from ais_loader.values.promote import PromoteResult
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
@@ -115,16 +115,7 @@ class NodeCalls:
             if self._closed:
                 raise errors.Closed(f"the connection to {self.url} has been closed")
             if self._connection is None:
-                options = self._options
-                self._connection = Connection(
-                    self._endpoints[self._endpoint],
-                    options.verify_payload,
-                    options.retry_s,
-                    options.tenant,
-                    self,
-                    options.lane,
-                    token_of(options),
-                )
+                self._connection = Connection(self._endpoints[self._endpoint], self._options, self)
             return self._connection
 
     def _follow(self) -> None:

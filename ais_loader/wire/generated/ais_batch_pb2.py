@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ais_loader.wire.generated import ais_objects_pb2 as protos_dot_ais__objects__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/ais_batch.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\"\x1f\n\x0fOpenLaneRequest\x12\x0c\n\x04port\x18\x01 \x01(\r\"k\n\x10OpenLaneResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x13\n\x0blifetime_ms\x18\x02 \x01(\r\x12\x11\n\tunix_name\x18\x03 \x01(\t\x12\x10\n\x08tcp_port\x18\x04 \x01(\r\x12\x0e\n\x06method\x18\x05 \x03(\t\"\xad\x01\n\x0eSessionRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1b.ais_loader.v1.BatchRequestH\x00\x12\'\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x15.ais_loader.v1.CreditH\x00\x12\'\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x15.ais_loader.v1.CancelH\x00\x42\x07\n\x05\x65vent\"\x90\x01\n\x0fSessionResponse\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12%\n\x06reject\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.Reject\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x12.ais_loader.v1.End\x12#\n\x05\x66rame\x18\x0f \x01(\x0b\x32\x14.ais_loader.v1.Frame\"\x1f\n\x06\x43redit\x12\x15\n\rpayload_bytes\x18\x01 \x01(\x04\"\x08\n\x06\x43\x61ncel\"\xa8\x05\n\x0c\x42\x61tchRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x03(\t\x12\x14\n\x0c\x62ucket_index\x18\x02 \x03(\r\x12\x0c\n\x04name\x18\x03 \x03(\t\x12\x0e\n\x06member\x18\x04 \x03(\t\x12\r\n\x05start\x18\x05 \x03(\x12\x12\x0e\n\x06length\x18\x06 \x03(\x12\x12\x0f\n\x07version\x18\x07 \x03(\t\x12\x13\n\x0b\x66irst_index\x18\x08 \x01(\x04\x12\x1c\n\x14initial_credit_bytes\x18\t \x01(\x04\x12\x11\n\tfail_fast\x18\n \x01(\x08\x12\x0f\n\x07ordered\x18\x0b \x01(\x08\x12\x10\n\x08\x62uffered\x18\x0c \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\r \x01(\r\x12\x15\n\rverify_ranges\x18\x0e \x01(\x08\x12\x17\n\x0freceiver_checks\x18\x0f \x01(\x08\x12\x15\n\rresume_offset\x18\x10 \x01(\x04\x12\x17\n\x0fresume_checksum\x18\x11 \x01(\x07\x12\x16\n\x0eresume_version\x18\x12 \x01(\t\x12\x13\n\x0bmap_version\x18\x14 \x01(\x04\x12\x0e\n\x06tenant\x18\x15 \x01(\t\x12\x12\n\nrequest_id\x18\x16 \x01(\t\x12;\n\x08metadata\x18\x17 \x03(\x0b\x32).ais_loader.v1.BatchRequest.MetadataEntry\x12\r\n\x05local\x18\x1e \x01(\x08\x12/\n\ttransform\x18\x1f \x03(\x0b\x32\x1c.ais_loader.v1.TransformCall\x12\x17\n\x0ftransform_index\x18  \x03(\r\x12\x18\n\x0bwhole_up_to\x18\x32 \x01(\rH\x00\x88\x01\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0e\n\x0c_whole_up_toJ\x04\x08!\x10\x32\"=\n\rTransformCall\x12,\n\x05stage\x18\x01 \x03(\x0b\x32\x1d.ais_loader.v1.TransformStage\",\n\x0eTransformStage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x02 \x01(\t\"\xbd\x01\n\x05\x46rame\x12\r\n\x05index\x18\x01 \x03(\x07\x12\x0c\n\x04size\x18\x02 \x03(\x07\x12\x10\n\x08\x63hecksum\x18\x03 \x03(\x07\x12\x0e\n\x06status\x18\x04 \x01(\x0c\x12\x15\n\rchecksum_kind\x18\x05 \x01(\x0c\x12#\n\x05piece\x18\x06 \x01(\x0b\x32\x14.ais_loader.v1.Piece\x12(\n\x05\x65rror\x18\x07 \x03(\x0b\x32\x19.ais_loader.v1.EntryError\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"<\n\x05Piece\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x12\n\nentry_size\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\":\n\nEntryError\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\"\xab\x02\n\x03\x45nd\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.ais_loader.v1.End.Outcome\x12\x12\n\nerror_kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x04\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x04\x12\x16\n\x0e\x66\x61iled_entries\x18\x06 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x07\x12\x0f\n\x07wait_us\x18\t \x01(\r\x12)\n\x06object\x18\n \x01(\x0b\x32\x19.ais_loader.v1.ObjectInfo\"1\n\x07Outcome\x12\x0c\n\x08\x43OMPLETE\x10\x00\x12\x0b\n\x07STOPPED\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\"A\n\x06Reject\x12\x16\n\x0eretry_after_ms\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07wait_us\x18\x03 \x01(\r*\x83\x01\n\x06Status\x12\x06\n\x02OK\x10\x00\x12\r\n\tNOT_FOUND\x10\x01\x12\x14\n\x10MEMBER_NOT_FOUND\x10\x02\x12\t\n\x05RANGE\x10\x03\x12\x0b\n\x07\x43ORRUPT\x10\x04\x12\x0b\n\x07TIMEOUT\x10\x05\x12\x0f\n\x0bUNAVAILABLE\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x12\n\n\x06\x44\x45NIED\x10\x08*R\n\x0c\x43hecksumKind\x12\x08\n\x04NONE\x10\x00\x12\n\n\x06STORED\x10\x01\x12\x0c\n\x08\x43OMPUTED\x10\x02\x12\x0f\n\x0bTRANSFORMED\x10\x03\x12\r\n\tUNCHECKED\x10\x04\x32\xa5\x01\n\x08GetBatch\x12L\n\x07Session\x12\x1d.ais_loader.v1.SessionRequest\x1a\x1e.ais_loader.v1.SessionResponse(\x01\x30\x01\x12K\n\x08OpenLane\x12\x1e.ais_loader.v1.OpenLaneRequest\x1a\x1f.ais_loader.v1.OpenLaneResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/ais_batch.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\";\n\x0fOpenLaneRequest\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x11\n\x04user\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_user\"k\n\x10OpenLaneResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x13\n\x0blifetime_ms\x18\x02 \x01(\r\x12\x11\n\tunix_name\x18\x03 \x01(\t\x12\x10\n\x08tcp_port\x18\x04 \x01(\r\x12\x0e\n\x06method\x18\x05 \x03(\t\"\xad\x01\n\x0eSessionRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1b.ais_loader.v1.BatchRequestH\x00\x12\'\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x15.ais_loader.v1.CreditH\x00\x12\'\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x15.ais_loader.v1.CancelH\x00\x42\x07\n\x05\x65vent\"\x90\x01\n\x0fSessionResponse\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12%\n\x06reject\x18\x02 \x01(\x0b\x32\x15.ais_loader.v1.Reject\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x12.ais_loader.v1.End\x12#\n\x05\x66rame\x18\x0f \x01(\x0b\x32\x14.ais_loader.v1.Frame\"\x1f\n\x06\x43redit\x12\x15\n\rpayload_bytes\x18\x01 \x01(\x04\"\x08\n\x06\x43\x61ncel\"\xa8\x05\n\x0c\x42\x61tchRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x03(\t\x12\x14\n\x0c\x62ucket_index\x18\x02 \x03(\r\x12\x0c\n\x04name\x18\x03 \x03(\t\x12\x0e\n\x06member\x18\x04 \x03(\t\x12\r\n\x05start\x18\x05 \x03(\x12\x12\x0e\n\x06length\x18\x06 \x03(\x12\x12\x0f\n\x07version\x18\x07 \x03(\t\x12\x13\n\x0b\x66irst_index\x18\x08 \x01(\x04\x12\x1c\n\x14initial_credit_bytes\x18\t \x01(\x04\x12\x11\n\tfail_fast\x18\n \x01(\x08\x12\x0f\n\x07ordered\x18\x0b \x01(\x08\x12\x10\n\x08\x62uffered\x18\x0c \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\r \x01(\r\x12\x15\n\rverify_ranges\x18\x0e \x01(\x08\x12\x17\n\x0freceiver_checks\x18\x0f \x01(\x08\x12\x15\n\rresume_offset\x18\x10 \x01(\x04\x12\x17\n\x0fresume_checksum\x18\x11 \x01(\x07\x12\x16\n\x0eresume_version\x18\x12 \x01(\t\x12\x13\n\x0bmap_version\x18\x14 \x01(\x04\x12\x0e\n\x06tenant\x18\x15 \x01(\t\x12\x12\n\nrequest_id\x18\x16 \x01(\t\x12;\n\x08metadata\x18\x17 \x03(\x0b\x32).ais_loader.v1.BatchRequest.MetadataEntry\x12\r\n\x05local\x18\x1e \x01(\x08\x12/\n\ttransform\x18\x1f \x03(\x0b\x32\x1c.ais_loader.v1.TransformCall\x12\x17\n\x0ftransform_index\x18  \x03(\r\x12\x18\n\x0bwhole_up_to\x18\x32 \x01(\rH\x00\x88\x01\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0e\n\x0c_whole_up_toJ\x04\x08!\x10\x32\"=\n\rTransformCall\x12,\n\x05stage\x18\x01 \x03(\x0b\x32\x1d.ais_loader.v1.TransformStage\",\n\x0eTransformStage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x02 \x01(\t\"\xbd\x01\n\x05\x46rame\x12\r\n\x05index\x18\x01 \x03(\x07\x12\x0c\n\x04size\x18\x02 \x03(\x07\x12\x10\n\x08\x63hecksum\x18\x03 \x03(\x07\x12\x0e\n\x06status\x18\x04 \x01(\x0c\x12\x15\n\rchecksum_kind\x18\x05 \x01(\x0c\x12#\n\x05piece\x18\x06 \x01(\x0b\x32\x14.ais_loader.v1.Piece\x12(\n\x05\x65rror\x18\x07 \x03(\x0b\x32\x19.ais_loader.v1.EntryError\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"<\n\x05Piece\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x12\n\nentry_size\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\":\n\nEntryError\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\"\xab\x02\n\x03\x45nd\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.ais_loader.v1.End.Outcome\x12\x12\n\nerror_kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x04\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x04\x12\x16\n\x0e\x66\x61iled_entries\x18\x06 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x07\x12\x0f\n\x07wait_us\x18\t \x01(\r\x12)\n\x06object\x18\n \x01(\x0b\x32\x19.ais_loader.v1.ObjectInfo\"1\n\x07Outcome\x12\x0c\n\x08\x43OMPLETE\x10\x00\x12\x0b\n\x07STOPPED\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\"A\n\x06Reject\x12\x16\n\x0eretry_after_ms\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07wait_us\x18\x03 \x01(\r*\x83\x01\n\x06Status\x12\x06\n\x02OK\x10\x00\x12\r\n\tNOT_FOUND\x10\x01\x12\x14\n\x10MEMBER_NOT_FOUND\x10\x02\x12\t\n\x05RANGE\x10\x03\x12\x0b\n\x07\x43ORRUPT\x10\x04\x12\x0b\n\x07TIMEOUT\x10\x05\x12\x0f\n\x0bUNAVAILABLE\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x12\n\n\x06\x44\x45NIED\x10\x08*R\n\x0c\x43hecksumKind\x12\x08\n\x04NONE\x10\x00\x12\n\n\x06STORED\x10\x01\x12\x0c\n\x08\x43OMPUTED\x10\x02\x12\x0f\n\x0bTRANSFORMED\x10\x03\x12\r\n\tUNCHECKED\x10\x04\x32\xa5\x01\n\x08GetBatch\x12L\n\x07Session\x12\x1d.ais_loader.v1.SessionRequest\x1a\x1e.ais_loader.v1.SessionResponse(\x01\x30\x01\x12K\n\x08OpenLane\x12\x1e.ais_loader.v1.OpenLaneRequest\x1a\x1f.ais_loader.v1.OpenLaneResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,42 +34,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BATCHREQUEST_METADATAENTRY']._loaded_options = None
   _globals['_BATCHREQUEST_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_STATUS']._serialized_start=2051
-  _globals['_STATUS']._serialized_end=2182
-  _globals['_CHECKSUMKIND']._serialized_start=2184
-  _globals['_CHECKSUMKIND']._serialized_end=2266
+  _globals['_STATUS']._serialized_start=2079
+  _globals['_STATUS']._serialized_end=2210
+  _globals['_CHECKSUMKIND']._serialized_start=2212
+  _globals['_CHECKSUMKIND']._serialized_end=2294
   _globals['_OPENLANEREQUEST']._serialized_start=67
-  _globals['_OPENLANEREQUEST']._serialized_end=98
-  _globals['_OPENLANERESPONSE']._serialized_start=100
-  _globals['_OPENLANERESPONSE']._serialized_end=207
-  _globals['_SESSIONREQUEST']._serialized_start=210
-  _globals['_SESSIONREQUEST']._serialized_end=383
-  _globals['_SESSIONRESPONSE']._serialized_start=386
-  _globals['_SESSIONRESPONSE']._serialized_end=530
-  _globals['_CREDIT']._serialized_start=532
-  _globals['_CREDIT']._serialized_end=563
-  _globals['_CANCEL']._serialized_start=565
-  _globals['_CANCEL']._serialized_end=573
-  _globals['_BATCHREQUEST']._serialized_start=576
-  _globals['_BATCHREQUEST']._serialized_end=1256
-  _globals['_BATCHREQUEST_METADATAENTRY']._serialized_start=1187
-  _globals['_BATCHREQUEST_METADATAENTRY']._serialized_end=1234
-  _globals['_TRANSFORMCALL']._serialized_start=1258
-  _globals['_TRANSFORMCALL']._serialized_end=1319
-  _globals['_TRANSFORMSTAGE']._serialized_start=1321
-  _globals['_TRANSFORMSTAGE']._serialized_end=1365
-  _globals['_FRAME']._serialized_start=1368
-  _globals['_FRAME']._serialized_end=1557
-  _globals['_PIECE']._serialized_start=1559
-  _globals['_PIECE']._serialized_end=1619
-  _globals['_ENTRYERROR']._serialized_start=1621
-  _globals['_ENTRYERROR']._serialized_end=1679
-  _globals['_END']._serialized_start=1682
-  _globals['_END']._serialized_end=1981
-  _globals['_END_OUTCOME']._serialized_start=1932
-  _globals['_END_OUTCOME']._serialized_end=1981
-  _globals['_REJECT']._serialized_start=1983
-  _globals['_REJECT']._serialized_end=2048
-  _globals['_GETBATCH']._serialized_start=2269
-  _globals['_GETBATCH']._serialized_end=2434
+  _globals['_OPENLANEREQUEST']._serialized_end=126
+  _globals['_OPENLANERESPONSE']._serialized_start=128
+  _globals['_OPENLANERESPONSE']._serialized_end=235
+  _globals['_SESSIONREQUEST']._serialized_start=238
+  _globals['_SESSIONREQUEST']._serialized_end=411
+  _globals['_SESSIONRESPONSE']._serialized_start=414
+  _globals['_SESSIONRESPONSE']._serialized_end=558
+  _globals['_CREDIT']._serialized_start=560
+  _globals['_CREDIT']._serialized_end=591
+  _globals['_CANCEL']._serialized_start=593
+  _globals['_CANCEL']._serialized_end=601
+  _globals['_BATCHREQUEST']._serialized_start=604
+  _globals['_BATCHREQUEST']._serialized_end=1284
+  _globals['_BATCHREQUEST_METADATAENTRY']._serialized_start=1215
+  _globals['_BATCHREQUEST_METADATAENTRY']._serialized_end=1262
+  _globals['_TRANSFORMCALL']._serialized_start=1286
+  _globals['_TRANSFORMCALL']._serialized_end=1347
+  _globals['_TRANSFORMSTAGE']._serialized_start=1349
+  _globals['_TRANSFORMSTAGE']._serialized_end=1393
+  _globals['_FRAME']._serialized_start=1396
+  _globals['_FRAME']._serialized_end=1585
+  _globals['_PIECE']._serialized_start=1587
+  _globals['_PIECE']._serialized_end=1647
+  _globals['_ENTRYERROR']._serialized_start=1649
+  _globals['_ENTRYERROR']._serialized_end=1707
+  _globals['_END']._serialized_start=1710
+  _globals['_END']._serialized_end=2009
+  _globals['_END_OUTCOME']._serialized_start=1960
+  _globals['_END_OUTCOME']._serialized_end=2009
+  _globals['_REJECT']._serialized_start=2011
+  _globals['_REJECT']._serialized_end=2076
+  _globals['_GETBATCH']._serialized_start=2297
+  _globals['_GETBATCH']._serialized_end=2462
 # @@protoc_insertion_point(module_scope)
