@@ -24,6 +24,7 @@ from storage_node.limits.memory_budget import Credit, MemoryBudget
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
+from storage_node.store.read.frame_plan import check_columns
 
 _FEW_NAMES = 512
 Message: TypeAlias = bytes | memoryview | FileFrame | list[bytes | memoryview]
@@ -143,6 +144,7 @@ class BatchResources:
 
     async def transformed(self, request: pb.BatchRequest) -> TransformedRun:
         """Return the entries of a request with transforms. The caller closes it. Raises InvalidRequest, Unsupported."""
+        check_columns(request, len(request.name))
         at = request.bucket_index or [0] * len(request.name)
         await self.remote.ensure_all((request.bucket[of], name) for of, name in zip(at, request.name, strict=False))
         return await self.etl.run(request)
