@@ -43,6 +43,12 @@ class CertificateAuthority:
             from cryptography import x509
         if (folder / CA_FILE_NAME).exists():
             return cls.opened(folder)
+        issued = sorted(path.name for path in folder.glob("*.pem") if path.name != CA_KEY_FILE_NAME)
+        if issued and (folder / CA_KEY_FILE_NAME).exists():
+            raise StoreError(
+                f"{folder}: {CA_FILE_NAME} is missing, and there are certificates ({issued[0]}): copy it from another "
+                f"machine or a client. To begin with another CA, which all clients need then, remove {CA_KEY_FILE_NAME}"
+            )
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         os.chmod(folder, FOLDER_MODE)
         key = _new_key()

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ais_loader.errors import StoreError
 from ais_loader.extras import needs
 from storage_node.identity.authority import CA_FILE_NAME, CA_KEY_FILE_NAME, CertificateAuthority
 from storage_node.identity.names import OPERATOR_URI, node_uri
@@ -46,7 +47,8 @@ class IdentityFolder:
         """Make the CA and an operator's certificate, unless they exist. Raises MissingExtra, OSError, StoreError."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
-            CertificateAuthority.made(self.path)
+            if not self.exists or self._has_ca_key:
+                CertificateAuthority.made(self.path)
             self._renew(self.operator_files(), OPERATOR_URI, ())
 
     def operator_files(self) -> TlsFiles:
@@ -69,11 +71,20 @@ class IdentityFolder:
         return TlsFiles(str(self.path / f"{name}.pem"), str(self.path / f"{name}-key.pem"), str(self.ca_file))
 
     def _renew(self, files: TlsFiles, uri: str, hosts: Iterable[str]) -> None:
-        cert_path = Path(files.cert_file)
-        has_key = (self.path / CA_KEY_FILE_NAME).exists()
-        if cert_path.exists() and (not has_key or not is_due(cert_path, self.ca_file, hosts)):
+        cert_path, key_path = Path(files.cert_file), Path(files.key_file)
+        is_whole = cert_path.exists() and key_path.exists()
+        if is_whole and (not self._has_ca_key or not is_due(cert_path, self.ca_file, hosts)):
             return
-        CertificateAuthority.opened(self.path).issue(cert_path, Path(files.key_file), uri, hosts)
+        if not self._has_ca_key:
+            raise StoreError(
+                f"{self.path}: there is no {CA_KEY_FILE_NAME} to issue {cert_path.name} and {key_path.name} with: copy "
+                "all three from the machine that has it, or these two"
+            )
+        CertificateAuthority.opened(self.path).issue(cert_path, key_path, uri, hosts)
+
+    @property
+    def _has_ca_key(self) -> bool:
+        return (self.path / CA_KEY_FILE_NAME).exists()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ def restrict(granted: Granted, request: pb.BatchRequest) -> int:
         request.tenant = granted.tenant
     buckets, rights = list(request.bucket), granted.scopes.rights
     for bucket in buckets:
-        if not rights(bucket) & _READ or bucket.startswith("\0"):
+        if not rights(bucket) & _READ:
             break
     else:
         return _restrict_transforms(granted, request, range(len(buckets))) if request.transform else 0
@@ -35,8 +35,6 @@ def restrict(granted: Granted, request: pb.BatchRequest) -> int:
             replaced += 1
         else:
             readable.append(at)
-            if bucket.startswith("\0"):
-                request.bucket[at] = bucket.lstrip("\0")  # a client makes no stand-ins
     return replaced + (_restrict_transforms(granted, request, readable) if request.transform else 0)
 
 

@@ -48,6 +48,12 @@ def _on(rights: int, field: str = "bucket") -> Need:
     return Need(check)
 
 
+def _settings(granted: Granted, request: Any) -> None:
+    granted.require(Right.ADMIN, request.name)
+    if request.HasField("remote"):  # another name for what a node may read elsewhere
+        granted.require(Right.REMOTE, request.name)
+
+
 def _put(granted: Granted, request: Any) -> None:
     # Over a lane, the bytes of an object come as another type.
     if isinstance(request, pb.PutRequest) and request.HasField("header"):
@@ -178,10 +184,10 @@ def needs_of_methods(job_buckets: JobBuckets) -> Mapping[str, Need]:
     return {
         "GetBatch/Session": _BY_ENTRY,
         "GetBatch/OpenLane": _BY_ENTRY,
-        "Buckets/CreateBucket": _on(Right.ADMIN, "name"),
+        "Buckets/CreateBucket": Need(_settings),
         "Buckets/GetBucket": _on(SEES, "name"),
         "Buckets/ListBuckets": Need(_nothing, _buckets_shown),
-        "Buckets/SetBucket": _on(Right.ADMIN, "name"),
+        "Buckets/SetBucket": Need(_settings),
         "Buckets/DeleteBucket": _on(Right.ADMIN, "name"),
         "Objects/Put": Need(_put),
         "Objects/PutMany": _BY_ENTRY,

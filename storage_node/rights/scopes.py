@@ -43,6 +43,8 @@ class Right(enum.IntFlag):
     """See the code, command and address of transforms of these names."""
     ETL_INSTALL = enum.auto()
     """Create transforms of these names that need packages to be installed."""
+    REMOTE = enum.auto()
+    """Give buckets of these names remote storage, for which nodes have the credentials."""
 
 
 NAMES = {right.name.lower().replace("_", "-"): right for right in Right if right.name}
@@ -119,8 +121,8 @@ class Scopes:
     def _look_up(self, name: str) -> int:
         of = name.partition(SNAPSHOT_MARK)[0]
         found = 0
-        if len(name) > _MAX_NAME:
-            return 0  # nothing has such a name
+        if len(name) > _MAX_NAME or "\0" in name:
+            return 0  # nothing has such a name; with a NUL, it would be a stand-in, which only a node makes
         for pattern, rights in self._parsed:
             if matches(pattern, of):
                 found |= rights

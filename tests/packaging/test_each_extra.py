@@ -65,6 +65,20 @@ with ais_loader.connect("cache") as client:
     assert [item.tobytes() for item in client.get_batch(["ais://web/a.txt"])] == [b"from afar"]
 server.shutdown()
 """,
+    "store,secure": """
+import pathlib, time
+from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.rights.keys import make_key, read_private_key, read_public_keys
+from storage_node.rights.tokens import create_token, verify_token
+folder = IdentityFolder(pathlib.Path("identity"))
+folder.make()
+folder.operator_files().read()
+public = make_key(pathlib.Path("token.key"))
+made = create_token(
+    read_private_key(pathlib.Path("token.key")), tenant="t", scopes=["b:read"], lifetime_s=60, audience="a"
+)[0]
+assert verify_token(made, read_public_keys(public), audience="a", now_s=time.time()).tenant == "t"
+""",
     "fsspec": """
 import fsspec
 with fsspec.open("ais://b/0.txt", store=url) as file:

@@ -14,7 +14,7 @@ from storage_node.rights.tokens import create_token
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 
-EVERYTHING = "*:read,list,write,delete,admin,promote,etl-use,etl-create,etl-job,etl-code,etl-install"
+EVERYTHING = "*:read,list,write,delete,admin,promote,etl-use,etl-create,etl-job,etl-code,etl-install,remote"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def test_without_the_key_of_the_ca_the_files_stay_as_they_are(tmp_path: Path, id
     (identity.path / "ca-key.pem").unlink()
     assert identity.node_files(UUID, ["10.0.0.6"]) == files
     assert Path(files.cert_file).read_bytes() == before
-    with pytest.raises(FileNotFoundError, match=r"ca-key\.pem"):
+    with pytest.raises(StoreError, match=r"ca-key\.pem"):
         identity.node_files(bytes(16), [])
 
 
@@ -115,3 +115,19 @@ def test_the_time_of_a_certificate_is_that_of_its_ca_at_most(identity: IdentityF
     assert certificate.not_valid_before_utc < now
     assert certificate.not_valid_after_utc - now > datetime.timedelta(days=364)
     assert identity_folder.RENEW_BEFORE < 1
+
+
+def test_a_folder_without_some_of_its_files_says_which(identity: IdentityFolder) -> None:
+    (identity.path / "operator-key.pem").unlink()
+    identity.make()  # issued again
+    assert identity.operator_files().read()
+    key = (identity.path / "ca-key.pem").rename(identity.path / "kept")
+    identity.make()
+    (identity.path / "operator.pem").unlink()
+    with pytest.raises(StoreError, match=r"no ca-key\.pem to issue operator\.pem"):
+        identity.make()
+    key.rename(identity.path / "ca-key.pem")
+    identity.make()
+    identity.ca_file.unlink()
+    with pytest.raises(StoreError, match=r"ca\.pem is missing"):
+        identity.make()

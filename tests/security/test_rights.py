@@ -24,6 +24,7 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.remote import Remote
 from storage_node.rights.keys import read_private_key
 from storage_node.rights.methods import needs_of_methods
 from storage_node.services import token_gate
@@ -410,3 +411,13 @@ def test_a_lane_token_is_bound_to_the_token_of_its_client(node: SecureNode) -> N
         with pytest.raises(errors.AccessDenied):
             client.bucket("text").put("0001", b"other")
         assert client.bucket("text").get("0001") == b"text 1"
+
+
+def test_remote_storage_needs_a_right_of_its_own(node: SecureNode) -> None:
+    remote = Remote("http://127.0.0.1:1/")
+    with connect(node.url, token=node.token("mine:read,list,admin")) as client:
+        with pytest.raises(errors.AccessDenied):
+            client.create_bucket("mine", remote=remote)
+        client.create_bucket("mine")
+    with connect(node.url, token=node.token("far:read,list,admin,remote")) as client:
+        client.create_bucket("far", remote=remote)

@@ -89,7 +89,7 @@ def test_only_transformed_entries_need_the_right_to_transforms() -> None:
 def test_a_client_makes_no_stand_ins() -> None:
     request = pb.BatchRequest(bucket=["\0denied\0anything"], name=["x"])
     restrict(granted("*:read"), request)
-    assert refusal(request.bucket[0]) is None
+    assert isinstance(refusal(request.bucket[0]), BucketNotFound)  # and not what the name says
 
 
 def test_ten_thousand_entries_over_ten_buckets_take_under_a_millisecond() -> None:
@@ -105,3 +105,9 @@ def test_ten_thousand_entries_over_ten_buckets_take_under_a_millisecond() -> Non
         assert restrict(one, request) == 0
         took_s.append(time.perf_counter() - began_s)
     assert min(took_s) < 0.001
+
+
+def test_no_pattern_matches_a_name_with_a_nul() -> None:
+    """With one, a name would be what a node writes in place of a refused bucket."""
+    scopes = Scopes(["?secret:read", "*:list"])
+    assert (scopes.rights("\0secret"), scopes.rights("xsecret")) == (0, int(Right.READ | Right.LIST))
