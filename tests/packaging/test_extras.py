@@ -344,6 +344,7 @@ def test_no_optional_package_is_imported_but_where_its_absence_is_told() -> None
     behind_a_check = {  # in functions that nobody gets to without it
         "storage_node/metrics/exporter.py": {"prometheus_client in a function"},
         "storage_node/identity/authority.py": {"cryptography in a function"},
+        "storage_node/identity/credentials.py": {"cryptography in a function"},
         "storage_node/ops/ray_actors.py": {"ray in a function"},
         "storage_node/ops/ray_environments.py": {"ray in a function"},
         "storage_node/etl/transform_http.py": {"aiohttp in a function"},
