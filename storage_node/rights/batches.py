@@ -14,22 +14,14 @@ from storage_node.rights.granted import Granted
 from storage_node.rights.scopes import Right
 from storage_node.store.refused_buckets import stand_in
 
-_READ = int(Right.READ)
-
 
 def restrict(granted: Granted, request: pb.BatchRequest) -> int:
     """Replace the buckets of entries that the client may not read with stand-ins, and the tenant with the token's.
     Return how many buckets were replaced."""
     if request.tenant != granted.tenant:
         request.tenant = granted.tenant
-    buckets, rights = list(request.bucket), granted.scopes.rights
-    for bucket in buckets:
-        if not rights(bucket) & _READ:
-            break
-    else:
-        return _restrict_transforms(granted, request, range(len(buckets))) if request.transform else 0
     replaced, readable = 0, []
-    for at, bucket in enumerate(buckets):
+    for at, bucket in enumerate(list(request.bucket)):
         if (error := granted.refusal(Right.READ, bucket)) is not None:
             request.bucket[at] = stand_in(error)
             replaced += 1
