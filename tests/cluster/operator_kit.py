@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from storage_node.ops import node_file, ray_head
 from storage_node.ops.node_discovery import make_nodes
@@ -20,6 +22,18 @@ from storage_node.ops.status import cluster_status
 COMMAND_TIMEOUT_S = 300.0
 """More than `up` waits for Ray (120 s), for a task (60 s) and for the nodes (60 s): it says itself what was late."""
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@contextlib.contextmanager
+def operating() -> Iterator[Operator]:
+    """Context of an operator of a new root, whose Ray ends with it and leaves no process."""
+    with throwaway_folder() as folder:
+        operator = Operator(folder)
+        try:
+            yield operator
+        finally:
+            ray_head.end(operator.root)
+            assert not operator.left_over()
 
 
 class Operator:

@@ -28,7 +28,7 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket
 from storage_node.ops import node_file, peer_secret, ray_head
-from tests.cluster.operator_kit import COMMAND_TIMEOUT_S, REPOSITORY, Operator
+from tests.cluster.operator_kit import COMMAND_TIMEOUT_S, REPOSITORY, Operator, operating
 
 pytestmark = pytest.mark.slow  # a Ray costs 12 s of a processor to start
 OBJECTS = {f"en/{number:03d}.wav": bytes([number]) * (1000 + number) for number in range(60)}
@@ -36,13 +36,8 @@ OBJECTS = {f"en/{number:03d}.wav": bytes([number]) * (1000 + number) for number 
 
 @pytest.fixture(scope="module")
 def operator() -> Iterator[Operator]:
-    with throwaway_folder() as folder:
-        operator = Operator(folder)
-        try:
-            yield operator
-        finally:
-            ray_head.end(operator.root)
-            assert not operator.left_over()
+    with operating() as operator:
+        yield operator
 
 
 @pytest.fixture(scope="module")

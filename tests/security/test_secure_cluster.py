@@ -13,10 +13,8 @@ import pytest
 from ais_loader import ClusterOptions, Entry, connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
-from storage_node.ops import ray_head
-from tests.cluster.operator_kit import Operator
+from tests.cluster.operator_kit import Operator, operating
 
 pytestmark = pytest.mark.slow  # each starts several processes
 OBJECTS = {f"en/{number:03d}": bytes([number]) * (10_000 + number) for number in range(60)}
@@ -57,13 +55,8 @@ def test_batches_survive_the_kill_of_a_node(tmp_path: Path, lane: str) -> None:
 
 @pytest.fixture(scope="module")
 def operator() -> Iterator[Operator]:
-    with throwaway_folder() as folder:
-        operator = Operator(folder)
-        try:
-            yield operator
-        finally:
-            ray_head.end(operator.root)
-            assert not operator.left_over()
+    with operating() as operator:
+        yield operator
 
 
 @pytest.fixture(scope="module")

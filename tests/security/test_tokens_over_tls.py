@@ -9,13 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from ais_loader import ClusterOptions, Entry, connect, errors
-from ais_loader.testing.folders import throwaway_folder
 from storage_node.cli.token import token
 from storage_node.identity.identity_folder import IdentityFolder
-from storage_node.ops import ray_head
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
-from tests.cluster.operator_kit import Operator
+from tests.cluster.operator_kit import Operator, operating
 from tests.security.rights_kit import key_in
 
 DATA = {f"{number}": bytes([number]) * 20_000 for number in range(40)}
@@ -58,13 +56,8 @@ def test_without_tls_tokens_stay_on_the_machine(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def operator() -> Iterator[Operator]:
-    with throwaway_folder() as folder:
-        operator = Operator(folder)
-        try:
-            yield operator
-        finally:
-            ray_head.end(operator.root)
-            assert not operator.left_over()
+    with operating() as operator:
+        yield operator
 
 
 @pytest.mark.slow
