@@ -27,7 +27,8 @@ Then locations of ten million objects came to be kept, where there had been room
 cache misses in turn. Prefetched for 64 names at a time, it takes 0.09, 0.15, 0.23 and 0.33 µs, and an object 66 bytes
 instead of 79. The look-up in RocksDB alone takes 1.0, 1.4, 3.3 and 6.6 µs. Prediction from these parts, written before
 the first run with 10^7: everything else about a small object takes 2.3 µs, so that ten million known objects cost at
-most 1.5 times 10,000; not known, they cost four times as much, and compacting does not change that.
+most 1.5 times 10,000; not known, they cost four times as much, and compacting does not change that. Found: known, 1.2
+times 10,000; not known, 2.2 times.
 """
 
 from __future__ import annotations
