@@ -349,9 +349,10 @@ def _absolute(root: Path) -> Path:
 def _make_room(root: Path) -> None:
     """Create the root if it is missing. Detects what would keep nodes from using it before anything is started."""
     from storage_node.store.drive.identity import is_drive_folder
+    from storage_node.store.permissions import FOLDER_MODE
 
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         usable = os.access(root, os.W_OK | os.X_OK)
         why = "this user may not write there"
     except OSError as error:

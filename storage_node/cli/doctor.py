@@ -6,6 +6,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 _SHOWN_OF_A_KIND = 20
 _REPAIR = "--repair puts right, without losing anything, what can be put right"
 _DROP = "a damaged object is whole again when it is put again; --repair --drop-damaged deletes those that are listed"
-_CLOSE = (
-    "`chmod go= DRIVE` closes a drive's folder to other users, as the next writer to open the store and --repair do"
-)
+_CLOSE = "--repair, or `chmod go= PATH`, closes it to other users; the next writer closes the folder of a drive"
 _REBUILD = "--rebuild makes anew, from the objects' files, what a drive has lost"
 _HINTS = {
     **dict.fromkeys(("drive-unusable", "identity-lost", "record-lost"), _REBUILD),
@@ -69,6 +68,9 @@ def doctor(
     can run while the store is in use. --repair, --rebuild and --compact need exclusive access: stop the node
     first.
 
+    If PATH is the root of a cluster or an identity folder, what other users of the machine have access to below it is
+    listed, and closed with --repair, also while nodes run.
+
     With grpc://HOST:PORT or node:///FOLDER as PATH, check the health of a running node.
 
     The exit code is 1 if there are problems that were not repaired; it is 0 if there are only warnings.
@@ -98,6 +100,15 @@ def doctor(
             drives = [folder for path in paths for folder in store_folders(path)]
         except InvalidRequest as error:
             raise click.UsageError(str(error)) from error
+        of_operator = [folder for folder in map(Path, drives) if _is_of_operator(folder)]
+        if of_operator:
+            if len(of_operator) < len(drives) or checksums or drop_damaged or rebuild or compact:
+                raise click.UsageError(
+                    f"{of_operator[0]} is no drive: only its permissions are checked, apart from drives; --repair "
+                    "closes what is open"
+                )
+            _look_for_open(of_operator, repair=repair, as_json=as_json)
+            return
         with progress(None, unit="") as bar:
             report = _examine(
                 drives,
@@ -219,6 +230,41 @@ def _verdict(report: Report) -> str:
     if put_right:
         parts.append(f"{put_right:,} repaired")
     return f"{'healthy' if report.healthy else ', '.join(parts)}; {how}"
+
+
+# -- the root of a cluster, or an identity folder
+
+
+def _is_of_operator(folder: Path) -> bool:
+    from storage_node.identity.authority import CA_FILE_NAME, CA_KEY_FILE_NAME
+    from storage_node.ops.ray_head import FOLDER_NAME
+
+    return any((folder / name).exists() for name in (FOLDER_NAME, CA_FILE_NAME, CA_KEY_FILE_NAME))
+
+
+def _look_for_open(folders: Sequence[Path], *, repair: bool, as_json: bool) -> None:
+    """Show, and with `repair` close, what other users have access to in these folders."""
+    from storage_node.store.fsck.report import Finding
+    from storage_node.store.permissions import close_to_others, open_paths
+
+    findings = []
+    for folder in folders:
+        for found in open_paths(folder):
+            done = "closed to them" if repair and close_to_others(found.path) else None
+            path = "" if found.path == folder else os.fspath(found.path.relative_to(folder))
+            findings.append(Finding("open-permissions", str(folder), found.problem, path=path, repaired=done))
+    left = [finding for finding in findings if finding.repaired is None]
+    if as_json:
+        shown = [{"severity": finding.severity, **asdict(finding)} for finding in findings]
+        click.echo(json.dumps({"findings": shown, "healthy": not left}))
+        return
+    with Lines() as lines:
+        for finding in findings:
+            lines.add(_finding_line(finding))
+        closed = f"{', '.join(map(str, folders))}: closed to other users"
+        lines.add(printable(closed) if not left else count_text(len(left), "warning"))
+    if left:
+        note(_CLOSE)
 
 
 # -- a node

@@ -19,6 +19,7 @@ IDLE_EXIT_S = 600.0
 def main(arguments: Sequence[str]) -> None:
     lock, drives = int(arguments[0]), arguments[1:]
     os.set_inheritable(lock, False)
+    os.umask(0o077)  # the log, which comes first
     try:
         from storage_node.ops import node_log
         from storage_node.ops.serve import run_node

@@ -84,7 +84,7 @@ def look(root: Path) -> list[Host]:
     import ray
 
     addresses = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
-    tasks = {address: _on(address, _look).remote(root) for address in addresses}
+    tasks = {address: _on(address, _look, root) for address in addresses}
     ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=LOOK_TIMEOUT_S)
     hosts = []
     for address, task in tasks.items():
@@ -97,31 +97,31 @@ def look(root: Path) -> list[Host]:
 
 def make(root: Path, counts: Mapping[str, int], drives_per_node: int) -> None:
     """Create drives for new nodes: a given number on each host, by its address. Raises ClusterError."""
-    tasks = {address: _on(address, _make).remote(root, count, drives_per_node) for address, count in counts.items()}
+    tasks = {address: _on(address, _make, root, count, drives_per_node) for address, count in counts.items()}
     for address, task in tasks.items():
         _get(task, f"making drives on {address}")
 
 
 def mark_removed(host: Host, node: NodeDrives) -> None:
     """Mark a node so that it is not started any more. Raises ClusterError."""
-    _get(_on(host.address, _mark_removed).remote(node), f"noting on {host.address} that {node.name} is removed")
+    _get(_on(host.address, _mark_removed, node), f"noting on {host.address} that {node.name} is removed")
 
 
 def wipe(host: Host, node: NodeDrives) -> None:
     """Empty a node's drives, and create a new node on them. Raises ClusterError."""
-    _get(_on(host.address, wipe_node).remote(node), f"emptying the drives of {node.name} on {host.address}")
+    _get(_on(host.address, wipe_node, node), f"emptying the drives of {node.name} on {host.address}")
 
 
 def keep_settings(root: Path, hosts: Sequence[Host], settings: KeptSettings) -> None:
     """Store the settings on these hosts, for the nodes that start there. Raises ClusterError."""
-    kept = {host.address: _on(host.address, settings_file.write).remote(root, settings) for host in hosts}
+    kept = {host.address: _on(host.address, settings_file.write, root, settings) for host in hosts}
     for address, task in kept.items():
         _get(task, f"keeping the settings on {address}")
 
 
 def share_secret(root: Path, hosts: Sequence[Host]) -> None:
     """Store the same peer secret below the root on all hosts; a new one if there is none. Raises ClusterError."""
-    tasks = {host.address: _on(host.address, _secret_there).remote(root) for host in hosts if host.answers}
+    tasks = {host.address: _on(host.address, _secret_there, root) for host in hosts if host.answers}
     found = {address: _get(task, f"reading the peer secret on {address}") for address, task in tasks.items()}
     known = {secret for secret in found.values() if secret}
     if len(known) > 1:
@@ -131,7 +131,7 @@ def share_secret(root: Path, hosts: Sequence[Host]) -> None:
         )
     secret = known.pop() if known else secrets.token_hex(32)
     lacking = [address for address, one in found.items() if one == ""]
-    tasks = {address: _on(address, peer_secret.make).remote(root, secret) for address in lacking}
+    tasks = {address: _on(address, peer_secret.make, root, secret) for address in lacking}
     for address, task in tasks.items():
         _get(task, f"keeping the peer secret on {address}")
 
@@ -139,7 +139,7 @@ def share_secret(root: Path, hosts: Sequence[Host]) -> None:
 def require_one_ca(root: Path, hosts: Sequence[Host]) -> None:
     """Require that the hosts with nodes have the same CA below the root, or none of them has one. Raises
     ClusterError."""
-    tasks = {host.address: _on(host.address, cluster_identity.ca_of).remote(root) for host in hosts if host.found.nodes}
+    tasks = {host.address: _on(host.address, cluster_identity.ca_of, root) for host in hosts if host.found.nodes}
     found = {address: _get(task, f"reading the CA on {address}") for address, task in tasks.items()}
     found[""] = cluster_identity.ca_of(root)  # of this machine
     if len(set(found.values())) > 1:
@@ -152,7 +152,7 @@ def require_one_ca(root: Path, hosts: Sequence[Host]) -> None:
 
 def tail_of_log(root: Path, host: Host, uuid: str, lines: int) -> list[str]:
     """Return the end of a node's log. Raises ClusterError."""
-    task = _on(host.address, node_log.tail).remote(root, uuid, lines)
+    task = _on(host.address, node_log.tail, root, uuid, lines)
     log_lines: list[str] = _get(task, f"reading the log on {host.address}")
     return log_lines
 
@@ -265,10 +265,18 @@ def _name(uuid: str) -> str:
     return f"node-{uuid}"
 
 
-def _on(address: str, function: Callable[..., Any]) -> Any:
+def _on(address: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function on a host; return Ray's reference to its result."""
     import ray
 
-    return ray.remote(function).options(num_cpus=0, resources=pinned_to(address), max_retries=2)
+    task = ray.remote(_private).options(num_cpus=0, resources=pinned_to(address), max_retries=2)
+    return task.remote(function, *arguments)
+
+
+def _private(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that creates files for their owner alone. Tasks have the umask with which Ray was started."""
+    os.umask(0o077)
+    return function(*arguments)
 
 
 def _get(task: Any, doing: str, timeout_s: float = TASK_TIMEOUT_S) -> Any:

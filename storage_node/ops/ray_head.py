@@ -30,6 +30,7 @@ from pathlib import Path
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
 from storage_node.ops.ports import free_port
+from storage_node.store.permissions import private
 from storage_node.store.store_record import write_atomically
 
 FOLDER_NAME = ".cluster"
@@ -186,7 +187,7 @@ def _start(root: Path, *, dashboard: bool, timeout_s: float) -> RayHead:
     else:
         command.append("--include-log-monitor=false")
     _write_token(root)
-    with log_path(root).open("wb") as log:
+    with open(log_path(root), "wb", opener=private) as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -259,10 +260,7 @@ def _temporary_folder() -> str:
 
 
 def _write_token(root: Path) -> None:
-    path = token_path(root)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(secrets.token_hex(32))
+    write_atomically(token_path(root), secrets.token_hex(32).encode())
 
 
 def _is_up(root: Path) -> bool:

@@ -48,6 +48,8 @@ class Operator:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         self.environment = kept | {"HOME": str(self.home)}
         self.sessions: set[int] = set()
+        self.umask = -1
+        """Umask of the commands, and so of the Ray that they start; -1: that of this process."""
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Standard output of a command that ends with this exit code."""
@@ -58,6 +60,7 @@ class Operator:
             timeout=COMMAND_TIMEOUT_S,
             env=self.environment,
             cwd=REPOSITORY,
+            umask=self.umask,
         )
         if (head := ray_head.remembered(self.root)) is not None:
             self.sessions.add(head.session)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,8 +88,8 @@ class Hosts:
         for name in names:
             (folder / name).mkdir()
 
-    def on(self, address: str, function: Callable[..., Any]) -> Any:
-        return SimpleNamespace(remote=lambda root, *rest: function(self.folder / address, *rest))
+    def on(self, address: str, function: Callable[..., Any], root: Path, *rest: Any) -> Any:
+        return function(self.folder / address, *rest)
 
     def secrets(self) -> dict[str, str]:
         return {host.address: read_secret(peer_secret.default_file(self.folder / host.address)) for host in self.hosts}

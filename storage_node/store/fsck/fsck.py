@@ -25,7 +25,7 @@ from storage_node.store.fsck.file_identity import keeps_identity
 from storage_node.store.fsck.rebuild import rebuild
 from storage_node.store.fsck.report import DriveSummary, Finding, Progress, Report, batch_reader
 from storage_node.store.fsck.scan import Scan, Suspect
-from storage_node.store.permissions import close_to_others, others_access
+from storage_node.store.permissions import close_to_others, open_paths
 from storage_node.store.pool.open import drive_folders
 from storage_node.store.store import Store
 from storage_node.store.store_record import StoreRecord, recovered_name
@@ -96,7 +96,7 @@ def repair(
             done = None
             if finding.kind == "record-differs":
                 done = "written anew"
-            elif finding.kind == "open-permissions" and close_to_others(Path(finding.drive)):
+            elif finding.kind == "open-permissions" and close_to_others(Path(finding.drive, finding.path)):
                 done = "closed to them"
             findings.append(replace(finding, repaired=done))
         for state, drive in zip(store.pool.states(), store.drives, strict=True):
@@ -187,8 +187,10 @@ def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], StoreRe
         raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
     on_drives: dict[Path, StoreRecord] = {}
     for root, identity in known.items():
-        if access := others_access(root):
-            findings.append(Finding("open-permissions", str(root), access))
+        findings += [
+            Finding("open-permissions", str(root), found.problem, path=_below(found.path, root))
+            for found in open_paths(root)
+        ]
         try:
             record = records.read(root)
         except (StoreFormatError, OSError) as error:
@@ -211,6 +213,10 @@ def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], StoreRe
             message = f"its copy of the record is revision {mine}, another drive has {other}"
             findings.append(Finding("record-differs", str(root), message))
     return known, newest, findings
+
+
+def _below(path: Path, root: Path) -> str:
+    return "" if path == root else os.fspath(path.relative_to(root))
 
 
 def _staged(root: Path) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,14 @@ from tests.store.store_kit import (
     read,
     store_at,
 )
+
+
+@pytest.fixture(autouse=True)
+def private() -> Iterator[None]:
+    """Files that tests put into a store are closed to others, as its own are."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture
