@@ -36,10 +36,12 @@ def default_file(root: Path) -> str:
 def operator(root: Path) -> Caller:
     """Return the identity with which commands call the nodes below a root. Raises ClusterError."""
     try:
-        named = settings_store.read(root).values.get(SETTING, "")
+        kept = settings_store.read(root).values
     except (OSError, WrongSetting):
-        named = ""  # code that needs the settings reports the error
+        kept = {}  # code that needs the settings reports the error
+    # While nodes call each other without TLS, some may not have it yet.
+    credentials = cluster_identity.operator(root) if kept.get("plaintext") != "used" else None
     try:
-        return Caller(read_secret(named or default_file(root)), credentials=cluster_identity.operator(root))
+        return Caller(read_secret(kept.get(SETTING, "") or default_file(root)), credentials=credentials)
     except (OSError, ValueError) as error:
         raise ClusterError(f"the cluster's secret cannot be read: {error}") from error

@@ -105,6 +105,7 @@ class Supervisor:
                 "peer_endpoint": server.peer_endpoint if server is not None else "",
                 "metrics_url": f"http://{self._metrics}/metrics" if server is not None and self._metrics else "",
                 "settings": self._settings,
+                "tls": server is not None and bool(server.config.listen.cert_file),
                 "pid": os.getpid(),
                 "drives": [str(drive) for drive in local.drives] if local is not None else [],
                 "map_version": view.version if view is not None else 0,

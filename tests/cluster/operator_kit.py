@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,13 @@ class Operator:
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Standard output of a command that ends with this exit code."""
+        return self._done(arguments, code).stdout
+
+    def error(self, *arguments: str, code: int = 1) -> str:
+        """Standard error of a command that fails with this exit code."""
+        return self._done(arguments, code).stderr
+
+    def _done(self, arguments: Sequence[str], code: int) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [self._python, "-m", "ais_loader.cli", "cluster", *arguments, "--root", str(self.root)],
             capture_output=True,
@@ -66,7 +73,7 @@ class Operator:
             self.sessions.add(head.session)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
-        return done.stdout
+        return done
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.run(*arguments, "--json", code=code))

@@ -86,6 +86,7 @@ def test_every_field_can_be_set() -> None:
         "cert_file",
         "key_file",
         "ca_file",
+        "plaintext",
     }
 
 
