@@ -67,7 +67,7 @@ class CertificateAuthority:
 
     @classmethod
     def opened(cls, folder: Path) -> CertificateAuthority:
-        """Open the CA in a folder. Raises OSError, and StoreError if its files are damaged."""
+        """Open the CA in a folder, the first in its file. Raises OSError, and StoreError if its files are damaged."""
         with needs("cryptography", "--secure"):
             from cryptography import x509
             from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -77,6 +77,8 @@ class CertificateAuthority:
             key: Any = load_pem_private_key(key_path.read_bytes(), None)
         except ValueError as error:
             raise StoreError(f"{folder}: the files of its CA are damaged: {error}") from error
+        if key.public_key() != certificate.public_key():
+            raise StoreError(f"{folder}: {CA_KEY_FILE_NAME} is not the key of the first certificate in {CA_FILE_NAME}")
         return cls(folder, certificate, key)
 
     def issue(self, cert_path: Path, key_path: Path, uri: str, hosts: Iterable[str] = ()) -> None:
