@@ -1,0 +1,130 @@
+"""Handshakes of clients that mean no good, at the listeners of clients and of peers; others are served meanwhile."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ais_loader import connect
+from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.server import NodeServer
+from tests.security.tls_kit import asked, caller
+
+HANDSHAKE_S = 10.0
+"""As docs/security.md says."""
+LISTENERS: dict[str, Callable[[NodeServer], int]] = {
+    "clients": lambda node: node.port,
+    "peers": lambda node: node.peer_port,
+}
+
+
+def client_hello() -> bytes:
+    """The first message of a handshake that a node would go on with."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(received, sent).do_handshake()
+    return sent.read()
+
+
+def require_served(node: NodeServer, identity: IdentityFolder) -> None:
+    """Others are served as ever."""
+    began_s = time.monotonic()
+    with connect(node.url, ca=identity.ca_file) as client:
+        assert client.buckets() == []
+    asked(caller(identity.operator_files()), node.peer_endpoint)
+    assert time.monotonic() - began_s < HANDSHAKE_S / 2
+
+
+@pytest.mark.slow
+def test_a_handshake_of_one_byte_a_second_is_ended_and_holds_up_nobody(
+    node: NodeServer, identity: IdentityFolder
+) -> None:
+    hello = client_hello()
+    assert len(hello) > 3 * HANDSHAKE_S
+    lasted_s: dict[str, float] = {}
+
+    def dribble(name: str) -> None:
+        with socket.create_connection(("127.0.0.1", LISTENERS[name](node))) as sock:
+            sock.settimeout(1.0)
+            began_s = time.monotonic()
+            for byte in hello:
+                try:
+                    sock.sendall(bytes([byte]))
+                    assert sock.recv(1) == b"", "a handshake that is not complete was answered"
+                    break
+                except TimeoutError:
+                    continue  # the pause between two bytes
+                except ConnectionError:
+                    break
+            lasted_s[name] = time.monotonic() - began_s
+
+    threads = [threading.Thread(target=dribble, args=[name]) for name in LISTENERS]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        require_served(node, identity)
+        time.sleep(0.2)
+    assert sorted(lasted_s) == sorted(LISTENERS)
+    assert all(HANDSHAKE_S - 2 < seconds < HANDSHAKE_S + 6 for seconds in lasted_s.values()), lasted_s
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="Python's ssl cannot renegotiate")
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_client_cannot_renegotiate(node: NodeServer, identity: IdentityFolder, listener: str) -> None:
+    files = identity.operator_files()
+    words = ["-connect", f"127.0.0.1:{LISTENERS[listener](node)}", "-tls1_2", "-alpn", "h2", "-CAfile", files.ca_file]
+    command = ["openssl", "s_client", *words, "-cert", files.cert_file, "-key", files.key_file]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdin is not None and process.stdout is not None
+        said = b""
+        while select.select([process.stdout], [], [], 0.4)[0]:  # the node has said what it says by itself
+            said += os.read(process.stdout.fileno(), 1 << 16)
+        assert b"Verify return code: 0 (ok)" in said, said
+        process.stdin.write(b"R\n")
+        process.stdin.flush()
+        said = process.stdout.read()
+        assert process.wait(30) != 0
+    assert b"RENEGOTIATING" in said and b"unexpected eof" in said, said  # the node has ended the connection
+    require_served(node, identity)
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_version_before_tls_1_2_is_refused(node: NodeServer, identity: IdentityFolder, listener: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with (
+        socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=20) as sock,
+        pytest.raises((ssl.SSLError, ConnectionError)),
+    ):
+        context.wrap_socket(sock)
+    require_served(node, identity)
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_whoever_speaks_no_tls_is_disconnected(node: NodeServer, identity: IdentityFolder, listener: str) -> None:
+    for said in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 70_000):
+        with socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=20) as sock:
+            received = b""
+            try:
+                sock.sendall(said)
+                while piece := sock.recv(4096):
+                    received += piece
+            except ConnectionError:
+                pass
+        assert len(received) < 64, "it is answered by an alert at most"
+    require_served(node, identity)
