@@ -95,8 +95,8 @@ def _change_transform(granted: Granted, request: Any) -> None:
     granted.require_of_transform(Right.ETL_CREATE, request.name)
 
 
-def _start_job(granted: Granted, request: etl_pb.StartJobRequest) -> None:
-    job = request.job
+def require_job(granted: Granted, job: etl_pb.TransformJob) -> None:
+    """Check the rights that a job needs on its buckets. Raises AccessDenied, BucketNotFound."""
     for right, bucket in (
         (Right.READ, job.bucket),
         (Right.ETL_JOB, job.bucket),
@@ -106,6 +106,10 @@ def _start_job(granted: Granted, request: etl_pb.StartJobRequest) -> None:
         granted.require(right, bucket)
     if job.synchronize:
         granted.require(Right.DELETE, job.to_bucket)
+
+
+def _start_job(granted: Granted, request: etl_pb.StartJobRequest) -> None:
+    require_job(granted, request.job)
 
 
 def _copy(granted: Granted, request: etl_pb.CopyObjectRequest) -> None:

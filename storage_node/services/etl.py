@@ -10,12 +10,14 @@ from typing import TypeVar
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
+from storage_node.cluster.map.revoked_tokens import RevokedTokens
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.channels import Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.jobs.cluster_store import NodeStore
+from storage_node.etl.jobs.job_tokens import JobTokens, kept_of
 from storage_node.etl.jobs.manager import JobManager, JobRecords
 from storage_node.etl.jobs.map_records import MapRecords
 from storage_node.etl.local_etl import LocalEtl
@@ -27,6 +29,7 @@ from storage_node.limits.put_groups import PutGroups
 from storage_node.remote.tier import RemoteTier
 from storage_node.rights.granted import GRANTED
 from storage_node.rights.scopes import Right
+from storage_node.services import token_gate
 from storage_node.services.access import CALLER, Role
 from storage_node.services.calls import bounded, bounded_responses
 from storage_node.services.errors import Context
@@ -63,7 +66,8 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.JobInfo:
         for bucket in (request.job.bucket, request.job.to_bucket):
             self._tier.refuse(bucket, "jobs neither read nor write it")
-        return await self._jobs.start(request)
+        granted = GRANTED.get()
+        return await self._jobs.start(request, kept_of(granted.claims) if granted is not None else None)
 
     @bounded_responses(deadline=False)
     async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobInfo]:
@@ -168,7 +172,12 @@ class NodeJobRecords:
 
 
 def jobs_of_node(
-    node: Node, membership: Membership, writes: WriteCoordinator, transforms: TransformRunner, etl: LocalEtl
+    node: Node,
+    membership: Membership,
+    writes: WriteCoordinator,
+    transforms: TransformRunner,
+    etl: LocalEtl,
+    revoked: RevokedTokens,
 ) -> JobManager:
     """Create the job manager of a node. Results that servers put to this node are stored like those of its jobs."""
     store = NodeStore(node, writes, etl.spool)
@@ -181,6 +190,7 @@ def jobs_of_node(
         EtlPeers(node, writes.channels),
         node.config.etl.workers,
         etl.transform_http.results_url,
+        JobTokens(lambda: revoked.ids, lambda: token_gate.now_s()),
     )
     loop = asyncio.get_running_loop()
 

@@ -172,12 +172,12 @@ class NodeLifecycle:
             find,
             lambda folder: require_apart(config.store.promote_roots, [folder], config.etl.command_paths),
         )
+        self.revoked = RevokedTokens(node)
         self.jobs = jobs_of_node(
-            node, membership, writes, etl.transforms if transforms is None else transforms(node), etl
+            node, membership, writes, etl.transforms if transforms is None else transforms(node), etl, self.revoked
         )
         self.calls = TransformCalls(etl, membership.node_uuid, EtlPeers(node, writes.channels).states)
         self.cluster = ClusterService(node, membership, acceptor_store, at.reported_peer_endpoint, self.check.is_inside)
-        self.revoked = RevokedTokens(node)
         self.gate = (
             TokenGate(node, self.revoked, self.jobs.buckets_of, self.check.is_inside)
             if config.listen.token_key_file

@@ -212,7 +212,7 @@ class TransformStateResponse(_message.Message):
     def __init__(self, transform: _Optional[_Mapping[str, NodeTransform]] = ...) -> None: ...
 
 class TransformJob(_message.Message):
-    __slots__ = ("name", "uuid", "bucket", "to_bucket", "stage", "prefix", "pattern", "object", "to_prefix", "strip_prefix", "extension", "inspect", "continue_on_error", "concurrency", "synchronize", "state", "problem", "created_ns", "ended_ns", "counts")
+    __slots__ = ("name", "uuid", "bucket", "to_bucket", "stage", "prefix", "pattern", "object", "to_prefix", "strip_prefix", "extension", "inspect", "continue_on_error", "concurrency", "synchronize", "state", "problem", "created_ns", "ended_ns", "counts", "token")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RUNNING: _ClassVar[TransformJob.State]
@@ -250,6 +250,7 @@ class TransformJob(_message.Message):
     CREATED_NS_FIELD_NUMBER: _ClassVar[int]
     ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     bucket: str
@@ -270,7 +271,8 @@ class TransformJob(_message.Message):
     created_ns: int
     ended_ns: int
     counts: JobCounts
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., bucket: _Optional[str] = ..., to_bucket: _Optional[str] = ..., stage: _Optional[_Iterable[_Union[JobStage, _Mapping]]] = ..., prefix: _Optional[str] = ..., pattern: _Optional[_Iterable[str]] = ..., object: _Optional[_Iterable[str]] = ..., to_prefix: _Optional[str] = ..., strip_prefix: _Optional[str] = ..., extension: _Optional[_Mapping[str, str]] = ..., inspect: bool = ..., continue_on_error: bool = ..., concurrency: _Optional[int] = ..., synchronize: bool = ..., state: _Optional[_Union[TransformJob.State, str]] = ..., problem: _Optional[str] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., counts: _Optional[_Union[JobCounts, _Mapping]] = ...) -> None: ...
+    token: JobToken
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., bucket: _Optional[str] = ..., to_bucket: _Optional[str] = ..., stage: _Optional[_Iterable[_Union[JobStage, _Mapping]]] = ..., prefix: _Optional[str] = ..., pattern: _Optional[_Iterable[str]] = ..., object: _Optional[_Iterable[str]] = ..., to_prefix: _Optional[str] = ..., strip_prefix: _Optional[str] = ..., extension: _Optional[_Mapping[str, str]] = ..., inspect: bool = ..., continue_on_error: bool = ..., concurrency: _Optional[int] = ..., synchronize: bool = ..., state: _Optional[_Union[TransformJob.State, str]] = ..., problem: _Optional[str] = ..., created_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., counts: _Optional[_Union[JobCounts, _Mapping]] = ..., token: _Optional[_Union[JobToken, _Mapping]] = ...) -> None: ...
 
 class JobStage(_message.Message):
     __slots__ = ("name", "args", "uuid")
@@ -439,3 +441,15 @@ class EtlRecord(_message.Message):
     transform: _containers.RepeatedCompositeFieldContainer[Transform]
     job: _containers.RepeatedCompositeFieldContainer[TransformJob]
     def __init__(self, transform: _Optional[_Iterable[_Union[Transform, _Mapping]]] = ..., job: _Optional[_Iterable[_Union[TransformJob, _Mapping]]] = ...) -> None: ...
+
+class JobToken(_message.Message):
+    __slots__ = ("id", "expires_s", "tenant", "scope")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    expires_s: int
+    tenant: str
+    scope: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., expires_s: _Optional[int] = ..., tenant: _Optional[str] = ..., scope: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -46,6 +46,7 @@ def ended(
             job.state, job.problem, job.ended_ns = state, problem[:1000], time.time_ns()
             job.counts.CopyFrom(counts)
             del job.object[:]  # a long list is no longer needed
+            job.ClearField("token")
         found.append(job)
     return found
 

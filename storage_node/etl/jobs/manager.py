@@ -28,6 +28,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import Stored, info_of
 from storage_node.etl.jobs.job_store import JobStore
+from storage_node.etl.jobs.job_tokens import JobTokens, beyond
 from storage_node.etl.jobs.run import JobRun
 from storage_node.etl.jobs.shares import MAX_FAILURES, Division, NodeShare, add, is_complete, layout_of, whole
 from storage_node.etl.jobs.stamp import stages_text, stamp
@@ -155,12 +156,14 @@ class JobManager:
         peers: JobPeers | None = None,
         workers: int = 0,
         results_url: Callable[[], Awaitable[str]] | None = None,
+        tokens: JobTokens | None = None,
     ) -> None:
         """Create the manager; nothing runs before `run`.
 
         Args:
             workers: Number of workers of transforms on this node; 0 means as many as there are cores.
             results_url: Returns this node's URL for results, see `TransformHttp.results_url`.
+            tokens: Check of the tokens with which jobs were started. Without it, jobs need none.
         """
         self._node_uuid = node_uuid
         self._store, self._records, self._transforms = store, records, transforms
@@ -170,6 +173,7 @@ class JobManager:
         self._ended: dict[bytes, NodeShare] = {}
         self._silent_since_s: dict[bytes, float] = {}
         self._results_url = results_url
+        self._tokens = tokens
         self._results_urls = _ResultsUrls(self._peers, self._others)
         self._changed_jobs = ChangeSignal()
 
@@ -203,7 +207,11 @@ class JobManager:
     async def _look(self) -> None:
         now = {job.uuid: job for job in self._records.jobs() if job.state == pb.TransformJob.RUNNING}
         for job_uuid, job in now.items():
-            if job_uuid not in self._running:
+            if job_uuid in self._running:
+                continue
+            if problem := self._token_problem(job) or beyond(job):
+                await self._record_end(job, pb.TransformJob.FAILED, problem, job.counts)
+            else:
                 self._begin(job)
         for job_uuid in list(self._running):
             if job_uuid not in now:
@@ -280,8 +288,16 @@ class JobManager:
             if unable := self._unable([node for node in others if answers.get(node) is None]):
                 raise Unsupported(_unable_text(unable))
 
+    def _token_problem(self, job: pb.TransformJob) -> str:
+        return self._tokens.problem(job) if self._tokens is not None else ""
+
     async def _see_to(self, running: _Running) -> None:
         job = running.run.job
+        if problem := self._token_problem(job):
+            running.run.stop()
+            running.task.cancel()  # what is being made is not stored
+            await self._end(running, pb.TransformJob.FAILED, problem)
+            return
         if running.task.done() and not running.run.stopped:
             error = None if running.task.cancelled() else running.task.exception()
             log.error("job %s failed on this node and is restarted", job.name, exc_info=error)
@@ -343,11 +359,16 @@ class JobManager:
             counts = running.part.message().counts
             for part in running.others.values():
                 add(counts, part.counts)
+        await self._record_end(running.run.job, state, problem, counts)
+
+    async def _record_end(
+        self, job: pb.TransformJob, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts
+    ) -> None:
         try:
-            await self._records.end(running.run.job.uuid, state, problem, counts)
+            await self._records.end(job.uuid, state, problem, counts)
             self.changed()
         except LoaderError as error:
-            log.warning("job %s has ended, but this cannot be recorded now: %s", running.run.job.name, error)
+            log.warning("job %s has ended, but this cannot be recorded now: %s", job.name, error)
 
     # -- calls of other nodes
 
@@ -369,10 +390,16 @@ class JobManager:
 
     # -- calls of clients
 
-    async def start(self, request: pb.StartJobRequest) -> pb.JobInfo:
-        """Start a job. Raises LoaderError."""
+    async def start(self, request: pb.StartJobRequest, token: pb.JobToken | None = None) -> pb.JobInfo:
+        """Start a job. Raises LoaderError.
+
+        `token`: what the job keeps of the token of whoever starts it. It ends with that token.
+        """
         job = pb.TransformJob()
         job.CopyFrom(request.job)
+        job.ClearField("token")
+        if token is not None:
+            job.token.CopyFrom(token)
         job.name = job.name or f"job-{uuid.uuid4().hex[:8]}"
         if len(job.uuid) not in (0, 16):
             raise InvalidRequest("a job's uuid has 16 bytes")
@@ -410,6 +437,7 @@ class JobManager:
 
     async def _info(self, job: pb.TransformJob) -> pb.JobInfo:
         info = pb.JobInfo(job=job)
+        info.job.ClearField("token")
         others = self._others()
         request = pb.JobPartRequest(job_uuid=job.uuid)
         answers = await self._peers.parts(others, request)
