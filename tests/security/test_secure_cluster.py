@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from ais_loader import ClusterOptions, Entry, connect
-from ais_loader.errors import NodeUnavailable
+from ais_loader.errors import NodeUnavailable, NodeUntrusted
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.waiting import eventually
+from storage_node.ops import ray_head
 from tests.cluster.operator_kit import Operator, operating
 
 pytestmark = pytest.mark.slow  # each starts several processes
@@ -112,3 +113,25 @@ def test_a_node_that_is_added_has_a_certificate_too(operator: Operator, ray_clus
     operator.run("remove", new["name"], "--lost")
     operator.run("down")
     assert "grpcs://" in operator.json("up", "--no-dashboard")["url"]
+
+
+def test_a_ray_with_tokens_that_is_trusted_runs_nodes_with_tls(
+    operator: Operator, ray_cluster: dict[str, Any], tmp_path: Path
+) -> None:
+    """The Ray of the other root stands for somebody else's; each of its callers shows Ray's token."""
+    head = ray_head.remembered(operator.root)
+    assert head is not None
+    guest = Operator(tmp_path)
+    to = ("--address", head.address)
+    assert "--trust-ray" in guest.error("up", *to, "--nodes", "2", "--secure", code=2)
+    guest.environment |= head.environment  # with RAY_AUTH_MODE=token, and no token
+    assert "token" in guest.error("up", *to, "--nodes", "2", "--secure", "--trust-ray").lower()
+    assert not list(tmp_path.rglob("drive.json"))
+    guest.environment["RAY_AUTH_TOKEN_PATH"] = str(ray_head.token_path(operator.root))
+    said = guest.json("up", *to, "--nodes", "2", "--secure", "--trust-ray")
+    with connect(said["url"], ca=said["ca_file"]) as client:
+        client.create_bucket("guests").put("x", b"x")
+        assert client.bucket("guests").get("x") == b"x"
+    with connect(said["url"], ca=ray_cluster["ca_file"]) as client, pytest.raises(NodeUntrusted):
+        client.buckets()  # two roots on one Ray have nothing in common
+    guest.run("down", *to)
