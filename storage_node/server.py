@@ -21,6 +21,7 @@ import grpc.aio
 
 from ais_loader.version import __version__
 from ais_loader.wire.generated import ais_batch_pb2
+from ais_loader.wire.node_folder import unix_endpoint
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.open import open_membership
@@ -97,6 +98,7 @@ class NodeServer:
         makes_secret: bool = False,
         identity: Path | None = None,
         find: Callable[[], Iterable[Path]] | None = None,
+        socket_path: Path | None = None,
     ) -> None:
         """
         Args:
@@ -107,12 +109,15 @@ class NodeServer:
             makes_secret: whether a node without a `peer_secret_file` creates one, in the folder of a drive.
             identity: an identity folder with a CA, which issues the node's certificate unless `cert_file` names one.
             find: returns the folders at which missing drives may appear; `drives` by default.
+            socket_path: path of a Unix socket, in a folder that is closed to others, at which clients are served
+                instead of `host` and `port`. There are no lanes over TCP then.
         """
         self._makes_secret = makes_secret
         self._identity = identity if config is None or not config.listen.cert_file else None
         self._transforms, self._environments = transforms, environments
         self.config = config or ServerConfig()
         self._drives = list(drives)
+        self._socket_path = socket_path
         self._find = find or (lambda: map(Path, self._drives))
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -134,7 +139,7 @@ class NodeServer:
     @property
     def endpoint(self) -> str:
         """host:port at which clients reach the node; empty if it is unknown."""
-        return self.config.endpoint(self.port)
+        return "" if self._socket_path is not None else self.config.endpoint(self.port)
 
     @property
     def peer_endpoint(self) -> str:
@@ -279,7 +284,7 @@ class NodeServer:
         gate = lifecycle.gate
         guard, lane_guard = (gate.guard, partial(gate.guard, over_lane=True)) if gate is not None else (None, None)
         carried = methods.of_lanes(LANE_METHODS, Role.CLIENT, lane_guard)
-        secure = bool(listen.cert_file)
+        secure = bool(listen.cert_file) or self._socket_path is not None
         self.lanes = lanes = LaneListener(
             batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
         )
@@ -306,7 +311,11 @@ class NodeServer:
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
         peer_server = grpc.aio.server(options=_options(self.config), interceptors=(lifecycle.check,))
         peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
-        self.port = self._bound(server, listen.host, listen.port, peers=False)
+        if self._socket_path is None:
+            self.port = self._bound(server, listen.host, listen.port, peers=False)
+        else:
+            held.callback(self._socket_path.unlink, missing_ok=True)
+            server.add_insecure_port(unix_endpoint(self._socket_path))
         self.peer_port = self._listen_for_peers(peer_server)
         by_opener = {"clients": lanes, "peers": peer_lanes}
         running = RunningNode(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.errors import AccessDenied, InvalidRequest
+from ais_loader.wire.node_folder import UNIX_SCHEME
 
 TOKEN_VARIABLE = "AIS_LOADER_TOKEN"
 TOKEN_FILE_VARIABLE = "AIS_LOADER_TOKEN_FILE"
@@ -26,9 +27,9 @@ _HOW = f"pass token_file= to connect(), or set {TOKEN_FILE_VARIABLE}"
 
 
 def may_send_token(endpoint: str, is_tls: bool) -> bool:
-    """Whether a token may be sent to host:port: only where nobody on the network can read it."""
+    """Whether a token may be sent to host:port, or to a Unix socket: only where nobody on the network can read it."""
     host = endpoint.rpartition(":")[0].strip("[]")
-    if is_tls or host == "localhost":
+    if is_tls or host == "localhost" or endpoint.startswith(UNIX_SCHEME):
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

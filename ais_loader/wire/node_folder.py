@@ -6,6 +6,7 @@ They are in the folder `node` of the store's first drive:
                 it ends, so the kernel tells whether there is a node.
     address     Where the node listens, as JSON. Present from the time when it accepts connections until it stops.
     log, log.1  The output of a node that was started on demand.
+    socket.PID  Unix socket of such a node, which no other user can reach, because the folder is closed to them.
 
 The lock is a `flock`: it belongs to an open file, not to a process. A process that has the store's catalog open can
 open and close these files without losing the catalog's own lock.
@@ -18,12 +19,18 @@ import fcntl
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 FOLDER_NAME = "node"
 _DRIVE_FILE = "drive.json"
+_SOCKET = "socket."
+_LONGEST_SOCKET_PATH = 107
+"""In bytes: unix(7)."""
+UNIX_SCHEME = "unix:"
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
 
@@ -33,7 +40,7 @@ class NodeAddress:
     """The address of a running node."""
 
     endpoint: str
-    """HOST:PORT, for clients on the same host."""
+    """HOST:PORT, or the path of a Unix socket as `unix_endpoint` returns it; for clients on the same host."""
     pid: int
     version: str
     """The version of ais_loader that the node runs."""
@@ -101,6 +108,20 @@ class NodeFolder:
             return int(self.pid_path.read_bytes())
         return None
 
+    def make_socket_path(self) -> Path:
+        """Return a path for the Unix socket of this process's node, and remove sockets of nodes before. Call it with
+        the folder locked. Raises OSError.
+
+        The socket is in this folder, or, where its path would be too long for a socket, in a folder of its own below
+        the system's folder for temporary files.
+        """
+        for former in self.path.glob(f"{_SOCKET}*"):
+            former.unlink(missing_ok=True)
+        path = self.path / f"{_SOCKET}{os.getpid()}"
+        if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
+            return path
+        return Path(tempfile.mkdtemp(prefix="ais-loader-node-")) / "socket"
+
     def publish(self, lock: int, address: NodeAddress) -> None:
         """Write the address of this process's node. `lock`: the descriptor from `lock`. Raises OSError."""
         os.ftruncate(lock, 0)
@@ -114,6 +135,11 @@ class NodeFolder:
         """Remove the address and the id of the process. `lock`: the descriptor from `lock`. Raises OSError."""
         os.ftruncate(lock, 0)
         self._address_path.unlink(missing_ok=True)
+
+
+def unix_endpoint(path: Path) -> str:
+    """Return the endpoint of a Unix socket, as gRPC takes it."""
+    return UNIX_SCHEME + quote(os.fsencode(path))
 
 
 def _is_drive(path: Path) -> bool:

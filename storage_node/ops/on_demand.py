@@ -1,5 +1,7 @@
 """Node on demand: `python -m storage_node.ops.on_demand LOCK DRIVE...`, which clients of `node:///` URLs run.
 
+Its clients reach it by a Unix socket in the node folder, which is closed to other users.
+
 LOCK is the inherited descriptor that holds the lock of the drives' node folder. Standard error is the node's log. If
 the node cannot start, its last line is "[KIND] MESSAGE", from which the client makes its error.
 """
@@ -7,6 +9,7 @@ the node cannot start, its last line is "[KIND] MESSAGE", from which the client 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -25,9 +28,15 @@ def main(arguments: Sequence[str]) -> None:
         from storage_node.ops.serve import run_node
         from storage_node.settings.config import ServerConfig
 
-        node_log.log_to(NodeFolder(drives).log_path, with_stderr=True)
+        folder = NodeFolder(drives)
+        node_log.log_to(folder.log_path, with_stderr=True)
         config = ServerConfig().replace(port=0, idle_exit_s=IDLE_EXIT_S)
-        run_node(drives, config, lambda node: None, lock=lock)
+        socket_path = folder.make_socket_path()
+        try:
+            run_node(drives, config, lambda node: None, lock=lock, socket_path=socket_path)
+        finally:
+            if socket_path.parent != folder.path:
+                shutil.rmtree(socket_path.parent, ignore_errors=True)
     except LoaderError as error:
         sys.exit(f"[{error.kind}] {error}")
     except (ImportError, OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ais_loader.version import __version__
-from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
+from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id, unix_endpoint
 from storage_node.server import NodeServer
 from storage_node.settings.config import EVERY_ADDRESS, ServerConfig
 
@@ -45,22 +45,23 @@ def run_node(
     grace_s: float = 5.0,
     lock: int | None = None,
     identity: Path | None = None,
+    socket_path: Path | None = None,
 ) -> None:
     """Start a node, call `announce` when it accepts connections, and serve until SIGTERM or SIGINT, or until the node
     has been idle for `idle_exit_s`. Clients of this host find it by the node folder of its drives.
 
     Must run on the main thread. `lock`: descriptor of the lock of that folder, if this process has inherited it.
-    `identity`: see `NodeServer`. Raises what NodeServer.start raises.
+    `identity`, `socket_path`: see `NodeServer`. Raises what NodeServer.start raises.
     """
     os.umask(0o077)  # logs, and the files of catalogs
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     keep_freed_memory()
-    node = NodeServer(drives, config, makes_secret=True, identity=identity).start()
+    node = NodeServer(drives, config, makes_secret=True, identity=identity, socket_path=socket_path).start()
     folder = NodeFolder(drives)
     try:
-        lock = _published(folder, lock, node)
+        lock = _published(folder, lock, node, socket_path)
         announce(node)
         _wait_for_signals(stopping, node, config.limits.idle_exit_s)
     finally:
@@ -72,11 +73,12 @@ def run_node(
             os.close(lock)
 
 
-def _published(folder: NodeFolder, lock: int | None, node: NodeServer) -> int | None:
+def _published(folder: NodeFolder, lock: int | None, node: NodeServer, socket_path: Path | None) -> int | None:
     """Let clients of this host find the node. Returns the folder's lock; None if they cannot find it. Raises OSError if
     the lock was inherited: a client waits for the node."""
     host = "127.0.0.1" if node.config.listen.host in EVERY_ADDRESS else node.config.listen.host
-    address = NodeAddress(f"{host}:{node.port}", os.getpid(), __version__, host_id())
+    endpoint = f"{host}:{node.port}" if socket_path is None else unix_endpoint(socket_path)
+    address = NodeAddress(endpoint, os.getpid(), __version__, host_id())
     if lock is not None:
         folder.publish(lock, address)
         return lock

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import ssl
+import stat
+import subprocess
 import urllib.request
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
 from ais_loader import connect
 from ais_loader.testing import NodeProcess
+from ais_loader.testing.waiting import eventually
+from ais_loader.transport.grpc.connection import _OPEN
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
+from ais_loader.wire.node_folder import NodeFolder, unix_endpoint
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 
@@ -73,3 +83,61 @@ def _speaks_tls(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+@pytest.mark.slow
+def test_a_node_on_demand_is_reached_by_its_own_user_alone(tmp_path: Path) -> None:
+    drive = tmp_path / "drive"
+    with connect(f"node://{drive}") as client:
+        client.create_bucket("b").put("x", b"x")
+        assert [bytes(item.data) for item in client.bucket("b").get_batch(["x"] * 100)] == [b"x"] * 100
+        assert [one.lanes.kind for one in _OPEN if one.lanes and "socket." in one.endpoint] == ["unix"]
+        folder = NodeFolder([drive])
+        pid, address = folder.pid(), folder.address()
+        assert pid is not None and address is not None
+        try:
+            tcp, unix = listening(pid)
+            (path,) = [name for name in unix if not name.startswith("@")]
+            assert path == f"{drive}/node/socket.{pid}" and address.endpoint == unix_endpoint(Path(path))
+            assert [re.sub("[0-9a-f]{32}$", "", name) for name in unix if name != path] == ["@ais-loader-lane-"] * 2
+            assert {mode(one) for one in (drive, drive / "node")} == {0o700} and not mode(Path(path)) & 0o077
+            assert set(tcp.values()) == {"127.0.0.1"} and len(tcp) == 1  # of peers
+            (port,) = tcp
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+                rpc.BucketsStub(channel).ListBuckets(pb.ListBucketsRequest(), timeout=10)
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            if os.geteuid() == 0:
+                tmp_path.chmod(0o711)  # the folder of the drive is what keeps others out
+                said = subprocess.run(["/usr/bin/python3", "-c", CONNECT, path], capture_output=True, text=True)
+                assert "PermissionError" in said.stderr, said
+        finally:
+            os.kill(pid, signal.SIGTERM)
+    eventually(lambda: not Path(path).exists(), timeout_s=20.0)
+
+
+CONNECT = """
+import os, socket, sys
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_socket_whose_path_would_be_too_long_is_elsewhere(tmp_path: Path) -> None:
+    drive = tmp_path / ("long" * 30) / "drive"
+    with connect(f"node://{drive}") as client:
+        client.create_bucket("b").put("x", b"x")
+        folder = NodeFolder([drive])
+        pid = folder.pid()
+        assert pid is not None
+        try:
+            assert client.bucket("b").get("x") == b"x"
+            (path,) = [Path(name) for name in listening(pid)[1] if not name.startswith("@")]
+            assert len(str(path)) < 100 and mode(path.parent) == 0o700
+        finally:
+            os.kill(pid, signal.SIGTERM)
+    eventually(lambda: not path.parent.exists(), timeout_s=20.0)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)

@@ -17,6 +17,7 @@ import grpc
 from ais_loader.errors import InvalidRequest, NodeUntrusted
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.channel_options import ChannelOptions
+from ais_loader.wire.node_folder import UNIX_SCHEME
 
 _PROBE_TIMEOUT_S = 2.0
 _HANDSHAKE = "handshake failed"
@@ -59,7 +60,7 @@ def untrusted(endpoint: str, details: str, options: ClusterOptions) -> NodeUntru
         details: gRPC's description of the failure.
     """
     if not options.tls:
-        if any(cut in details for cut in _CUT) and _speaks_tls(endpoint):
+        if any(cut in details for cut in _CUT) and not endpoint.startswith(UNIX_SCHEME) and _speaks_tls(endpoint):
             return NodeUntrusted(f"{endpoint}: the node speaks TLS: use grpcs://{endpoint}, and ca= for its own CA")
         return None
     if any(sign in details for sign in _NO_TLS):

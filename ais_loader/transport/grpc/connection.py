@@ -36,6 +36,7 @@ from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_promote_pb2_grpc as promote_rpc
 from ais_loader.wire.generated import ais_remote_pb2_grpc as remote_rpc
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc as snapshots_rpc
+from ais_loader.wire.node_folder import UNIX_SCHEME
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
@@ -154,7 +155,8 @@ class Connection:
             request_serializer=batch_pb.OpenLaneRequest.SerializeToString,
             response_deserializer=batch_pb.OpenLaneResponse.FromString,
         )
-        host, _, port = endpoint.rpartition(":")
+        is_unix = endpoint.startswith(UNIX_SCHEME)
+        host, _, port = endpoint.rpartition(":") if not is_unix else ("", "", "0")
         self._port = int(port)
         self.lanes = Lanes(host.strip("[]"), self._lane_offer) if options.lane == "auto" else None
         self.put_lanes = CallLanes(self.lanes)
