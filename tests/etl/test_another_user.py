@@ -1,4 +1,4 @@
-"""Transforms of a real node that run as another user (`etl_user`), and try to read the node's store."""
+"""Transforms of a real node that run as another user (`etl_user`) or without a network, and try to read its store."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ais_loader import connect
+from ais_loader import connect, errors
 from ais_loader.testing.node import NodeProcess
 from ais_loader.transforms.etl import Command
 from storage_node.server import NodeServer
@@ -73,3 +73,53 @@ def test_a_secret_that_another_user_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").chmod(0o600)
     with NodeServer([tmp_path / "drive"], config):
         pass
+
+
+def reaching(ports: list[int], lane: str) -> Callable[[bytes], bytes]:
+    """Code that tries to reach a cloud's metadata, and the node's ports and lanes, and returns what it has reached."""
+
+    def reach(data: bytes) -> bytes:
+        import errno
+        import socket
+
+        reached = []
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            if sock.connect_ex(("169.254.169.254", 80)) != errno.ENETUNREACH:
+                reached.append("metadata")
+        for port in ports:
+            try:
+                socket.create_connection(("127.0.0.1", port), 5).close()
+                reached.append("node")
+            except OSError:
+                pass
+        try:
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(chr(0) + lane)
+            reached.append("lane")
+        except OSError:
+            pass
+        return " ".join(reached).encode()
+
+    return reach
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [True, False])
+def test_python_code_without_a_network_reaches_neither_metadata_nor_other_buckets(
+    tmp_path: Path, network: bool
+) -> None:
+    config = ServerConfig(port=0, etl_code=True, etl_network=network, etl_workers=1)
+    with NodeServer([tmp_path / "drive"], config) as node, connect(node.url) as client:
+        client.create_bucket("mine").put("a", b"mine")
+        client.create_bucket("another").put("a", b"of another tenant")
+        ports = [node.port, node.peer_port, node.lanes.port]
+        try:
+            client.etl.init("reach", reaching(ports, node.lanes._unix_name))
+            reached = bytes(client.bucket("mine").get("a", etl="reach")).decode().split()
+        except errors.TransformRefused as error:
+            assert not network and "no network namespace can be made here" in str(error)
+            return
+        assert reached.count("node") == (len(ports) if network else 0)
+        assert ("lane" in reached) == network
+        assert network or reached == []

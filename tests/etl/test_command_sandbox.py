@@ -246,6 +246,34 @@ def test_a_command_reaches_no_listener(held: Place, free: Place, tmp_path: Path)
 
 
 @NEEDS_SECCOMP
+def test_a_command_reaches_neither_the_metadata_of_a_cloud_nor_the_node(held: Place, free: Place) -> None:
+    """The node could be asked for other buckets, at its ports and sockets, and the metadata for keys of the cloud."""
+
+    def attack(place: Place) -> dict[str, str]:
+        ports = place.node.port, place.node.peer_port, place.node.lanes.port
+        return {
+            "metadata": (
+                "import errno, socket\none = socket.socket()\none.setblocking(False)\n"
+                "print('tried', errno.errorcode[one.connect_ex(('169.254.169.254', 80))])"
+            ),
+            "node": (
+                "import socket\n"
+                f"for port in {ports}:\n    socket.create_connection(('127.0.0.1', port), 5).close()\nprint('tried')"
+            ),
+            "lane": (
+                "import socket\none = socket.socket(socket.AF_UNIX)\n"
+                f"one.connect(chr(0) + {place.node.lanes._unix_name!r})\nprint('tried')"
+            ),
+        }
+
+    for name, script in attack(free).items():
+        assert free.run(script, "python").startswith(b"tried"), name
+    for name, script in attack(held).items():
+        said = held.attempt(script, "python")
+        assert "not permitted" in said and "tried" not in said, (name, said)
+
+
+@NEEDS_SECCOMP
 def test_a_command_sends_no_datagram_by_a_pair_of_sockets(held: Place, free: Place, tmp_path: Path) -> None:
     """A socket of a pair of datagram sockets sends to any address. A pair of streams does not, and is allowed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
