@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import socket
+import time
 
 from storage_node.settings.config import EVERY_ADDRESS
 
@@ -21,6 +23,8 @@ _HANDSHAKE = 0x16
 _BACKLOG = 1024
 _PIECE_BYTES = 256 << 10
 _AGAIN_S = 0.1
+LOG_INTERVAL_S = 60.0
+"""Interval of messages about connections without TLS, by which an operator learns who still makes them."""
 log = logging.getLogger(__name__)
 
 
@@ -49,6 +53,9 @@ class MixedListener:
         self._names = {True: f"ais-loader-tls-{name}", False: f"ais-loader-plaintext-{name}"}
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._logged_s = -math.inf
+        self._in_the_clear: dict[str, int] = {}
+        """Numbers of connections without TLS since the last message, by the address that they came from."""
 
     @property
     def tls_address(self) -> str:
@@ -87,7 +94,7 @@ class MixedListener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(self._socket)
+                sock, peer = await loop.sock_accept(self._socket)
             except OSError as error:
                 log.warning("no connection can be accepted: %s", error)
                 await asyncio.sleep(_AGAIN_S)
@@ -95,11 +102,11 @@ class MixedListener:
             if len(self._connections) >= self._most:
                 sock.close()
                 continue
-            task = asyncio.create_task(self._serve(sock))
+            task = asyncio.create_task(self._serve(sock, str(peer[0])))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, sock: socket.socket, host: str) -> None:
         loop = asyncio.get_running_loop()
         with sock, contextlib.suppress(OSError):  # one side has ended the connection
             sock.setblocking(False)
@@ -108,11 +115,22 @@ class MixedListener:
                 first = await loop.sock_recv(sock, _PIECE_BYTES)
             if not first:
                 return
+            has_tls = first[0] == _HANDSHAKE
+            if not has_tls:
+                self._note_plaintext(host)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inner:
                 inner.setblocking(False)
-                await loop.sock_connect(inner, f"\0{self._names[first[0] == _HANDSHAKE]}")
+                await loop.sock_connect(inner, f"\0{self._names[has_tls]}")
                 await loop.sock_sendall(inner, first)
                 await _exchange(sock, inner)
+
+    def _note_plaintext(self, host: str) -> None:
+        self._in_the_clear[host] = self._in_the_clear.get(host, 0) + 1
+        if (now_s := time.monotonic()) - self._logged_s >= LOG_INTERVAL_S:
+            listed = ", ".join(f"{number:,} from {one}" for one, number in sorted(self._in_the_clear.items()))
+            log.info("port %d: connections without TLS: %s", self.port, listed)
+            self._logged_s = now_s
+            self._in_the_clear.clear()
 
 
 async def _exchange(one: socket.socket, other: socket.socket) -> None:

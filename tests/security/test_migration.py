@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import ssl
 import threading
@@ -26,6 +28,7 @@ from tests.cluster.operator_kit import operating
 from tests.security.tls_kit import asked, caller, refusal
 
 NAMES = [f"en/{number:03d}" for number in range(60)]
+PAUSE_S = 0.02
 LARGE = bytes(range(256)) * 8192
 """2 MiB, many times what a socket buffers."""
 
@@ -69,6 +72,20 @@ def test_an_operator_without_a_certificate_proves_the_secret(
         lying = caller(identity.operator_files(), node.membership.node_uuid)
         with_secret = Caller(read_secret(secret_file), lying.node_uuid, int, lying.credentials)
         assert "its certificate is for an operator" in refusal(with_secret, node.peer_endpoint)[1]
+
+
+def test_a_node_logs_who_connects_without_tls(
+    tmp_path: Path, identity: IdentityFolder, secret_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "storage_node.identity.mixed_listener")
+    with mixed(tmp_path / "drive", secret_file, identity, "accepted") as node:
+        with connect(node.url, ca=identity.ca_file) as client:
+            assert client.buckets() == []
+        assert "without TLS" not in caplog.text
+        for _ in range(3):  # one message in a minute
+            with connect(f"grpc://127.0.0.1:{node.port}") as client:
+                assert client.buckets() == []
+        assert caplog.text.count(f"port {node.port}: connections without TLS: 1 from 127.0.0.1") == 1
 
 
 def test_connections_that_say_nothing_or_nonsense_are_ended(
@@ -145,8 +162,15 @@ def test_nodes_of_neighboring_rounds_write_to_each_other(
                 assert {bytes(item.data) for item in batch} == {one.endpoint.encode()}
 
 
+def names_of(round_: int) -> list[str]:
+    return [f"{round_:06d}/{number:02d}" for number in range(20)]
+
+
 class Traffic:
-    """A thread that writes and reads a cluster without TLS until it is ended; no call may fail."""
+    """A thread that writes and reads a cluster without TLS until it is ended; no call may fail.
+
+    Each round has names of its own: a write that is repeated after many others of its name is in doubt.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -160,11 +184,12 @@ class Traffic:
             with connect(self._url, options=ClusterOptions(retry_s=30.0)) as client:
                 bucket = client.bucket("b")
                 while not self._ending.is_set():
-                    data = b"%d" % self.rounds
-                    bucket.put_many((name, name.encode() + data) for name in NAMES)
-                    batch = client.get_batch([Entry("b", name) for name in NAMES])
-                    assert [bytes(item.data) for item in batch] == [name.encode() + data for name in NAMES]
+                    names = names_of(self.rounds)
+                    bucket.put_many((name, name.encode()) for name in names)
+                    batch = client.get_batch([Entry("b", name) for name in names])
+                    assert [bytes(item.data).decode() for item in batch] == names
                     self.rounds += 1
+                    self._ending.wait(PAUSE_S)
         except BaseException as error:  # noqa: BLE001 - raised by `end`
             self.error = error
 
@@ -200,17 +225,22 @@ def test_a_cluster_goes_over_while_it_is_read_and_written() -> None:
             traffic.goes_on()
             with connect(said["url"], ca=said["ca_file"]) as client:  # both, at the same addresses
                 assert said["url"] == plain.replace("grpc://", "grpcs://")
-                assert len(client.bucket("b").get(NAMES[0])) > len(NAMES[0])
+                assert client.bucket("b").get(names_of(0)[1]).decode() == names_of(0)[1]
+            os.kill(next(iter(operator.nodes().values()))["pid"], signal.SIGKILL)  # and it comes back as it was
+            traffic.goes_on()
+            eventually(
+                lambda: [node["state"] for node in operator.nodes().values()] == ["serving"] * 3, 90.0, interval_s=0.5
+            )
             operator.json("up", "--secure", "--migrate")  # once more changes nothing
-            assert operator.json("status")["objects"] == len(NAMES)
             traffic.goes_on()
         assert traffic.error is None
         said = operator.json("up", "--secure")
         with connect(plain) as client, pytest.raises(NodeUntrusted, match="use grpcs://"):
             client.buckets()
         with connect(said["url"], ca=said["ca_file"], options=ClusterOptions(retry_s=30.0)) as client:
-            batch = client.get_batch([Entry("b", name) for name in NAMES])
-            assert len({bytes(item.data).removeprefix(item.entry.name.encode()) for item in batch}) == 1
+            names = [name for round_ in range(traffic.rounds) for name in names_of(round_)]
+            batch = client.get_batch([Entry("b", name) for name in names])
+            assert [bytes(item.data).decode() for item in batch] == names
         for node in said["nodes"]:
             address = str(node["endpoint"]).rpartition(":")
             assert "CERTIFICATE" in ssl.get_server_certificate((address[0], int(address[2])), timeout=10)
