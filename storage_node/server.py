@@ -281,10 +281,8 @@ class NodeServer:
         Raises OSError. `held` closes the resources that the part's `stop` does not close.
         """
         listen, batches, methods = self.config.listen, lifecycle.batches, lifecycle.methods
-        gate = lifecycle.gate
-        guard, lane_guard = (gate.guard, partial(gate.guard, over_lane=True)) if gate is not None else (None, None)
-        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT, lane_guard)
-        secure = bool(listen.cert_file) or self._socket_path is not None
+        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT, partial(lifecycle.guard, over_lane=True))
+        secure = bool(listen.cert_file)
         self.lanes = lanes = LaneListener(
             batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
         )
@@ -300,7 +298,7 @@ class NodeServer:
             note_tenant(details)
             idle.note_call()
 
-        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call, guard),))
+        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call, lifecycle.guard),))
         carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
         self.peer_lanes = peer_lanes = LaneListener(
             batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
@@ -309,13 +307,10 @@ class NodeServer:
         # The peer listener has verified its callers; its tokens are valid for its own lanes only.
         session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
+        audited = lifecycle.audit.guard if lifecycle.audit is not None else None
         peer_server = grpc.aio.server(options=_options(self.config), interceptors=(lifecycle.check,))
-        peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
-        if self._socket_path is None:
-            self.port = self._bound(server, listen.host, listen.port, peers=False)
-        else:
-            held.callback(self._socket_path.unlink, missing_ok=True)
-            server.add_insecure_port(unix_endpoint(self._socket_path))
+        peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE, guard=audited),))
+        self.port = self._bound(server, listen.host, listen.port, peers=False)
         self.peer_port = self._listen_for_peers(peer_server)
         by_opener = {"clients": lanes, "peers": peer_lanes}
         running = RunningNode(

@@ -65,6 +65,7 @@ storage_node.settings
 storage_node.identity
 storage_node.limits
 storage_node.rights
+storage_node.audit
 storage_node.context
 storage_node.cluster.consensus
 storage_node.cluster.map

@@ -55,9 +55,9 @@ _OTHER_FIELDS = attrgetter(*(field.name for field in pb.BatchRequest.DESCRIPTOR.
 
 def answer_inline(
     store: Store, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
-) -> tuple[bytes, int] | None:
-    """Return the whole response as one serialized SessionResponse, with the objects' size; None if the ordinary path is
-    needed."""
+) -> tuple[bytes, int, int] | None:
+    """Return the whole response as one serialized SessionResponse, with the objects' size and END's digest; None if the
+    ordinary path is needed."""
     bucket_uuid = _plain_bucket(store, request, membership)
     if bucket_uuid is None:
         return None
@@ -77,7 +77,7 @@ def answer_inline(
             info = info_of("", "", entry)
             if not 0 < entry.size_bytes <= request.whole_up_to:
                 end = pb.End(outcome=pb.End.STOPPED, object=info)
-                return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0
+                return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0, 0
             described = info.SerializeToString()
         if not entry.size_bytes:
             return None
@@ -87,13 +87,14 @@ def answer_inline(
             return None
         path = file_of(entry.path) if entry.offset else entry.path
         files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
-    answer = read_cached(_prefix(batch_id, files, size_bytes, described), tuple(files))
-    return None if answer is None else (answer, size_bytes)
+    prefix, digest_ = _prefix(batch_id, files, size_bytes, described)
+    answer = read_cached(prefix, tuple(files))
+    return None if answer is None else (answer, size_bytes, digest_)
 
 
 def answer_from_file(
     store: Store, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
-) -> tuple[FileFrame, int] | None:
+) -> tuple[FileFrame, int, int] | None:
     """Like `answer_inline`, for one object that is too large for that: its bytes stay in the file until they are sent,
     and the receiver verifies them. The caller closes the frame."""
     if len(request.name) != 1 or not request.receiver_checks or request.HasField("whole_up_to"):
@@ -111,12 +112,12 @@ def answer_from_file(
     if frame is not None and not frame.cached:
         frame.close()
         return None
-    return None if frame is None else (frame, size_bytes)
+    return None if frame is None else (frame, size_bytes, digest_of_ok(entry.checksum))
 
 
 def answer_kept(
     store: Store, etl: LocalEtl, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
-) -> tuple[bytes, int] | None:
+) -> tuple[bytes, int, int] | None:
     """Like `answer_inline`, for one object with transforms, if the result is cached in memory."""
     if (
         len(request.name) != 1
@@ -139,15 +140,17 @@ def answer_kept(
         return None
     data, checksum = kept
     prefix = encode_single(batch_id, len(data), checksum, digest_of_ok(checksum), pb.TRANSFORMED)
-    return b"".join((prefix, data)), len(data)
+    return b"".join((prefix, data)), len(data), digest_of_ok(checksum)
 
 
-def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: bytes) -> bytes:
-    """Return everything that precedes the objects' bytes, including END. `described`: the only object, for END."""
+def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: bytes) -> tuple[bytes, int]:
+    """Return everything that precedes the objects' bytes, including END, and END's digest. `described`: the
+    only object, for END."""
     n = len(files)
     if n == 1:
         *_, size, checksum = files[0]
-        return encode_single(batch_id, size, checksum, digest_of_ok(checksum), described=described)
+        only = digest_of_ok(checksum)
+        return encode_single(batch_id, size, checksum, only, described=described), only
     checksums = np.array([checksum for *_, checksum in files], "<u4")
     end = pb.End(
         outcome=pb.End.COMPLETE,
@@ -165,7 +168,7 @@ def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: 
         payload_bytes=size_bytes,
         end=end,
     )
-    return prefix
+    return prefix, end.digest
 
 
 def _plain_bucket(store: Store, request: pb.BatchRequest, membership: Membership | None) -> bytes | None:

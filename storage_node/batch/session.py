@@ -27,6 +27,7 @@ from typing import Protocol, TypeVar
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.audit.reads import BatchLines
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assembled_batch import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
@@ -150,6 +151,7 @@ class _Session:
         self._service = service
         self._sends_files = sends_files
         self._granted = GRANTED.get()
+        self._lines = _lines_of(service.node)
         self._stream = stream
         self._lane = lane
         self._write_lock = asyncio.Lock()
@@ -226,6 +228,7 @@ class _Session:
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
             self.call_slot.moved()
+            buckets = tuple(request.request.bucket) if self._lines is not None else ()
             if self._granted is not None and (refused := restrict(self._granted, request.request)):
                 count(self._service.node.metrics.refusals, "entries", refused)
             began_s = clock_s()
@@ -233,6 +236,8 @@ class _Session:
             if answer is not None:
                 # Waits while the client does not read; such a client will not request more either.
                 self._answering = True
+                if self._lines is not None:
+                    self._lines.small(request.request, buckets, *answer[1:])
                 try:
                     await self._send(answer[0])
                 finally:
@@ -244,7 +249,9 @@ class _Session:
             if batch_id in self._batches:
                 raise InvalidRequest(f"batch {batch_id} of this session has not ended: its id cannot be used again yet")
             credit = Credit(request.request.initial_credit_bytes)
-            task = asyncio.create_task(self._serve(batch_id, request.request, credit), name=f"batch {batch_id}")
+            task = asyncio.create_task(
+                self._serve(batch_id, request.request, credit, buckets), name=f"batch {batch_id}"
+            )
             self._batches[batch_id] = (task, credit)
             task.add_done_callback(retrieve)
             task.add_done_callback(lambda _: self._forget(batch_id))
@@ -255,7 +262,7 @@ class _Session:
             elif event == "cancel":
                 batch[0].cancel()
 
-    def _answer_small(self, batch_id: int, request: pb.BatchRequest) -> tuple[Message, int] | None:
+    def _answer_small(self, batch_id: int, request: pb.BatchRequest) -> tuple[Message, int, int] | None:
         """Answer a request on the fast path; None if it must take the ordinary path.
 
         None while other tenants are due first. None while memory is critical. None for several entries while tenants
@@ -269,7 +276,7 @@ class _Session:
         ):
             return None
         node, etl = service.node, service.resources.etl
-        answer: tuple[Message, int] | None
+        answer: tuple[Message, int, int] | None
         if service.resources.remote.validates(request.bucket):
             return None
         if not request.transform:
@@ -329,9 +336,14 @@ class _Session:
             finally:
                 self._writer = None
 
-    async def _serve(self, batch_id: int, request: pb.BatchRequest, credit: Credit) -> None:
-        with BatchTally(self._service.node.metrics, request) as tally:
-            await self._run(batch_id, request, credit, tally)
+    async def _serve(self, batch_id: int, request: pb.BatchRequest, credit: Credit, buckets: Sequence[str]) -> None:
+        tally = BatchTally(self._service.node.metrics, request)
+        try:
+            with tally:
+                await self._run(batch_id, request, credit, tally)
+        finally:
+            if self._lines is not None:
+                self._lines.ended(request, buckets, tally)
 
     async def _run(self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally) -> None:
         service = self._service
@@ -414,6 +426,14 @@ class _Session:
         if request.transform:
             return TransformedBatch(call)
         return LocalBatch(call, sends_files=self._sends_files)
+
+
+def _lines_of(node: Node) -> BatchLines | None:
+    """Return the lines of a session's batches in the audit log; None if they are not logged."""
+    if node.audit is None or not node.config.audit.logs_reads:
+        return None
+    lines = BatchLines(node.audit, names=node.config.audit.names)
+    return lines if lines.are_written else None
 
 
 def _refused(kind: str, message: str) -> pb.End:

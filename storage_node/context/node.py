@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from typing import NamedTuple, TypeVar
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.audit.log import audit_log
 from storage_node.context.channels import Caller
 from storage_node.context.membership import Membership
 from storage_node.limits.call_slots import CallSlots, Streams, current_tenant
@@ -132,6 +133,8 @@ class Node:
         self.peer_clocks = PeerClocks(lambda: store.clock.wall_ms())
         store.clock.max_offset_ms = round(config.cluster.max_clock_offset_s * 1000)
         self.metrics = NodeCounters()
+        self.audit = audit_log(config.audit, store, membership.node_uuid)
+        """The audit log; None if nothing is logged."""
         self.load = LoadMonitor(config.limits, lambda: readers.submit(give_memory_back))
         self.streams = Streams(
             config.limits.max_streams,

@@ -23,6 +23,7 @@ from typing import Any
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, VERSION, WELCOME
+from storage_node.audit.subject import LANE, ORIGIN, source_of
 from storage_node.batch.session import BatchService
 from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
@@ -225,6 +226,8 @@ class LaneListener:
                 return
             try:
                 GRANTED.set(client.granted)
+                source = "" if sock.family == socket.AF_UNIX else str(sock.getpeername()[0])
+                ORIGIN.set(client.origin._replace(source=source_of(source), transport=LANE))
                 async with lasting(client.granted):
                     with self._slot(peer) as slot:
                         await connection.write(b"", WELCOME)

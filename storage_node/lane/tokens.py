@@ -7,6 +7,7 @@ import time
 from typing import NamedTuple
 
 from ais_loader.wire.lane import TOKEN_BYTES
+from storage_node.audit.subject import ORIGIN, Origin
 from storage_node.rights.granted import GRANTED, Granted
 
 LIFETIME_S = 10.0
@@ -19,6 +20,7 @@ class LaneClient(NamedTuple):
     tenant: str
     granted: Granted | None
     """Rights of the client's own token; None if clients need none."""
+    origin: Origin
 
 
 class LaneTokens:
@@ -38,7 +40,7 @@ class LaneTokens:
         while self._pending and (len(self._pending) >= MAX_PENDING or next(iter(self._pending.values()))[0] < now):
             del self._pending[next(iter(self._pending))]
         token = secrets.token_bytes(TOKEN_BYTES)
-        self._pending[token] = now + LIFETIME_S, LaneClient(tenant, GRANTED.get()), user
+        self._pending[token] = now + LIFETIME_S, LaneClient(tenant, GRANTED.get(), ORIGIN.get()), user
         return token
 
     def take(self, token: bytes, user: int | None = None) -> LaneClient | None:

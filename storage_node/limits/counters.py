@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.wire.frame import U8
+from ais_loader.wire.frame import U8, U32
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -92,6 +92,8 @@ class NodeCounters:
         self.request_bytes = _zeros(("get", "put"))
         self.listed_objects = 0
         self.refusals = _zeros(REFUSALS)
+        self.first_token_end_s: float | None = None
+        """When the first of the tokens ends that were used lately, in seconds since the epoch."""
 
     def small(self, request: pb.BatchRequest, size_bytes: int, took_s: float) -> None:
         """Count a batch of a few small objects that was answered at once, or the mere description of one."""
@@ -119,20 +121,29 @@ class Entries(Protocol):
     def status(self) -> U8: ...
     @property
     def sizes(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def checksum(self) -> U32: ...
 
 
 class BatchTally:
     """Counts one batch, from its request's arrival to its end; a context manager around its processing."""
 
-    __slots__ = ("_began_s", "_counts", "_first_byte_s", "_kind", "_outcome", "_request")
+    __slots__ = ("_began_s", "_counts", "_first_byte_s", "_kind", "_outcome", "_request", "batch")
 
     def __init__(self, counts: NodeCounters, request: pb.BatchRequest) -> None:
         self._counts = counts
         self._request = request
         self._kind = kind_of(request)
         self._outcome = ""
+        self.batch: Entries | None = None
+        """The entries, once all that are sent were; None before."""
         self._first_byte_s: float | None = None
         self._began_s = clock_s()
+
+    @property
+    def outcome(self) -> str:
+        """One of OUTCOMES, or "described"; known after the batch."""
+        return self._outcome
 
     def __enter__(self) -> BatchTally:
         return self
@@ -155,6 +166,7 @@ class BatchTally:
 
     def ended(self, batch: Entries, end: pb.End | None) -> None:
         """Note that the batch has been read and sent, except `end` (None if it went with the last frame)."""
+        self.batch = batch
         counts, n = self._counts, len(batch.status) if end is None else end.entries
         status, members = batch.status[:n], self._request.member
         failed = status.nonzero()[0].tolist()

@@ -177,6 +177,14 @@ METRICS = (
         "When certificates of a node with TLS end, in seconds since 1970. file: certificate (the node's own), ca (the "
         "first one that vouches for others).",
     ),
+    metric("ais_loader_token_expiry_timestamp_seconds", "gauge", "seconds")(
+        lambda node: {} if (end_s := node.counts.first_token_end_s) is None else end_s,
+        "When the first of the tokens ends that clients have used within the last hour, in seconds since 1970.",
+    ),
+    metric("ais_loader_audit_lines_total", "counter", "lines", "outcome")(
+        lambda node: {} if (log := node.node.audit) is None else {"written": log.lines, "lost": log.lost},
+        "Lines of the audit log. outcome: written, lost (the drive is full or fails, or too many lines came at once).",
+    ),
     metric("ais_loader_active_batches", "gauge", "batches")(
         lambda node: node.resources.batches.held, "Batches being served, without parts."
     ),

@@ -23,7 +23,7 @@ GRANTED: ContextVar[Granted | None] = ContextVar("granted", default=None)
 class Granted:
     """The tenant and rights of one token. Belongs to the node's event loop."""
 
-    __slots__ = ("_live", "claims", "ended", "scopes", "tenant")
+    __slots__ = ("_live", "claims", "ended", "scopes", "tenant", "used_s")
 
     def __init__(self, claims: Claims) -> None:
         """Raises InvalidRequest for a scope of a later version."""
@@ -32,6 +32,8 @@ class Granted:
         self.scopes = Scopes(claims.scopes)
         self.ended = False
         """Whether the token has expired or was revoked."""
+        self.used_s = 0.0
+        """When a call last came with the token, in seconds since the epoch."""
         self._live: set[asyncio.Timeout] = set()
 
     @property

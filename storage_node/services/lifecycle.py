@@ -47,6 +47,7 @@ from storage_node.remote.node_tier import node_tier
 from storage_node.remote.plans import Plans
 from storage_node.remote.prefetcher import Prefetcher
 from storage_node.services.access import Methods, PeerCheck
+from storage_node.services.audit_guard import AuditGuard
 from storage_node.services.calls import RequestReader
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
@@ -62,6 +63,8 @@ from storage_node.services.snapshots import SnapshotCopiesService, SnapshotsServ
 from storage_node.services.token_gate import TokenGate
 
 if TYPE_CHECKING:
+    import grpc
+
     from storage_node.cluster.consensus.acceptor_store import AcceptorStore
     from storage_node.context.membership import Membership
     from storage_node.context.node import Node
@@ -184,6 +187,8 @@ class NodeLifecycle:
             else None
         )
         """Check of clients' tokens; None if they need none."""
+        self.audit = AuditGuard(node.audit, config) if node.audit is not None else None
+        """Lines of calls in the audit log; None if nothing is logged."""
         self._map_sync: Callable[[], MapSync] = lambda: MapSync(
             node.learn, membership, acceptor_store, at.endpoint(), at.peer_endpoint(), node.caller
         )
@@ -220,10 +225,18 @@ class NodeLifecycle:
         ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, self.jobs, self.calls, self.remote), methods)
         ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(self.jobs, self.calls), methods)
 
+    def guard(self, path: str, handler: grpc.RpcMethodHandler, *, over_lane: bool = False) -> grpc.RpcMethodHandler:
+        """Return a handler of a client's call, with the checks and the log that this node has."""
+        if self.gate is not None:
+            handler = self.gate.guard(path, handler, over_lane=over_lane)
+        return handler if self.audit is None else self.audit.guard(path, handler, over_lane=over_lane)
+
     def parts(self, listeners: NodePart) -> list[NodePart]:
         """Return all parts in the order of their start; `listeners` are the open ports, which take part in it."""
         background = _Background()
+        audit = self._node.audit
         return [
+            *([NodePart(audit.open, lambda: asyncio.to_thread(audit.close))] if audit is not None else ()),
             NodePart(stop=self.promote.close),
             NodePart(stop=lambda: cancel_others(STOP_TIMEOUT_S)),  # calls that outlived the grace period
             NodePart(stop=self.writes.close),

@@ -36,6 +36,8 @@ from storage_node.store.names import without_hints
 
 AUTHORIZATION = "authorization"
 SWEEP_S = 0.25
+USED_S = 3600.0
+"""Time for which a token that is used no longer counts for the metric of tokens' ends."""
 MAX_KNOWN = 4096
 """Maximum number of verified tokens that are cached."""
 _BEARER = "bearer "
@@ -154,6 +156,7 @@ class TokenGate:
             self._make_room()
             self._known[token] = known
         self._check(known)
+        known.used_s = now_s()
         return known
 
     def _check(self, granted: Granted) -> None:
@@ -200,6 +203,8 @@ class TokenGate:
             except TokenRefused:
                 granted.end()
                 del self._known[token]
+        used = (one for one in self._known.values() if one.is_used or one.used_s > now_s() - USED_S)
+        self._node.metrics.first_token_end_s = min((one.claims.expires_s for one in used), default=None)
 
 
 def _enter(granted: Granted) -> None:

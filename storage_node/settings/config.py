@@ -25,7 +25,8 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, init=False)
 class ServerConfig:
-    """The settings of a node in seven groups: `listen`, `store`, `reads`, `limits`, `cluster`, `etl` and `remote`.
+    """The settings of a node in eight groups: `listen`, `store`, `reads`, `limits`, `cluster`, `etl`, `remote`
+    and `audit`.
     `durability` and `read_lease_s` change what clients can rely on; the others set speed and limits.
     """
 
@@ -36,6 +37,7 @@ class ServerConfig:
     cluster: declarations.ClusterSettings
     etl: declarations.EtlSettings
     remote: declarations.RemoteSettings
+    audit: declarations.AuditSettings
 
     def __init__(self, **settings: Any) -> None:
         """Take settings by their own names, as in `ServerConfig(port=0, etl_workers=2)`; others keep their defaults.

@@ -27,6 +27,11 @@ from storage_node.settings.setting_types import (
 )
 
 
+def _absolute_or_empty(name: str, path: str) -> None:
+    if path:
+        absolute_paths("an absolute path")(name, (path,))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsGroup:
     """Settings that belong together. Raises ValueError if one is out of range."""
@@ -363,6 +368,30 @@ class RemoteSettings(SettingsGroup):
     """How long a PUT waits for that before it fails with Overloaded."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings(SettingsGroup):
+    """The audit log: who changed what, and who read what."""
+
+    prefix: ClassVar[str] = "audit_"
+
+    level: Literal["off", "changes", "reads"] = "changes"
+    """What is logged, with who did it: nothing ("off"), calls that change something ("changes"), or also every batch
+    and every object that is read ("reads"). See docs/audit.md."""
+    names: bool = False
+    """Whether lines have the names of objects, which may be personal or licensed data. Otherwise, they have digests."""
+    folder: Annotated[str, _absolute_or_empty] = ""
+    """An absolute path. The log is then in a folder below it that has the node's uuid as its name. If empty, it is in
+    the folder `audit` of the node's first drive."""
+    file_bytes: Positive = 64 << 20
+    """Size from which a file of the log is full, and another one begins."""
+    files: Annotated[int, Range("at least 2", 2)] = 16
+    """The number of files that are kept. Older ones are removed."""
+
+    @property
+    def logs_reads(self) -> bool:
+        return self.level == "reads"
+
+
 GROUPS: Mapping[str, type[SettingsGroup]] = {
     "listen": ListenSettings,
     "store": StoreSettings,
@@ -371,6 +400,7 @@ GROUPS: Mapping[str, type[SettingsGroup]] = {
     "cluster": ClusterSettings,
     "etl": EtlSettings,
     "remote": RemoteSettings,
+    "audit": AuditSettings,
 }
 SETTINGS: Mapping[str, Setting] = {one.name: one for group in GROUPS.values() for one in declared(group)}
 """All settings, by the names that users write."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.answer_check import digest
-from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, TARGET_PAYLOAD_BYTES, U8, Frame, encode_frame, encode_parts
+from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, TARGET_PAYLOAD_BYTES, U8, U32, Frame, encode_frame, encode_parts
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.gather.gather import Gather
 from storage_node.batch.gather.routing import ReplicaRouting
@@ -43,6 +43,10 @@ class AssembledBatch:
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
         return self._gather.sizes
+
+    @property
+    def checksum(self) -> U32:
+        return self._gather.reorder.checksum
 
     async def run(self) -> pb.End | None:
         """Return the END that is still to be sent; None if it was sent with the last frame.

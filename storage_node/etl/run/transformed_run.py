@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault, Frame, Piece
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.etl.run.result_cache import Shared, args_of, result_key
 from storage_node.etl.run.run_state import (
@@ -199,6 +199,10 @@ class TransformedRun:
     def sizes(self) -> npt.NDArray[np.int64]:
         """Delivered bytes of each entry; 0 if it failed."""
         return self._sizes
+
+    @property
+    def checksum(self) -> U32:
+        return self._checksum
 
     def end(self) -> pb.End:
         """Return the END message for what has been delivered."""

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import LoaderError, MemberNotFound, NotFound, RangeError
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, EntryFault, Frame
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
@@ -76,6 +76,11 @@ class StoreBatch:
     def status(self) -> U8:
         """Status of each entry; shape (n,)."""
         return self._table.status
+
+    @property
+    def checksum(self) -> U32:
+        """CRC-32C of each entry's bytes, once its frame was read; shape (n,)."""
+        return self._table.checksum
 
     def fault(self, position: int) -> EntryFault | None:
         """Return details of an entry's failure, if there are any besides its status."""

@@ -1,0 +1,245 @@
+"""Audit log: appends lines to a chain of files, from a thread of its own.
+
+Callers hand over what a line is made of and go on. The thread makes the lines of all that has come meanwhile, and
+writes them at once. A line is therefore in the kernel within milliseconds of its event: the end of the process loses no
+more than that. A power cut loses what the kernel has not written yet: only a full file is synchronized, and the last
+one when the node stops.
+
+If a line cannot be written, as on a full drive, the node goes on. The line is lost and counted, and the next one that
+can be written says how many were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from storage_node.audit.chain import Link, encode
+from storage_node.audit.log_files import CLOSE, FOLDER_NAME, OPEN, last_link, numbers_in, path_of
+from storage_node.settings.declarations import AuditSettings
+from storage_node.store.permissions import FOLDER_MODE, private
+from storage_node.store.store import Store
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 1 << 20
+"""Maximum number of entries of all lines that wait for the thread. Further lines are lost."""
+Fields: TypeAlias = Mapping[str, Any]
+
+
+class AuditLog:
+    """The audit log of one node. `append` is for the node's event loop.
+
+    Args:
+        folder: Folder of the files; created if it is missing.
+        node_uuid: The node's identity, which each line has.
+        file_bytes: Size from which a file is full.
+        files: Number of files that are kept.
+    """
+
+    def __init__(self, folder: Path, node_uuid: str, *, file_bytes: int, files: int) -> None:
+        self.folder = folder
+        self._node_uuid = node_uuid
+        self._file_bytes, self._files = file_bytes, files
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ais-loader-audit")
+        self._waiting: deque[tuple[float, int, Callable[[], Fields]]] = deque()
+        self._scheduled = False
+        self._arrived = self._taken = 0
+        """Entries of all lines that were handed over, and that the thread has taken. Each has one writer."""
+        self._refused = self._failed = self._told = 0
+        """Lines that were lost before the thread took them, and because of errors; how many of both the log says."""
+        self.lines = 0
+        """Lines that were written."""
+        # Of the thread.
+        self._fd: int | None = None
+        self._number = self._size_bytes = 0
+        self._link = Link()
+        self._is_running = False
+        """Whether this run of the node has begun a file."""
+
+    @property
+    def lost(self) -> int:
+        """Lines that were not written."""
+        return self._refused + self._failed
+
+    def append(self, make: Callable[[], Fields], entries: int = 1) -> None:
+        """Append a line, whose fields `make` returns; it is called on the log's thread.
+
+        `entries`: number of objects that the line is about, which `make` keeps in memory.
+        """
+        if self._arrived - self._taken + entries > MAX_WAITING:
+            self._refused += 1
+            return
+        self._arrived += entries
+        self._waiting.append((time.time(), entries, make))
+        if not self._scheduled:
+            self._scheduled = True
+            self._thread.submit(self._drain)
+
+    def open(self) -> None:
+        """Begin to log. A log that cannot be written is tried again with each line."""
+        self._thread.submit(self._drain)
+
+    def close(self) -> None:
+        """Write what is left, and that the node stops."""
+        self._thread.submit(self._finish)
+        self._thread.shutdown()
+
+    def _drain(self) -> None:
+        self._scheduled = False  # before the lines are taken: what comes later schedules again
+        taken = []
+        while self._waiting:
+            taken.append(self._waiting.popleft())
+        self._taken += sum(entries for _, entries, _ in taken)
+        made: list[Fields] = []
+        for at_s, _, make in taken:
+            try:
+                made.append({"time": _time_text(at_s), **make()})
+            except Exception:  # boundary of a thread: a bug in one line must not lose the others
+                log.exception("a line of the audit log could not be made")
+                self._failed += 1
+        pending = len(made)
+        try:
+            self._require_open()
+            self._write(made)
+            pending = 0
+            if self._size_bytes >= self._file_bytes:
+                self._end_file()
+                self._require_open()
+        except OSError as error:
+            self._failed += pending
+            self._abandon(error)
+
+    def _finish(self) -> None:
+        self._drain()
+        try:
+            if self._fd is not None:
+                self._write([{"time": _time_text(time.time()), "event": CLOSE}])
+                self._end_file()
+        except OSError as error:
+            self._abandon(error)
+
+    def _abandon(self, error: OSError) -> None:
+        """Close the file after an error. The next line opens it again."""
+        log.warning("%s: lines of the audit log are lost: %s", self.folder, error)
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = None
+
+    def _end_file(self) -> None:
+        assert self._fd is not None
+        fd, self._fd = self._fd, None
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _require_open(self) -> None:
+        """Open the newest file, or begin another one if that is full. Raises OSError."""
+        if self._fd is not None:
+            return
+        self.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        numbers = numbers_in(self.folder)
+        self._link = last_link(self.folder)
+        number = max(numbers, default=1)
+        path = path_of(self.folder, number)
+        torn_bytes = _cut(path)
+        if path.exists() and path.stat().st_size >= self._file_bytes:
+            number += 1
+        self._remove_old(numbers, number)
+        is_new = number not in numbers
+        self._fd = private(path_of(self.folder, number), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._number, self._size_bytes = number, os.fstat(self._fd).st_size
+        if is_new:
+            _sync_folder(self.folder)
+        if self._is_running and not is_new:
+            return
+        fields = {"time": _time_text(time.time()), "event": OPEN, "file": number, "oldest": self._oldest(number)}
+        fields["start"] = not self._is_running
+        if torn_bytes:
+            fields["cut_bytes"] = torn_bytes
+        self._write([fields])
+        self._is_running = True
+
+    def _oldest(self, number: int) -> int:
+        """Return the number of the oldest file that is kept beside this one."""
+        return max(number - self._files + 1, min(numbers_in(self.folder), default=number))
+
+    def _remove_old(self, numbers: list[int], number: int) -> None:
+        for one in numbers:
+            if one <= number - self._files:
+                path_of(self.folder, one).unlink(missing_ok=True)
+
+    def _write(self, made: list[Fields]) -> None:
+        """Write lines, all or none. Raises OSError."""
+        assert self._fd is not None
+        lost = self.lost
+        if lost > self._told:
+            now = _time_text(time.time())
+            made = [{"time": now, "event": "lost", "lines": lost - self._told}, *made]
+        link, encoded = self._link, []
+        for fields in made:
+            line, link = encode(link, {"node": self._node_uuid, **fields})
+            encoded.append(line)
+        data = memoryview(b"".join(encoded))
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size_bytes)
+            raise
+        self._link = link
+        self._size_bytes += len(data)
+        self.lines += len(encoded)
+        self._told = lost
+
+
+def audit_log(settings: AuditSettings, store: Store, node_uuid: bytes) -> AuditLog | None:
+    """Return the log of a node; None if nothing is logged. It is not open."""
+    if settings.level == "off":
+        return None
+    uuid = node_uuid.hex()
+    drive = next((drive.root for drive in store.drives if drive is not None), None)
+    if settings.folder:
+        folder = Path(settings.folder) / uuid
+    elif drive is None:
+        return None
+    else:
+        folder = drive / FOLDER_NAME
+    return AuditLog(folder, uuid, file_bytes=settings.file_bytes, files=settings.files)
+
+
+def _cut(path: Path) -> int:
+    """Remove a line without an end from the end of a file; return its bytes. Raises OSError."""
+    try:
+        with open(path, "rb+") as file:
+            data = file.read()
+            whole_bytes = data.rfind(b"\n") + 1
+            file.truncate(whole_bytes)
+            return len(data) - whole_bytes
+    except FileNotFoundError:
+        return 0
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _time_text(at_s: float) -> str:
+    """Return a time as RFC 3339 has it, in UTC with milliseconds."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

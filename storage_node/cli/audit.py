@@ -1,0 +1,139 @@
+"""`ais-loader audit`: verifies the audit logs of nodes, and searches in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ais_loader.cli.groups import HintingGroup
+from ais_loader.cli.show import Lines, note, printable
+
+F = TypeVar("F", bound=Callable[..., Any])
+_PATH = click.Path(exists=True, path_type=Path)
+_paths = click.argument("paths", metavar="[FILE|DIR]...", nargs=-1, required=True, type=_PATH)
+_json = click.option("--json", "as_json", is_flag=True, help="The lines as they are, one JSON object each.")
+
+
+@click.group(cls=HintingGroup)
+def audit() -> None:
+    """Verify and search the audit logs of nodes, on the machine that has them.
+
+    A DIR is a node's drive, the root of a cluster, or the folder of a log. Without --expect, nothing can tell whether
+    the last lines were removed.
+    """
+
+
+@audit.command()
+@_paths
+@click.option("--expect", metavar="SUM", multiple=True, help="The sum of a line that must be there; may be repeated.")
+def verify(paths: tuple[Path, ...], expect: tuple[str, ...]) -> None:
+    """Check that the lines are those that nodes have written, that none is missing, and that all are in order.
+
+    Exits with status 1 at the first line that is not right.
+    """
+    from storage_node.audit.verify import verify as verify_files
+
+    sums: set[str] = set()
+    failed = False
+    with Lines() as lines:
+        for files in _logs(paths):
+            verdict = verify_files(files)
+            sums |= verdict.sums
+            if verdict.problem:
+                failed = True
+                lines.add(f"BROKEN {printable(verdict.problem)}")
+                lines.add(f"{verdict.lines:,} lines before it are right")
+                continue
+            state = "the node has stopped" if verdict.is_closed else "the node runs, or was killed"
+            from_ = f" from file {verdict.first_number} on" if verdict.first_number > 1 else ""
+            lost = f"; {verdict.lost:,} lines could not be written" if verdict.lost else ""
+            lines.add(f"ok {verdict.folder}: {verdict.lines:,} lines in {verdict.files:,} files{from_}; {state}{lost}")
+            lines.add(f"last sum {verdict.last.sum}")
+        for one in expect:
+            if one not in sums:
+                failed = True
+                lines.add(f"BROKEN no line has the sum {printable(one)}: lines were removed, or all are others")
+    if failed:
+        raise SystemExit(1)
+
+
+@audit.command()
+@click.argument("name", metavar="BUCKET/NAME")
+@_paths
+@click.option("--member", default="", help="A member of the archive NAME.")
+@_json
+def who(name: str, paths: tuple[Path, ...], member: str, as_json: bool) -> None:
+    """List who has read or changed the object NAME.
+
+    Without the setting audit_names, only lines about a single object can tell.
+    """
+    from storage_node.audit.search import who as search
+
+    bucket, slash, rest = name.removeprefix("ais://").partition("/")
+    if not slash or not rest:
+        raise click.UsageError(f"{name}: need BUCKET/NAME")
+    found = search(_read(paths), bucket, rest, member)
+    _show(iter(found.lines), as_json)
+    if found.unknown:
+        note(
+            f"{found.unknown:,} more lines about bucket {printable(bucket)} have no names (audit_names=false): "
+            "they may be about this object too"
+        )
+
+
+@audit.command()
+@click.argument("subject", metavar="SUBJECT")
+@_paths
+@_json
+def what(subject: str, paths: tuple[Path, ...], as_json: bool) -> None:
+    """List what SUBJECT has read and changed: a tenant, the id of a token, or client, node or operator."""
+    from storage_node.audit.search import what as search
+
+    _show(search(_read(paths), subject), as_json)
+
+
+def _logs(paths: tuple[Path, ...]) -> Iterator[list[Path]]:
+    """Iterate over the files of each log: those of a folder by number, those that are named in their order."""
+    from storage_node.audit.log_files import logs_below, numbers_in, path_of
+
+    named: dict[Path, list[Path]] = {}
+    for path in paths:
+        if path.is_file():
+            named.setdefault(path.parent, []).append(path)
+            continue
+        folders = list(logs_below(path))
+        if not folders:
+            raise click.ClickException(f"{path}: there is no audit log in or below it")
+        for folder in folders:
+            yield [path_of(folder, number) for number in numbers_in(folder)]
+    yield from named.values()
+
+
+def _read(paths: tuple[Path, ...]) -> Iterator[dict[str, Any]]:
+    from storage_node.audit.log_files import lines_of
+
+    for files in _logs(paths):
+        for path in files:
+            yield from (line.fields for line in lines_of(path))
+
+
+def _show(found: Iterator[dict[str, Any]], as_json: bool) -> None:
+    with Lines() as lines:
+        for one in found:
+            lines.add(json.dumps(one) if as_json else _text(one))
+
+
+def _text(line: dict[str, Any]) -> str:
+    """Return the text of a line, for people."""
+    whose = line.get("tenant", "-")
+    who = f"{line.get('by', '-')} {whose} {line.get('token', '-')}"
+    about = [line.get("call", line["event"]), *line.get("buckets", ()), line.get("target", "")]
+    counts = [
+        f"{line[name]:,} {name}" for name in ("entries", "delivered", "denied", "failed", "bytes") if name in line
+    ]
+    words = [line["time"], who, " ".join(filter(None, about)), line.get("outcome", ""), ", ".join(counts)]
+    return "  ".join(printable(word) for word in words if word)
