@@ -1,9 +1,9 @@
 """Audit log: appends lines to a chain of files, from a thread of its own.
 
 Callers hand over what a line is made of and go on. The thread makes the lines of all that has come meanwhile, and
-writes them at once. A line is therefore in the kernel within milliseconds of its event: the end of the process loses no
-more than that. A power cut loses what the kernel has not written yet: only a full file is synchronized, and the last
-one when the node stops.
+writes them at once. A line is therefore in the kernel within some 10 milliseconds of its event: the end of the process
+loses no more than that. A power cut loses what the kernel has not written yet: only a full file is synchronized, and
+the last one when the node stops.
 
 If a line cannot be written, as on a full drive, the node goes on. The line is lost and counted, and the next one that
 can be written says how many were.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -30,6 +31,9 @@ from storage_node.store.store import Store
 
 log = logging.getLogger(__name__)
 
+COLLECT_S = 0.01
+"""Time for which the thread collects lines before it writes them: waking it for each line would cost more than the
+line."""
 MAX_WAITING = 1 << 20
 """Maximum number of entries of all lines that wait for the thread. Further lines are lost."""
 Fields: TypeAlias = Mapping[str, Any]
@@ -43,12 +47,17 @@ class AuditLog:
         node_uuid: The node's identity, which each line has.
         file_bytes: Size from which a file is full.
         files: Number of files that are kept.
+        collect_s: See COLLECT_S.
     """
 
-    def __init__(self, folder: Path, node_uuid: str, *, file_bytes: int, files: int) -> None:
+    def __init__(
+        self, folder: Path, node_uuid: str, *, file_bytes: int, files: int, collect_s: float = COLLECT_S
+    ) -> None:
         self.folder = folder
         self._node_uuid = node_uuid
         self._file_bytes, self._files = file_bytes, files
+        self._collect_s = collect_s
+        self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ais-loader-audit")
         self._waiting: deque[tuple[float, int, Callable[[], Fields]]] = deque()
         self._scheduled = False
@@ -90,10 +99,13 @@ class AuditLog:
 
     def close(self) -> None:
         """Write what is left, and that the node stops."""
+        self._closing.set()
         self._thread.submit(self._finish)
         self._thread.shutdown()
 
     def _drain(self) -> None:
+        if self._collect_s:
+            self._closing.wait(self._collect_s)
         self._scheduled = False  # before the lines are taken: what comes later schedules again
         taken = []
         while self._waiting:

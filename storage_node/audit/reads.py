@@ -34,9 +34,9 @@ def _hashed(texts: Iterable[str]) -> str:
 
 
 def named(objects: Iterable[tuple[str, str, str]]) -> dict[str, list[str | list[str]]]:
-    """Return names by bucket, as lines have them: a member is a list of its archive's name and its own."""
+    """Return names by bucket, as lines have them, each once: a member is a list of its archive's name and its own."""
     found: dict[str, list[str | list[str]]] = {}
-    for bucket, name, member in objects:
+    for bucket, name, member in dict.fromkeys(objects):
         found.setdefault(bucket, []).append([name, member] if member else name)
     return found
 

@@ -12,6 +12,9 @@ from typing import Any
 
 from storage_node.audit.reads import READ, digest_of
 
+_OF_BUCKETS = ("Buckets/CreateBucket", "Buckets/SetBucket", "Snapshots/CreateSnapshot")
+"""Calls on a bucket that change no object."""
+
 
 @dataclass(slots=True)
 class Found:
@@ -38,8 +41,8 @@ def who(lines: Iterable[dict[str, Any]], bucket: str, name: str, member: str = "
                 found.lines.append(line)
             else:
                 found.unknown += line["entries"] > 1 or line["event"] == READ  # of one entry, it may be a member
-        else:
-            found.lines.append(line)  # about the bucket, as its deletion
+        elif line.get("call") not in _OF_BUCKETS:
+            found.lines.append(line)  # about all that the bucket has, as its deletion
     return found
 
 

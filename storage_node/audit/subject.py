@@ -24,8 +24,8 @@ class Origin(NamedTuple):
     transport: str = CALL
 
 
-_UNKNOWN = Origin(CLIENT)
-ORIGIN: ContextVar[Origin] = ContextVar("origin", default=_UNKNOWN)
+UNKNOWN = Origin(CLIENT)
+ORIGIN: ContextVar[Origin] = ContextVar("origin", default=UNKNOWN)
 """Origin of what the current task does."""
 
 

@@ -12,7 +12,7 @@ from storage_node.audit.log_files import CLOSE, OPEN, number_of
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found in one log."""
+    """Result of the check of one log."""
 
     folder: Path
     files: int = 0

@@ -226,7 +226,7 @@ class AuditGuard:
 
 
 class _CallLine:
-    """What the line of one call says."""
+    """Content of the line of one call."""
 
     def __init__(self, describe: Describe) -> None:
         self._describe = describe

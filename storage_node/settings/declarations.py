@@ -375,8 +375,8 @@ class AuditSettings(SettingsGroup):
     prefix: ClassVar[str] = "audit_"
 
     level: Literal["off", "changes", "reads"] = "changes"
-    """What is logged, with who did it: nothing ("off"), calls that change something ("changes"), or also every batch
-    and every object that is read ("reads"). See docs/audit.md."""
+    """The calls that are logged, with who made them: none ("off"), those that change something ("changes"),
+    or also every batch and every object that is read ("reads"). See docs/audit.md."""
     names: bool = False
     """Whether lines have the names of objects, which may be personal or licensed data. Otherwise, they have digests."""
     folder: Annotated[str, _absolute_or_empty] = ""
@@ -389,6 +389,7 @@ class AuditSettings(SettingsGroup):
 
     @property
     def logs_reads(self) -> bool:
+        """Whether reads are logged."""
         return self.level == "reads"
 
 

@@ -36,6 +36,7 @@ from storage_node.settings.config import ServerConfig
 from tests.node.node_kit import RawSession, batch_of, bucket_of, scrape, serving
 from tests.node.promql_kit import Series, check, exported, legend_labels
 from tests.peer_kit import operator_of
+from tests.security.rights_kit import secure
 
 ROOT = Path(storage_node.__file__).parent
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "dashboards" / "node.json").read_text())
@@ -93,8 +94,13 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
     identity = IdentityFolder(tmp_path_factory.mktemp("identity"))
     identity.make()
     config = ServerConfig(port=0, metrics_port=0)
-    with NodeServer([tmp_path_factory.mktemp("secure")], config, identity=identity.path) as secure:
-        return {**exported(scrape(secure)), **found}
+    with NodeServer([tmp_path_factory.mktemp("secure")], config, identity=identity.path) as encrypted:
+        found = {**exported(scrape(encrypted)), **found}
+    with secure(tmp_path_factory.mktemp("tokens"), metrics_port=0) as asking:
+        with connect(asking.url, token=asking.token("*:list")) as client:
+            assert client.buckets() == []
+        eventually(lambda: "ais_loader_token_expiry_timestamp_seconds" in exported(scrape(asking.server)))
+        return {**exported(scrape(asking.server)), **found}
 
 
 def join_cluster(node: NodeServer, version: int) -> None:

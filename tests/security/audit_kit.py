@@ -19,9 +19,9 @@ NODE = "ab" * 16
 
 
 @contextmanager
-def log_in(folder: Path, *, file_bytes: int = 1 << 20, files: int = 100) -> Iterator[AuditLog]:
+def log_in(folder: Path, *, file_bytes: int = 1 << 20, files: int = 100, collect_s: float = 0.0) -> Iterator[AuditLog]:
     """An open log, closed at the end."""
-    log = AuditLog(folder, NODE, file_bytes=file_bytes, files=files)
+    log = AuditLog(folder, NODE, file_bytes=file_bytes, files=files, collect_s=collect_s)
     log.open()
     try:
         yield log
@@ -35,7 +35,8 @@ def append(log: AuditLog, count: int, first: int = 0) -> None:
 
 
 def files_of(folder: Path) -> list[Path]:
-    return [path_of(folder, number) for number in numbers_in(folder)]
+    """The files of a log, oldest first; none before its first line."""
+    return [path_of(folder, number) for number in numbers_in(folder)] if folder.exists() else []
 
 
 def lines_in(folder: Path) -> list[dict[str, Any]]:
