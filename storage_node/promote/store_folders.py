@@ -138,17 +138,24 @@ def cluster_folders(roots: Iterable[Path]) -> list[Path]:
     return [folder for folder in above if folder.is_dir()]
 
 
-def require_apart(promote_roots: Sequence[str], folders: Sequence[Path], command_paths: Sequence[str] = ()) -> None:
-    """Raise InvalidRequest if a folder to promote from, or one that commands may read, contains one of the store's, or
-    lies in one."""
+def require_apart(
+    promote_roots: Sequence[str],
+    folders: Sequence[Path],
+    command_paths: Sequence[str] = (),
+    file_roots: Sequence[str] = (),
+) -> None:
+    """Raise InvalidRequest if a folder to promote from, one that commands may read, or one of remote storage contains
+    one of the store's, or lies in one."""
     reasons = {
         "promote_roots": "what is promoted, or moved, would be the store itself",
         "etl_command_paths": "clients could read the store itself by their commands",
+        "remote_file_roots": "clients could read and change it as a remote bucket",
     }
     mounts = _mounts()
     for setting, root in [
         *(("promote_roots", root) for root in promote_roots),
         *(("etl_command_paths", path) for path in command_paths),
+        *(("remote_file_roots", path) for path in file_roots),
     ]:
         real = os.path.realpath(os.fsencode(root))
         places = [_place(real, mounts), *(mount.place for mount in _mounted_below(real, mounts))]

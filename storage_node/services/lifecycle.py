@@ -81,12 +81,15 @@ log = logging.getLogger(__name__)
 
 
 def check_folders(store: Store, config: ServerConfig) -> None:
-    """Check that promotions and commands cannot reach the store's folders, and log what a sandbox cannot prevent.
+    """Check that promotions and commands cannot reach the store's folders, nor clients the audit log, and log what a
+    sandbox cannot prevent.
 
     Raises InvalidRequest.
     """
-    require_apart(config.store.promote_roots, of_store(store), config.etl.command_paths)
-    for warning in sandbox_warnings(config.etl, of_store(store)):
+    audit = [Path(config.audit.folder)] if config.audit.folder else []
+    require_apart(config.store.promote_roots, [*of_store(store), *audit], config.etl.command_paths)
+    require_apart((), audit, file_roots=config.remote.file_roots)
+    for warning in sandbox_warnings(config.etl, [*of_store(store), *audit]):
         log.warning("%s", warning)
 
 
