@@ -30,8 +30,8 @@ takes its rows from over a hundred tables; WebDataset 0.25, because it opens eac
 datasets is at 3.8 too, and faster than embedded objects with one shard only.
 
 The following differs from the prediction. datasets, which takes a batch out of mapped memory in C++ and checks nothing,
-is as fast as embedded objects at 10 KiB, and litdata is far slower. According to its profile with default settings, litdata
-decodes over 200 samples around each requested one, which suits readers that go through chunks in order.
+is as fast as embedded objects at 10 KiB, and litdata is far slower. According to its profile with default settings,
+litdata decodes over 200 samples around each requested one, which suits readers that go through chunks in order.
 `batch_decode=0`, set here, was no faster, and the reason isn't known, so the row says little about other ways to use
 litdata. Its samples are copied to bytes, because it returns views of mapped memory; ours are views of the buffer into
 which their batch was read.
