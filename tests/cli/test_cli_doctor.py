@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ from ais_loader.testing import NodeProcess
 from tests.node.cluster_kit import LocalCluster
 
 OBJECTS = {f"o{number}": bytes([number]) * 500 for number in range(30)}
+
+
+@pytest.fixture(autouse=True)
+def private() -> Iterator[None]:
+    """Files that tests put into a store are closed to others, as its own are."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture
@@ -50,7 +59,7 @@ def damage(drive: Path) -> str:
     """Change a byte of one object on `drive`; the object's name."""
     file = next(path for path in sorted((drive / "objects").rglob("*")) if path.is_file())
     data = file.read_bytes()
-    file.chmod(0o644)
+    file.chmod(0o600)
     file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     return f"o{data[0]}"
 

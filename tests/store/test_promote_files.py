@@ -149,7 +149,7 @@ def test_a_file_that_is_moved_becomes_the_objects_own(root: Path, source: Path) 
         assert [one.error for one in promote(store, source, move=True)] == [None, None]
         assert contents(store) == {"a": data, "small": b"small"}
         found = file_of(store, "a").stat()
-        assert (found.st_ino, found.st_nlink) == (inode, 1)
+        assert (found.st_ino, found.st_nlink, found.st_mode & 0o777) == (inode, 1, 0o600)
     assert (list(source.iterdir()), staging(root)) == ([], [])
     assert_sound(root)
 

@@ -33,7 +33,7 @@ from storage_node.store.files.segment_format import (
 from storage_node.store.files.segments import Segments
 from storage_node.store.files.staged_file import StagedFile, is_full
 from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME, CatalogEntry
-from storage_node.store.permissions import FOLDER_MODE
+from storage_node.store.permissions import FILE_MODE, FOLDER_MODE
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -135,6 +135,9 @@ class RawFiles:
 
     def publish(self, staged: StagedFile, path: bytes) -> None:
         """Rename the staged file to its final name. Raises OSError."""
+        if staged.linked:
+            with contextlib.suppress(OSError):  # the file of another user: the folder of the drive keeps others out
+                os.chmod(staged.name, FILE_MODE, dir_fd=self.staging_fd)
         try:
             try:
                 os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
