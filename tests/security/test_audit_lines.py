@@ -10,9 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ais_loader import Entry, connect, errors
+from ais_loader import ClusterOptions, Command, Entry, connect, errors
 from ais_loader.testing.waiting import eventually
-from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
@@ -164,6 +163,20 @@ def test_an_object_that_is_read_in_a_call_of_its_own_has_a_line(node: NodeServer
     (line,) = awaited(node, event="read", call="Objects/Get", transport="call")
     assert line["version"] == answers[0].header.info.version
     assert (line["outcome"], line["bytes"], line["names"]) == ("ok", LARGE, {"b": ["large"]})
+
+
+def test_results_of_transforms_are_reads_of_their_objects(tmp_path: Path) -> None:
+    config = ServerConfig(port=0, audit_level="reads", audit_names=True, etl_code=True)
+    with NodeServer([tmp_path / "drive"], config) as node, connect(node.url) as client:
+        bucket = client.create_bucket("b")
+        bucket.put("x", b"x")
+        client.etl.init("same", Command(["cat"]))
+        for _ in range(2):  # the second one is kept in memory
+            assert bucket.get("x", etl="same") == b"x"
+        lines = awaited(node, 2, event="read")
+        assert all((line["transforms"], line["names"]) == (["same"], {"b": ["x"]}) for line in lines)
+        (line,) = awaited(node, call="Etl/InitTransform")
+        assert (line["target"], line["outcome"]) == ("same", "ok")
 
 
 def test_changes_are_logged_by_default_and_reads_are_not(tmp_path: Path) -> None:
