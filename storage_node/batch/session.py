@@ -386,7 +386,7 @@ class _Session:
             self._reject(response, str(busy))
             tally.rejected(busy.reason)
         except LoaderError as error:
-            response.end.CopyFrom(_refused(error.kind, str(error)))
+            response.end.CopyFrom(_refused(error.kind, self._told(str(error))))
         except TimeoutError:
             response.end.CopyFrom(_refused("timeout", f"not done in {request.deadline_ms} ms"))
         except Exception:  # boundary of a task: a bug in one batch must not end the others
@@ -397,9 +397,12 @@ class _Session:
         await settled(asyncio.ensure_future(self._send(response.SerializeToString())))
 
     def _reject(self, response: pb.SessionResponse, reason: str) -> None:
-        response.reject.reason = reason
+        response.reject.reason = self._told(reason)
         response.reject.retry_after_ms = self._service.node.load.retry_after_ms()
         response.reject.wait_us = self._service.node.load.wait_us()
+
+    def _told(self, text: str) -> str:
+        return text if self._granted is None else self._granted.told(text)
 
     async def _run_for(self, call: BatchCall) -> LocalBatch | AssembledBatch | TransformedBatch:
         """Return the run of a batch: from this node's own drives, or gathered if other nodes may have some of its

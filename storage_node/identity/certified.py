@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from storage_node.identity.names import OPERATOR_URI, described, node_uri
+from storage_node.identity.names import OPERATOR_URI, described, is_of_cluster, node_uri
 
 URI_PROPERTY = "peer_uri"
 _TYPE_PROPERTY, _TLS = "transport_security_type", b"ssl"
@@ -65,8 +65,12 @@ async def _require(needed: str, accepts_plaintext: bool, context: Any) -> None:
 
 
 def problem_of(needed: str, auth_context: Mapping[str, Any]) -> str | None:
-    """Return the reason why a caller is not the one that it states; None if it is."""
+    """Return the reason why a caller is not the one that it states; None if it is.
+
+    A certificate is for one node, or for operators: one with two such names is refused, since it would let its owner
+    choose a role.
+    """
     uris = [uri.decode(errors="replace") for uri in auth_context.get(URI_PROPERTY, ())]
-    if needed in uris:
+    if [uri for uri in uris if is_of_cluster(uri)] == [needed]:
         return None
     return f"the call is made as {described([needed])}, and its certificate is for {described(uris)}"

@@ -236,7 +236,8 @@ class LaneListener:
                 if isinstance(error, SilenceTimeout):
                     self.closed["message"] += 1
                 async with asyncio.timeout(self._message_timeout_s):
-                    await connection.write(error_message(error.kind, str(error)), FAILED)
+                    message = str(error) if client.granted is None else client.granted.told(str(error))
+                    await connection.write(error_message(error.kind, message), FAILED)
         except (OSError, EOFError):  # a TimeoutError too
             """The client has disconnected or reads nothing, so the error cannot be sent."""
         finally:

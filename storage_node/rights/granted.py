@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextvars import ContextVar
 
 from ais_loader.errors import AccessDenied, LoaderError, NodeUnavailable
-from storage_node.rights.scopes import SEES, Scopes, right_names
+from storage_node.rights.scopes import ETL, SEES, Scopes, right_names
 from storage_node.rights.tokens import Claims
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found
+from storage_node.store.places import without_places
 
 GRANTED: ContextVar[Granted | None] = ContextVar("granted", default=None)
 """Rights of the current task's client; None where no token is needed."""
@@ -23,10 +24,12 @@ GRANTED: ContextVar[Granted | None] = ContextVar("granted", default=None)
 class Granted:
     """The tenant and rights of one token. Belongs to the node's event loop."""
 
-    __slots__ = ("_live", "claims", "ended", "scopes", "tenant", "used_s")
+    __slots__ = ("_endpoints", "_live", "claims", "ended", "scopes", "tenant")
 
-    def __init__(self, claims: Claims) -> None:
-        """Raises InvalidRequest for a scope of a later version."""
+    def __init__(self, claims: Claims, endpoints: Callable[[], Iterable[str]] = tuple) -> None:
+        """`endpoints`: returns the addresses that clients are not told. Raises InvalidRequest for a scope of a later
+        version."""
+        self._endpoints = endpoints
         self.claims = claims
         self.tenant = claims.tenant
         self.scopes = Scopes(claims.scopes)
@@ -39,6 +42,10 @@ class Granted:
     @property
     def is_used(self) -> bool:
         return bool(self._live)
+
+    def told(self, text: str) -> str:
+        """Return an error's text as this client is told it."""
+        return without_places(text, self._endpoints())
 
     def sees(self, bucket: str) -> bool:
         """Whether the bucket exists for this client."""
@@ -63,6 +70,10 @@ class Granted:
         """Check a right on a transform. Raises AccessDenied."""
         if not self.scopes.may(rights, name):
             raise AccessDenied(f"the token gives no right to this on transform {name!r}: it needs {_either(rights)}")
+
+    def sees_transform(self, name: str) -> bool:
+        """Whether the transform exists for this client: a scope with a right of transforms matches its name."""
+        return self.scopes.may(ETL, name)
 
     def require_anywhere(self, rights: int) -> None:
         """Check that one of these rights is granted on any name. Raises AccessDenied."""

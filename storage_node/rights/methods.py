@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from ais_loader.errors import JobNotFound
+from google.protobuf.message import Message
+
+from ais_loader.errors import JobNotFound, TransformExists
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from storage_node.rights.granted import Granted
 from storage_node.rights.scopes import ETL, SEES, Right
+from storage_node.store.names import transform_not_found
 
+MessageT = TypeVar("MessageT", bound=Message)
 Check: TypeAlias = Callable[[Granted, Any], None]
 """Checks one message of a call. Raises AccessDenied, BucketNotFound, JobNotFound."""
 JobBuckets: TypeAlias = Callable[[str], tuple[str, str] | None]
@@ -84,6 +88,17 @@ def _any_etl(granted: Granted, _: Any) -> None:
     granted.require_anywhere(ETL)
 
 
+def _get_transform(granted: Granted, request: etl_pb.GetTransformRequest) -> None:
+    granted.require_anywhere(ETL)
+    if not granted.sees_transform(request.name):
+        raise transform_not_found(request.name, ())
+
+
+def _transforms_shown(granted: Granted, response: etl_pb.ListTransformsResponse) -> etl_pb.ListTransformsResponse:
+    seen = [one for one in response.transform if granted.sees_transform(one.transform.name)]
+    return _told(granted, etl_pb.ListTransformsResponse(transform=seen))
+
+
 def _init_transform(granted: Granted, request: etl_pb.InitTransformRequest) -> None:
     transform = request.transform
     granted.require_of_transform(Right.ETL_CREATE, transform.name)
@@ -95,8 +110,8 @@ def _change_transform(granted: Granted, request: Any) -> None:
     granted.require_of_transform(Right.ETL_CREATE, request.name)
 
 
-def require_job(granted: Granted, job: etl_pb.TransformJob) -> None:
-    """Check the rights that a job needs on its buckets. Raises AccessDenied, BucketNotFound."""
+def _start_job(buckets: JobBuckets, granted: Granted, request: etl_pb.StartJobRequest) -> None:
+    job = request.job
     for right, bucket in (
         (Right.READ, job.bucket),
         (Right.ETL_JOB, job.bucket),
@@ -106,6 +121,11 @@ def require_job(granted: Granted, job: etl_pb.TransformJob) -> None:
         granted.require(right, bucket)
     if job.synchronize:
         granted.require(Right.DELETE, job.to_bucket)
+    # A new job replaces one of its name that has ended. Names are shared by all tenants, so that a name is taken is all
+    # that others learn, and the same whether that job runs or has ended.
+    found = buckets(job.name)
+    if found is not None and not all(granted.scopes.may(Right.ETL_JOB, bucket) for bucket in found):
+        raise TransformExists(f"the name {job.name!r} of a job is taken: choose another one")
 
 
 def _start_job(granted: Granted, request: etl_pb.StartJobRequest) -> None:
@@ -134,7 +154,7 @@ def _buckets_shown(granted: Granted, response: pb.ListBucketsResponse) -> pb.Lis
 
 def _jobs_shown(granted: Granted, response: etl_pb.ListJobsResponse) -> etl_pb.ListJobsResponse:
     jobs = [one for one in response.job if granted.sees(one.job.bucket) and granted.sees(one.job.to_bucket)]
-    return etl_pb.ListJobsResponse(job=jobs)
+    return _told(granted, etl_pb.ListJobsResponse(job=jobs))
 
 
 def _usage_shown(granted: Granted, response: remote_pb.RemoteUsageResponse) -> remote_pb.RemoteUsageResponse:
@@ -143,18 +163,50 @@ def _usage_shown(granted: Granted, response: remote_pb.RemoteUsageResponse) -> r
 
 
 def _pending_shown(granted: Granted, response: remote_pb.PendingUploadsResponse) -> remote_pb.PendingUploadsResponse:
-    return remote_pb.PendingUploadsResponse(bucket=[one for one in response.bucket if granted.sees(one.bucket)])
+    seen = [one for one in response.bucket if granted.sees(one.bucket)]
+    return _told(granted, remote_pb.PendingUploadsResponse(bucket=seen))
 
 
 def _description_shown(_: Granted, response: pb.DescribeResponse) -> pb.DescribeResponse:
-    """Without the node's process, and the paths of its drives and settings."""
+    """Without the node's process, the paths of its drives and settings, and where its peers listen."""
     response.pid = 0
     for drive in response.drive:
         drive.path = ""
         drive.state = drive.state if drive.state == "ok" else "problem"
     for name, value in list(response.limits.items()):
-        if "/" in value:
+        if "/" in value or name.startswith("peer_"):
             del response.limits[name]
+    return response
+
+
+def _told(granted: Granted, message: MessageT) -> MessageT:
+    """Return a message of transforms or jobs whose texts of errors and logs name no places."""
+    for field, value in message.ListFields():
+        if isinstance(value, Message):
+            _told(granted, value)
+        elif isinstance(value, str):
+            if field.name in _TEXTS:
+                setattr(message, field.name, granted.told(value))
+        elif field.name == "error":
+            value[:] = [granted.told(one) for one in value]
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for one in value:
+                _told(granted, one)
+    return message
+
+
+def _results_told(granted: Granted, response: Any) -> Any:
+    """Like `_told`, for results of many objects, most of which have no error."""
+    for one in response.result:
+        if one.HasField("error"):
+            _told(granted, one)
+    return response
+
+
+def _failures_told(granted: Granted, response: Any) -> Any:
+    """Like `_told`, for failures among many objects."""
+    for one in response.failure:
+        _told(granted, one)
     return response
 
 
@@ -180,11 +232,13 @@ _WRITES = _on(Right.WRITE)
 _DELETES = _on(Right.DELETE)
 _SEES = _on(SEES)
 _BY_ENTRY = Need(_nothing)
+_TEXTS = frozenset({"message", "problem", "log"})
+"""Fields with texts of errors."""
 
 
 def needs_of_methods(job_buckets: JobBuckets) -> Mapping[str, Need]:
     """Return what each method of clients needs, by "Service/Method"."""
-    watches, changes = (Need(partial(_job, job_buckets, one)) for one in (False, True))
+    watches, changes = (Need(partial(_job, job_buckets, one), _told) for one in (False, True))
     return {
         "GetBatch/Session": _BY_ENTRY,
         "GetBatch/OpenLane": _BY_ENTRY,
@@ -194,7 +248,7 @@ def needs_of_methods(job_buckets: JobBuckets) -> Mapping[str, Need]:
         "Buckets/SetBucket": Need(_settings),
         "Buckets/DeleteBucket": _on(Right.ADMIN, "name"),
         "Objects/Put": Need(_put),
-        "Objects/PutMany": _BY_ENTRY,
+        "Objects/PutMany": Need(_nothing, _results_told),
         "Objects/Get": _READS,
         "Objects/Head": _SEES,
         "Objects/Delete": _DELETES,
@@ -202,11 +256,11 @@ def needs_of_methods(job_buckets: JobBuckets) -> Mapping[str, Need]:
         "Objects/ListMembers": _LISTS,
         "Compose/Compose": Need(_compose),
         "Compose/TarEnd": _READS,
-        "Contents/DeleteMany": _DELETES,
-        "Contents/HeadMany": _SEES,
+        "Contents/DeleteMany": Need(_DELETES.check, _failures_told),
+        "Contents/HeadMany": Need(_SEES.check, _failures_told),
         "Contents/Summarize": _LISTS,
         "RemoteBuckets/ListRemote": _LISTS,
-        "RemoteBuckets/Warm": _READS,
+        "RemoteBuckets/Warm": Need(_READS.check, _results_told),
         "RemoteBuckets/Evict": _on(Right.ADMIN),
         "RemoteBuckets/Expect": Need(_expect),
         "RemoteBuckets/RemoteUsage": Need(_nothing, _usage_shown),
@@ -217,12 +271,12 @@ def needs_of_methods(job_buckets: JobBuckets) -> Mapping[str, Need]:
         "Snapshots/DeleteSnapshot": _DELETES,
         "Promote/Look": Need(_look),
         "Promote/Run": _on(Right.PROMOTE),
-        "Etl/InitTransform": Need(_init_transform),
-        "Etl/ListTransforms": Need(_any_etl),
-        "Etl/GetTransform": Need(_any_etl),
-        "Etl/SetTransform": Need(_change_transform),
+        "Etl/InitTransform": Need(_init_transform, _told),
+        "Etl/ListTransforms": Need(_any_etl, _transforms_shown),
+        "Etl/GetTransform": Need(_get_transform, _told),
+        "Etl/SetTransform": Need(_change_transform, _told),
         "Etl/DeleteTransform": Need(_change_transform),
-        "Etl/StartJob": Need(_start_job),
+        "Etl/StartJob": Need(partial(_start_job, job_buckets), _told),
         "Etl/WatchJob": watches,
         "Etl/ListJobs": Need(_nothing, _jobs_shown),
         "Etl/ListJobFailures": watches,

@@ -12,6 +12,7 @@ from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.cluster.map.confirmation import NotConfirmed
 from storage_node.context.errors import LeftBehind, NotAMember, TooFewCopies, Unfinished
+from storage_node.rights.granted import GRANTED
 from storage_node.rights.tokens import TokenRefused
 from storage_node.store.buckets import ReplicaStale
 
@@ -96,6 +97,8 @@ async def abort(context: Context, error: errors.LoaderError, more: tuple[tuple[s
     """End the call with this error, and with additional trailing metadata `more`."""
     code = _STATUS.get(type(error), grpc.StatusCode.INTERNAL)
     message = encodable(str(error))
+    if (granted := GRANTED.get()) is not None:
+        message = granted.told(message)
     if len(message) > MAX_DETAILS:
         message = message[: MAX_DETAILS - 3] + "..."
     try:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ from storage_node.rights.tokens import TokenRefused, verify_token
 from storage_node.services.access import CALLER, Role
 from storage_node.services.errors import Context, abort
 from storage_node.store.names import without_hints
+
+log = logging.getLogger(__name__)
 
 AUTHORIZATION = "authorization"
 SWEEP_S = 0.25
@@ -76,7 +80,7 @@ class TokenGate:
         self._keys = read_public_keys(Path(node.config.listen.token_key_file))
         self._needs: Mapping[str, Need] = needs_of_methods(job_buckets)
         self._known: dict[str, Granted] = {}
-        node.store.suggest_no_buckets()
+        node.store.hide()
         revoked.on_revoked = self.sweep
 
     def guard(self, path: str, handler: grpc.RpcMethodHandler, *, over_lane: bool = False) -> grpc.RpcMethodHandler:
@@ -97,6 +101,13 @@ class TokenGate:
                 if isinstance(error, AccessDenied):
                     self._refused(error)
                 await abort(context, error)
+            except (grpc.aio.AbortError, grpc.aio.UsageError):
+                raise
+            except Exception:  # gRPC would send its text
+                if over_lane:
+                    raise
+                log.exception("%s failed", method)
+                await abort(context, LoaderError("internal error, see the node's log"))
 
         return handler._replace(**{f"stream_{response}": call})
 
@@ -115,6 +126,8 @@ class TokenGate:
         self._check(granted)
         _enter(granted)
         async with lasting(granted), aclosing(self._checked(need, granted, requests)) as checked:
+            if need.shown is not None:
+                context = _Showing(context, partial(need.shown, granted))
             answers = behaviour(checked, context)
             if is_generator:
                 async with aclosing(answers):
@@ -150,7 +163,7 @@ class TokenGate:
         if known is None:
             claims = verify_token(token, self._keys, audience=self._revoked.audience, now_s=now_s())
             try:
-                known = Granted(claims)
+                known = Granted(claims, self._hidden)
             except LoaderError as error:
                 raise TokenRefused(f"a scope of the token is not valid: {error}") from None
             self._make_room()
@@ -179,6 +192,11 @@ class TokenGate:
                 raise
             yield request
 
+    def _hidden(self) -> list[str]:
+        """Return the addresses of nodes that are not for clients."""
+        view = self._node.membership.view
+        return [one.peer_endpoint for one in view.nodes] if view is not None else []
+
     def _make_room(self) -> None:
         while len(self._known) >= MAX_KNOWN:
             unused = next((token for token, one in self._known.items() if not one.is_used), None)
@@ -205,6 +223,20 @@ class TokenGate:
                 del self._known[token]
         used = (one for one in self._known.values() if one.is_used or one.used_s > now_s() - USED_S)
         self._node.metrics.first_token_end_s = min((one.claims.expires_s for one in used), default=None)
+
+
+class _Showing:
+    """Context of a call that writes the part of its answers that the client may see."""
+
+    def __init__(self, context: Any, shown: Callable[[Any], Any]) -> None:
+        self._context = context
+        self._shown = shown
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, answer: Any) -> None:
+        await self._context.write(self._shown(answer))
 
 
 def _enter(granted: Granted) -> None:

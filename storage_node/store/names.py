@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-from ais_loader.errors import BucketNotFound, InvalidName
+from ais_loader.errors import BucketNotFound, InvalidName, TransformNotFound
 from ais_loader.name_matching import nearest
 from ais_loader.wire.inventory import PREFIX as INVENTORY_PREFIX
 from ais_loader.wire.line_index import PREFIX as LINES_PREFIX
@@ -37,7 +37,13 @@ def check_bucket_name(name: str) -> None:
 
 
 without_hints: ContextVar[bool] = ContextVar("without_hints", default=False)
-"""Whether errors name no other buckets, because the client of the current task may not see all of them."""
+"""Whether errors name no other buckets and transforms, because the current task's client may not see all of them."""
+
+
+def transform_not_found(name: str, known: Iterable[str]) -> TransformNotFound:
+    """Return the error for an unknown transform. `known`: names of those that there are."""
+    there = "" if without_hints.get() else f"; there are: {', '.join(sorted(known)) or 'none'}"
+    return TransformNotFound(f"there is no transform {name!r}{there}")
 
 
 def bucket_not_found(name: str, known: Iterable[str]) -> BucketNotFound:

@@ -59,6 +59,8 @@ class Store:
         self.record = RecordKeeper(opened.record, self.drive_set, roots=roots, options=options)
         """Store record, in memory and on the drives."""
         self._buckets = Buckets(self.record, self.drive_set)
+        self.hides_places = False
+        """Whether the errors of a batch's entries name no places, see `places`."""
         self.clock = options.clock
         """Version clock."""
         self.snapshots = Snapshots(self.record, self.drive_set, self._buckets, self.clock)
@@ -178,9 +180,10 @@ class Store:
 
     # -- buckets
 
-    def suggest_no_buckets(self) -> None:
-        """Let no error name a bucket that the caller has not named."""
+    def hide(self) -> None:
+        """Let no error name a bucket that the caller has not named, nor an entry of a batch a place (`places`)."""
         self._buckets.suggests = False
+        self.hides_places = True
 
     def bucket(self, name: str) -> BucketRecord:
         """Return a bucket by its name, or one of its snapshots by bucket@snapshot. Raises BucketNotFound."""

@@ -45,7 +45,7 @@ def test_stopping_keeps_the_version_and_changes_nothing_that_was_given() -> None
     assert set_stopped("a", stopped=False)([stopped]) == given
     assert deleted("a")(given) == []
     for edit in (set_stopped("x", stopped=True), deleted("x")):
-        with pytest.raises(errors.TransformNotFound, match="'x'; there are: a"):
+        with pytest.raises(errors.TransformNotFound, match="no transform 'x'"):
             edit(given)
 
 

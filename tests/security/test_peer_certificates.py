@@ -81,6 +81,19 @@ def test_a_certificate_for_anything_else_makes_no_node(
     assert refusal(caller(client), clustered.peer_endpoint)[1].endswith("neither a node nor an operator")
 
 
+def test_a_certificate_for_two_roles_is_refused_for_both(
+    tmp_path: Path, clustered: NodeServer, identity: IdentityFolder
+) -> None:
+    taught(clustered, identity, map_with_other(clustered))
+    for number, uris in enumerate(((node_uri(OTHER), OPERATOR_URI), (node_uri(OTHER), node_uri(bytes(16))))):
+        files = forged(tmp_path / f"both-{number}", identity, *uris)
+        for stated in (OTHER, b""):
+            code, reason = refusal(caller(files, stated), clustered.peer_endpoint)
+            assert code is UNAUTHENTICATED and " and " in reason
+    files = forged(tmp_path / "another", identity, "spiffe://site/host", node_uri(OTHER))
+    assert asked(caller(files, OTHER), clustered.peer_endpoint).map.version == 2  # names of others do not count
+
+
 @pytest.mark.parametrize("uri", ["node", OPERATOR_URI])
 def test_a_certificate_of_another_ca_does_not_even_connect(
     tmp_path: Path, clustered: NodeServer, identity: IdentityFolder, uri: str

@@ -28,8 +28,7 @@ HOUR = datetime.timedelta(hours=1)
 def forged(
     folder: Path,
     identity: IdentityFolder,
-    uri: str,
-    *,
+    *uris: str,
     begins_in: datetime.timedelta = -HOUR,
     ends_in: datetime.timedelta = HOUR,
     hosts: tuple[str, ...] = ("127.0.0.1",),
@@ -38,7 +37,8 @@ def forged(
     ca = x509.load_pem_x509_certificate(identity.ca_file.read_bytes())
     ca_key: Any = serialization.load_pem_private_key((identity.path / "ca-key.pem").read_bytes(), None)
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    names = [x509.UniformResourceIdentifier(uri), *(x509.IPAddress(ipaddress.ip_address(host)) for host in hosts)]
+    of_uris = map(x509.UniformResourceIdentifier, uris)
+    names = [*of_uris, *(x509.IPAddress(ipaddress.ip_address(host)) for host in hosts)]
     certificate = (
         x509.CertificateBuilder(
             ca.subject,

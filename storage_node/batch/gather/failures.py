@@ -4,12 +4,14 @@ and the limit beyond which the whole batch fails."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ais_loader.errors import EntryFailed, LoaderError, ObjectReplaced
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.resources import BatchResources
+from storage_node.store.places import without_places
 
 MAY_BE_BETTER_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT, pb.TIMEOUT, pb.UNAVAILABLE)
 """Statuses for which another holder is asked. If several holders fail, the status that comes last in this list is
@@ -42,6 +44,11 @@ class Failures:
         self._recoveries = self._soft_errors = 0
 
     def note(self, position: int, status: int, fault: EntryFault) -> None:
+        node = self._resources.node
+        if node.store.hides_places:
+            view = node.membership.view
+            endpoints = [one.peer_endpoint for one in view.nodes] if view is not None else []
+            fault = replace(fault, message=without_places(fault.message, endpoints))
         before = self.worst.get(position)
         if before is None or _weight(status, fault) > _weight(*before):
             self.worst[position] = status, fault

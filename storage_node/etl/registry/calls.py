@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from ais_loader.errors import TransformNotFound
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.registry import check_transform, deleted, in_new_version, initialized, set_stopped
+from storage_node.store.names import transform_not_found
 
 
 class TransformCalls:
@@ -45,12 +45,14 @@ class TransformCalls:
 
     async def set(self, request: pb.SetTransformRequest) -> pb.TransformInfo:
         """Stop or start a transform. Raises TransformNotFound."""
+        self._found(request.name)
         await self._etl.registry.change(set_stopped(request.name, stopped=request.stopped))
         self._etl.transforms.follow()
         return await self._info(request.name)
 
     async def delete(self, name: str) -> None:
         """Delete a transform. Raises TransformNotFound."""
+        self._found(name)
         await self._etl.registry.change(deleted(name))
         self._etl.transforms.follow()
 
@@ -63,12 +65,15 @@ class TransformCalls:
             state.node_uuid = self._node_uuid
         return pb.TransformStateResponse(transform=states)
 
-    async def _info(self, name: str, *, with_log: bool = False, with_code: bool = False) -> pb.TransformInfo:
+    def _found(self, name: str) -> pb.Transform:
+        """Return a transform. Raises TransformNotFound, here and not on a thread: it depends on the client's rights."""
         found = self._etl.registry.find(name)
         if found is None:
-            names = ", ".join(sorted(one.name for one in self._etl.registry.all())) or "none"
-            raise TransformNotFound(f"there is no transform {name!r}; there are: {names}")
-        return (await self._infos([found], with_log=with_log, with_code=with_code))[0]
+            raise transform_not_found(name, (one.name for one in self._etl.registry.all()))
+        return found
+
+    async def _info(self, name: str, *, with_log: bool = False, with_code: bool = False) -> pb.TransformInfo:
+        return (await self._infos([self._found(name)], with_log=with_log, with_code=with_code))[0]
 
     async def _infos(
         self, transforms: Sequence[pb.Transform], *, with_log: bool, with_code: bool = False

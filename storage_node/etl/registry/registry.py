@@ -156,8 +156,7 @@ def deleted(name: str) -> Edit:
 
 def _require(transforms: Sequence[pb.Transform], name: str) -> None:
     if all(one.name != name for one in transforms):
-        names = ", ".join(sorted(one.name for one in transforms)) or "none"
-        raise TransformNotFound(f"there is no transform {name!r}; there are: {names}")
+        raise TransformNotFound(f"there is no transform {name!r}")
 
 
 # -- storage

@@ -165,7 +165,7 @@ class TransformedRun:
                     begins_at = found
             if isinstance(result, FailedEntry):
                 self._delivered_one()
-                parts.append((at, result.status, memoryview(b""), 0, pb.NONE, result.fault))
+                parts.append((at, result.status, memoryview(b""), 0, pb.NONE, self._batch.told(result.fault)))
                 self._status[at] = result.status
                 if self._request.fail_fast:
                     break

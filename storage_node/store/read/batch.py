@@ -86,6 +86,10 @@ class StoreBatch:
         """Return details of an entry's failure, if there are any besides its status."""
         return self._table.faults.get(self._table.first_index + position)
 
+    def told(self, fault: EntryFault) -> EntryFault:
+        """See `BatchTable.told`."""
+        return self._table.told(fault)
+
     def kind(self, position: int) -> int:
         """Return the kind of an entry's checksum, a ChecksumKind."""
         return int(self._table.kind[position])

@@ -48,7 +48,7 @@ class BatchLookup:
         """Raises InvalidRequest if the request's columns do not fit together."""
         self._store = store
         self._request = request
-        self._table = BatchTable(list(request.name), request.first_index)
+        self._table = BatchTable(list(request.name), request.first_index, hides_places=store.hides_places)
         if request.resume_version.startswith(ETAG_VERSION):
             self._table.resumed_version = request.resume_version
         self._looking: set[str] = set()

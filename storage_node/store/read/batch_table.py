@@ -6,6 +6,7 @@ A failure ends in its entry's status and fault, in its position, while the other
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.locations import StoredFile
 from storage_node.store.format import CatalogEntry
+from storage_node.store.places import without_places
 from storage_node.store.read.batch_members import MemberPart
 
 MAX_ITEM_BYTES = 256 << 20
@@ -28,7 +30,9 @@ _MIN_DISTINCT = 0.5
 class BatchTable:
     """Columns of n entries; arrays and lists have one value for each. Belongs to one thread at a time."""
 
-    def __init__(self, names: list[str], first_index: int) -> None:
+    def __init__(self, names: list[str], first_index: int, *, hides_places: bool = False) -> None:
+        """`hides_places`: whether faults name no places, see `places`."""
+        self._hides_places = hides_places
         self.names = names
         self.n = n = len(names)
         self.first_index = first_index
@@ -98,7 +102,11 @@ class BatchTable:
         self.status[position] = status
         self.kind[position] = pb.NONE
         self.sizes[position] = self.checksum[position] = 0
-        self.faults[self.first_index + position] = EntryFault(message, kind)
+        self.faults[self.first_index + position] = self.told(EntryFault(message, kind))
+
+    def told(self, fault: EntryFault) -> EntryFault:
+        """Return a fault as clients are told it."""
+        return replace(fault, message=without_places(fault.message)) if self._hides_places else fault
 
     def fail_replaced(self, position: int) -> None:
         """Fail an entry whose object was replaced since the look-up. A retry gets the new one."""
