@@ -54,7 +54,7 @@ class BatchResources:
         self.node = node
         self.budget = MemoryBudget(reads.memory_bytes)
         # Separate from frames being sent, because a collected response stays in memory as long as its client takes.
-        self.buffered = MemoryBudget(limits.max_buffered_bytes)
+        self.buffered = MemoryBudget(limits.max_buffered_bytes, limits.tenant_share)
         self.peers = PeerPool(
             timeout_s=reads.peer_timeout_s,
             idle_s=reads.peer_idle_s,
@@ -73,10 +73,17 @@ class BatchResources:
         """Number of entries that were requested again from another holder."""
         self.soft_errors = 0
         """Number of entries of gathered batches that failed without ending the batch."""
-        self.batches = CallSlots(limits.max_active_batches, limits.still_s, limits.tenant_weights)
-        self.parts = CallSlots(limits.max_active_batches * _PARTS_PER_BATCH, limits.still_s, limits.tenant_weights)
+        self.batches = CallSlots(
+            limits.max_active_batches, limits.still_s, limits.tenant_weights, tenant_share=limits.tenant_share
+        )
+        self.parts = CallSlots(
+            limits.max_active_batches * _PARTS_PER_BATCH,
+            limits.still_s,
+            limits.tenant_weights,
+            tenant_share=limits.tenant_share,
+        )
         """Slots of requests for entries on this node's own drives only."""
-        self.requests = MemoryBudget(limits.max_request_bytes)
+        self.requests = MemoryBudget(limits.max_request_bytes, limits.tenant_share)
         self._request_bytes: dict[CallSlot, int] = {}
         self._answer_bytes: dict[CallSlot, int] = {}
         """Sizes of responses that are collected before they are sent."""
@@ -100,13 +107,16 @@ class BatchResources:
             raise Busy(f"{self.node.load.resident_bytes:,} bytes of memory are in use", "memory")
         call_slots, what = (self.parts, "parts of batches") if request.local else (self.batches, "batches")
         size_bytes = request.ByteSize()
-        if not self.requests.acquire_now(size_bytes):
-            _make_room(call_slots, self._request_bytes, size_bytes)
+        if not self.requests.acquire_now(size_bytes, tenant=request.tenant):
+            over = self.requests.is_over(request.tenant, size_bytes)
+            _make_room(call_slots, self._request_bytes, size_bytes, request.tenant if over else None)
+            if over:
+                raise Busy(_over(request.tenant, "requests", "max_request_bytes", self.requests), "memory")
             raise Busy(f"requests of {self.requests.held_bytes:,} bytes are being served", "memory")
         try:
             call_slot = call_slots.take(request.tenant, evict)
             if call_slot is None:
-                raise Busy(f"{call_slots.held} {what} are being served", "batches")
+                raise Busy(call_slots.why(request.tenant, f"{what} are being served", "max_active_batches"), "batches")
             self._request_bytes[call_slot] = size_bytes
             try:
                 yield call_slot
@@ -114,22 +124,25 @@ class BatchResources:
                 self._request_bytes.pop(call_slot, None)
                 call_slot.give_back()
         finally:
-            self.requests.release(size_bytes)
+            self.requests.release(size_bytes, request.tenant)
 
     def collect(self, size_bytes: int, call_slot: CallSlot) -> None:
         """Account for more bytes of a response that is collected before it is sent. Raises Busy.
 
         If there is no room, responses that clients have not read for too long are evicted, so that a retry succeeds.
         """
-        if not self.buffered.acquire_now(size_bytes):
-            _make_room(self.batches, self._answer_bytes, size_bytes)
-            _make_room(self.parts, self._answer_bytes, size_bytes)
+        if not self.buffered.acquire_now(size_bytes, tenant=call_slot.tenant):
+            over = self.buffered.is_over(call_slot.tenant, size_bytes)
+            for call_slots in (self.batches, self.parts):
+                _make_room(call_slots, self._answer_bytes, size_bytes, call_slot.tenant if over else None)
+            if over:
+                raise Busy(_over(call_slot.tenant, "answers", "max_buffered_bytes", self.buffered), "answers")
             raise Busy(f"{self.buffered.held_bytes:,} bytes of answers are waiting for their clients", "answers")
         self._answer_bytes[call_slot] = self._answer_bytes.get(call_slot, 0) + size_bytes
 
     def uncollect(self, size_bytes: int, call_slot: CallSlot) -> None:
         """Release bytes that have been sent or will not be sent."""
-        self.buffered.release(size_bytes)
+        self.buffered.release(size_bytes, call_slot.tenant)
         left_bytes = self._answer_bytes.pop(call_slot, 0) - size_bytes
         if left_bytes > 0:
             self._answer_bytes[call_slot] = left_bytes
@@ -195,8 +208,21 @@ async def look_up(resources: BatchResources, tenant: str, request: pb.BatchReque
     return await node.read(StoreBatch, node.store, request)
 
 
-def _make_room(call_slots: CallSlots, held_bytes: dict[CallSlot, int], size_bytes: int) -> None:
-    """Evict slots until `size_bytes` will be free, once their batches have ended."""
+def _make_room(
+    call_slots: CallSlots, held_bytes: dict[CallSlot, int], size_bytes: int, tenant: str | None = None
+) -> None:
+    """Evict slots until `size_bytes` will be free, once their batches have ended; of this tenant, if one is given."""
+
+    def wanted(slot: CallSlot) -> bool:
+        return slot in held_bytes and tenant in (None, slot.tenant)
+
     freed_bytes = 0
-    while freed_bytes < size_bytes and (call_slot := call_slots.reclaim(held_bytes.__contains__)) is not None:
+    while freed_bytes < size_bytes and (call_slot := call_slots.reclaim(wanted)) is not None:
         freed_bytes += held_bytes.pop(call_slot)
+
+
+def _over(tenant: str, what: str, setting: str, budget: MemoryBudget) -> str:
+    return (
+        f"the {what} of tenant {tenant!r} hold as many bytes as one tenant's may (tenant_share of {setting}="
+        f"{budget.limit_bytes:,})"
+    )

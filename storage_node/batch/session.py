@@ -78,7 +78,9 @@ class BatchService:
         self.stopping = False
         self._sessions: set[_Session] = set()
         limits = node.config.limits
-        self.session_slots = CallSlots(limits.max_sessions, limits.still_s, limits.tenant_weights)
+        self.session_slots = CallSlots(
+            limits.max_sessions, limits.still_s, limits.tenant_weights, tenant_share=limits.tenant_share
+        )
         """Slots of sessions. For its slot, a session is stalled while its client requests nothing."""
 
     @property
@@ -126,9 +128,7 @@ class BatchService:
         session = _Session(self, stream, lane, sends_files=sends_files)
         call_slot = self.session_slots.take(tenant, session.evict)
         if call_slot is None:
-            raise Overloaded(
-                f"{self.session_slots.held} sessions are open (max_sessions), all of them in use: try again"
-            )
+            raise Overloaded(self.session_slots.why(tenant, "sessions are open", "max_sessions"))
         session.call_slot = call_slot
         self._sessions.add(session)
         try:

@@ -142,6 +142,7 @@ class Node:
             config.limits.stall_timeout_s,
             config.limits.tenant_weights,
             message_bytes=config.limits.max_message_bytes,
+            tenant_share=config.limits.tenant_share,
         )
         """Streams of clients, which put and get objects."""
         self.replica_streams = Streams(
@@ -152,7 +153,9 @@ class Node:
         )
         """Streams of nodes that coordinate writes, separate from those of clients: a node without a free slot for a
         replica must not make another node's write wait for one of its own clients."""
-        self.unread = CallSlots(_UNREAD_CALLS, _UNREAD_STILL_S, config.limits.tenant_weights)
+        self.unread = CallSlots(
+            _UNREAD_CALLS, _UNREAD_STILL_S, config.limits.tenant_weights, tenant_share=config.limits.tenant_share
+        )
         """Slots of gRPC calls with a single request, until it has arrived."""
         self._readers = readers
         self._archive_openers = archive_openers

@@ -214,7 +214,7 @@ class LaneCalls:
     def _release(self, received: Received[Any] | None) -> None:
         """Release the memory of a message that was not passed on."""
         if received is not None and received.reserved_bytes:
-            self._streams.messages.release(received.reserved_bytes)
+            self._streams.messages.release(received.reserved_bytes, self._tenant)
 
     async def _request(self, handler: Any) -> Received[Any] | None:
         """Receive the next message; None if there are no more. Raises EOFError, OSError, InvalidRequest, Overloaded,
@@ -242,7 +242,7 @@ class LaneCalls:
         try:
             request: Received[Any] = handler.request_deserializer(message)
         except BaseException:
-            self._streams.messages.release(reserved_bytes)
+            self._streams.messages.release(reserved_bytes, self._tenant)
             raise
         return request._replace(reserved_bytes=reserved_bytes) if reserved_bytes else request
 
@@ -285,14 +285,14 @@ class LaneCalls:
                     if filled >= allowed:
                         # Doubled at every step, so that few steps are needed.
                         step_bytes = min(size_bytes - reserved_bytes, max(_STEP_BYTES, reserved_bytes))
-                        await self._streams.acquire(step_bytes, reserved_bytes)
+                        await self._streams.acquire(step_bytes, reserved_bytes, self._tenant)
                         reserved_bytes += step_bytes
                         continue
                     part = await self._connection.receive(allowed - filled)
                     parts.append(part)
                     filled += len(part)
         except BaseException as error:
-            self._streams.messages.release(reserved_bytes)
+            self._streams.messages.release(reserved_bytes, self._tenant)
             if isinstance(error, TimeoutError):
                 raise self._connection.too_slow() from None
             raise
@@ -319,7 +319,7 @@ class LaneCalls:
                     step_bytes = wanted - reserved_bytes
                     if self._streams.messages.is_half_full:
                         step_bytes = min(step_bytes, _STEP_BYTES)
-                    if not self._streams.messages.acquire_now(step_bytes, reserved_bytes):
+                    if not self._streams.messages.acquire_now(step_bytes, reserved_bytes, self._tenant):
                         break
                     reserved_bytes += step_bytes
                     continue
@@ -330,14 +330,14 @@ class LaneCalls:
                 if self._is_late and count < _TRICKLE_BYTES and filled < allowed:
                     await asyncio.sleep(_TRICKLE_S)
         except BaseException:
-            self._streams.messages.release(reserved_bytes)
+            self._streams.messages.release(reserved_bytes, self._tenant)
             raise
         self._data_bytes -= filled
         self._data_waited_s += time.monotonic() - began_s
         if not self._data_bytes and self._data_waited_s < WAIT_S:
             self._is_late = False
         if reserved_bytes > filled:
-            self._streams.messages.release(reserved_bytes - filled)
+            self._streams.messages.release(reserved_bytes - filled, self._tenant)
             reserved_bytes = filled
         return Received(ObjectBytes(room[:filled]), filled, reserved_bytes)
 

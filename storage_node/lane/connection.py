@@ -52,6 +52,8 @@ class LaneConnection:
         self._max_request_bytes = max_request_bytes
         self._message_timeout_s = message_timeout_s
         self._requests = requests
+        self.tenant: str | None = None
+        """The client's tenant, once it is known; for `requests`."""
         self._loop = asyncio.get_running_loop()
         self._writing = 0
         self._written = asyncio.Event()
@@ -114,7 +116,7 @@ class LaneConnection:
                 while (message := self._whole_request(data)) is not None:
                     ends_s = None
                     if held_bytes:
-                        self._requests.release(held_bytes)
+                        self._requests.release(held_bytes, self.tenant)
                         held_bytes = 0
                     try:
                         request = pb.SessionRequest.FromString(message)
@@ -131,7 +133,7 @@ class LaneConnection:
                     raise EOFError(f"the client has ended it {len(data):,} bytes into a message")
                 data += part
         finally:
-            self._requests.release(held_bytes)
+            self._requests.release(held_bytes, self.tenant)
 
     def _whole_request(self, data: bytearray) -> bytes | None:
         """Remove and return the first message in `data`; None if it is incomplete. Raises InvalidRequest."""
@@ -164,7 +166,7 @@ class LaneConnection:
         """Acquire memory for a request. Raises Overloaded."""
         try:
             async with asyncio.timeout_at(ends_s):
-                await self._requests.acquire(more_bytes, own_bytes)
+                await self._requests.acquire(more_bytes, own_bytes, self.tenant)
         except TimeoutError:
             raise Overloaded(
                 f"requests of {self._requests.held_bytes:,} bytes are being served (max_request_bytes): try again"

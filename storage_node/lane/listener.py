@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import secrets
@@ -28,7 +29,7 @@ from storage_node.batch.session import BatchService
 from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
 from storage_node.lane.tokens import LIFETIME_S, LaneClient, LaneTokens
-from storage_node.limits.call_slots import CallSlot, CallSlots
+from storage_node.limits.call_slots import CallSlot, CallSlots, limit_of_tenant
 from storage_node.limits.load_monitor import is_reserved
 from storage_node.limits.tasks import retrieve
 from storage_node.rights.granted import GRANTED, lasting
@@ -42,7 +43,7 @@ _IDLE_S = 1e-6
 """Idle time after which a lane without a call gives way to a new one: practically none."""
 _WAITING_SHARE = 4
 """One in this many reader threads may wait for clients; none of fewer threads, so the event loop waits instead."""
-CLOSED_BECAUSE = ("token", "strangers", "lanes", "descriptors", "idle", "message")
+CLOSED_BECAUSE = ("token", "strangers", "lanes", "tenant", "descriptors", "idle", "message")
 """Reasons for which the node itself closes or refuses connections of lanes."""
 _BACKLOG = 1024
 _READ_BYTES = 64 << 10
@@ -82,6 +83,9 @@ class LaneListener:
         """Tasks of lanes without a call in progress."""
         self._slots = CallSlots(config.limits.max_lanes, _IDLE_S, tenant_limit=config.limits.max_lanes_per_peer)
         """Slots of lanes that have presented a token, by peer."""
+        self._tenants: dict[CallSlot, str] = {}
+        """Tenants of the lanes with a slot."""
+        self._tenant_limit = limit_of_tenant(config.limits.max_lanes, config.limits.tenant_share)
         self._waits = threading.Semaphore(config.reads.read_threads // _WAITING_SHARE)
         """Limits the reader threads that wait for bytes of objects."""
         self.closed = dict.fromkeys(CLOSED_BECAUSE, 0)
@@ -229,7 +233,8 @@ class LaneListener:
                 source = "" if sock.family == socket.AF_UNIX else str(sock.getpeername()[0])
                 ORIGIN.set(client.origin._replace(source=source_of(source), transport=LANE))
                 async with lasting(client.granted):
-                    with self._slot(peer) as slot:
+                    connection.tenant = client.tenant
+                    with self._slot(peer, client.tenant) as slot:
                         await connection.write(b"", WELCOME)
                         await self._serve_welcomed(sock, connection, client.tenant, slot)
             except LoaderError as error:
@@ -244,7 +249,7 @@ class LaneListener:
             await connection.close()
 
     @contextlib.contextmanager
-    def _slot(self, peer: str) -> Iterator[CallSlot]:
+    def _slot(self, peer: str, tenant: str) -> Iterator[CallSlot]:
         """Context of a slot. Raises Overloaded."""
         task = asyncio.current_task()
         assert task is not None
@@ -254,6 +259,7 @@ class LaneListener:
             self.closed["idle"] += 1
             task.cancel()
 
+        self._require_room(tenant)
         slot = self._slots.take(peer, evict)
         if slot is None:
             self.closed["lanes"] += 1
@@ -263,10 +269,23 @@ class LaneListener:
                 f"{self._slots.held:,} lanes are open (max_lanes={self._slots.limit:,}), or all that one peer may "
                 "have (max_lanes_per_peer), and none of them is idle: go on by gRPC"
             )
+        self._tenants[slot] = tenant
         try:
             yield slot
         finally:
+            del self._tenants[slot]
             slot.give_back()
+
+    def _require_room(self, tenant: str) -> None:
+        """Check that a tenant may have one more lane, after closing an idle one of its own. Raises Overloaded."""
+        if sum(one == tenant for one in self._tenants.values()) < self._tenant_limit:
+            return
+        if self._slots.reclaim(lambda slot: self._tenants.get(slot) == tenant) is None:
+            self.closed["tenant"] += 1
+            raise Overloaded(
+                f"tenant {tenant!r} has {self._tenant_limit:,} lanes, as many as one tenant may have (tenant_share of "
+                f"max_lanes={self._slots.limit:,}), and none of them is idle: go on by gRPC"
+            )
 
     async def _serve_welcomed(
         self, sock: socket.socket, connection: LaneConnection, tenant: str, slot: CallSlot
@@ -338,13 +357,22 @@ def _user_of(sock: socket.socket) -> int:
 
 
 def _peer_of(sock: socket.socket) -> str:
-    """Return the peer: the process at the other end of a Unix socket, or the IP address. Raises OSError."""
+    """Return the peer: the process at the other end of a Unix socket, or the IP address. Of an IPv6 address, it is the
+    network of 64 bits: one machine may use any address in it. Raises OSError."""
     if sock.family == socket.AF_UNIX:
         process, user, _ = _CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         return f"process {process}" if process else _peer_without_number(sock, user)
-    return str(sock.getpeername()[0])
+    return peer_of_address(str(sock.getpeername()[0]))
+
+
+def peer_of_address(text: str) -> str:
+    """Return the address by which a remote client is counted: an IPv4 address, or the /64 network of an IPv6 one."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if address.version == 4 or address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped if address.version == 6 else address)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _peer_without_number(sock: socket.socket, user: int) -> str:

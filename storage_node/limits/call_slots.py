@@ -17,6 +17,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
@@ -27,8 +28,8 @@ T = TypeVar("T")
 
 PROGRESS_BYTES = 64 << 10
 """Bytes that a client must move before a stalled call counts as moving again: a byte now and then is no progress."""
-RESERVED_SHARE = 8
-"""One in this many slots is not available to a tenant that has all others."""
+TENANT_SHARE = 0.875
+"""Largest part of all slots that one tenant gets, unless a setting says otherwise."""
 MAX_TENANT = 128
 """Maximum length of a tenant's name, in characters."""
 MESSAGE_WAIT_S = 5.0
@@ -62,6 +63,11 @@ def _named_in(metadata: Any) -> str:
                 return ""
             return name if len(name) <= MAX_TENANT else ""
     return ""
+
+
+def limit_of_tenant(limit: int, share: float) -> int:
+    """Return how many of `limit` things one tenant gets: all but the part that its share leaves to others."""
+    return max(1, limit - int(limit * (1 - share)))
 
 
 class CallSlot:
@@ -136,7 +142,8 @@ class CallSlots:
         limit: number of slots.
         still_s: time after which a call that waits for its client may lose its slot to another one.
         weights: weights of tenants; 1 by default.
-        tenant_limit: maximum for one tenant; by default all but one in RESERVED_SHARE.
+        tenant_limit: maximum for one tenant; by default that of `tenant_share`.
+        tenant_share: largest part of the slots that one tenant gets.
     """
 
     def __init__(
@@ -147,9 +154,13 @@ class CallSlots:
         now_s: Callable[[], float] = time.monotonic,
         *,
         tenant_limit: int | None = None,
+        tenant_share: float = TENANT_SHARE,
     ) -> None:
         self.limit = limit
-        self._tenant_limit = limit - limit // RESERVED_SHARE if tenant_limit is None else tenant_limit
+        self.tenant_limit = limit_of_tenant(limit, tenant_share) if tenant_limit is None else tenant_limit
+        """Number of slots that one tenant gets."""
+        self.refused = {"tenant": 0, "all": 0}
+        """Number of calls that got no slot: because their tenant has all that it gets, or because all are taken."""
         self.evicted = 0
         """Number of preempted slots."""
         self.now_s = now_s
@@ -161,13 +172,24 @@ class CallSlots:
     def take(self, tenant: str, evict: Callable[[], None]) -> CallSlot | None:
         """Take a slot. Returns None if there is none: the call has to be retried later."""
         mine = len(self._by_tenant.get(tenant, ()))
-        free = self.held < self.limit and mine < self._tenant_limit
+        free = self.held < self.limit and mine < self.tenant_limit
         if not free and self.reclaim(self._over_their_share(tenant)) is None:
+            self.refused["tenant" if mine >= self.tenant_limit else "all"] += 1
             return None
         slot = CallSlot(self, tenant, evict)
         self._by_tenant.setdefault(tenant, set()).add(slot)
         self.held += 1
         return slot
+
+    def why(self, tenant: str, what: str, setting: str) -> str:
+        """Return the reason why a tenant gets no slot. `what`: what the slots are for, as in "sessions are open"."""
+        mine = len(self._by_tenant.get(tenant, ()))
+        if self.limit > mine >= self.tenant_limit:
+            return (
+                f"tenant {tenant!r}: {mine:,} {what}, as many as one tenant may have (tenant_share of {setting}="
+                f"{self.limit:,}): try again later"
+            )
+        return f"{self.held:,} {what} ({setting}={self.limit:,}): try again later"
 
     @property
     def stalled(self) -> int:
@@ -177,7 +199,7 @@ class CallSlots:
     def _over_their_share(self, tenant: str) -> Callable[[CallSlot], bool]:
         """Preemption rule: a tenant may preempt its own calls; another tenant's only if it is below its share and they
         are above theirs."""
-        if self.held < self.limit or len(self._by_tenant.get(tenant, ())) >= self._tenant_limit:
+        if self.held < self.limit or len(self._by_tenant.get(tenant, ())) >= self.tenant_limit:
             return lambda slot: slot.tenant == tenant
         total = sum(self._weights.get(name, 1.0) for name in {tenant, *self._by_tenant})
 
@@ -230,6 +252,8 @@ class Streams:
 
     Args:
         message_bytes: limit on all messages in progress together.
+        tenant_share: largest part of slots and bytes that one tenant gets. None for streams of nodes, which act for
+            all tenants: their bytes have no such limit.
     """
 
     def __init__(
@@ -240,11 +264,14 @@ class Streams:
         weights: Mapping[str, float] | None = None,
         *,
         message_bytes: int,
+        tenant_share: float | None = None,
     ) -> None:
-        self.slots = CallSlots(limit, still_s, weights)
+        self.slots = CallSlots(
+            limit, still_s, weights, tenant_share=TENANT_SHARE if tenant_share is None else tenant_share
+        )
         self.still_s = still_s
         self.stall_timeout_s = stall_timeout_s
-        self.messages = MemoryBudget(message_bytes)
+        self.messages = MemoryBudget(message_bytes, 1.0 if tenant_share is None else tenant_share)
         """Messages in progress, or waiting for their commit."""
 
     @contextlib.contextmanager
@@ -253,7 +280,7 @@ class Streams:
         stream = CallStream(self)
         slot = self.slots.take(tenant, stream.evict)
         if slot is None:
-            raise Overloaded(f"{self.slots.held} objects are being put, got and listed (max_streams): try again later")
+            raise Overloaded(self.slots.why(tenant, "objects are being put, got and listed", "max_streams"))
         stream.slot = slot
         try:
             yield stream
@@ -261,23 +288,29 @@ class Streams:
             stream.close()
             slot.give_back()
 
-    async def acquire(self, size_bytes: int, own_bytes: int = 0) -> None:
-        """Acquire room for a message. Raises Overloaded if there is none for a while.
+    async def acquire(self, size_bytes: int, own_bytes: int = 0, tenant: str | None = None) -> None:
+        """Acquire room for a message of a tenant. Raises Overloaded if there is none for a while.
 
         Args:
             own_bytes: room that the same message has acquired already.
         """
-        if self.messages.acquire_now(size_bytes, own_bytes):
+        if self.messages.acquire_now(size_bytes, own_bytes, tenant):
             return
-        acquiring = asyncio.ensure_future(self.messages.acquire(size_bytes, own_bytes))
+        acquiring = asyncio.ensure_future(self.messages.acquire(size_bytes, own_bytes, tenant))
         acquired = False
         try:
             async with asyncio.timeout(MESSAGE_WAIT_S):
                 while not acquiring.done():
-                    self.slots.reclaim(lambda slot: slot.keeps)
+                    of_whom = tenant if self.messages.is_over(tenant, size_bytes, own_bytes) else None
+                    self.slots.reclaim(partial(_keeps, of_whom))
                     await asyncio.wait([acquiring], timeout=_RECLAIM_INTERVAL_S)
             acquired = True
         except TimeoutError:
+            if self.messages.is_over(tenant, size_bytes, own_bytes):
+                raise Overloaded(
+                    f"tenant {tenant!r} has as many bytes in progress as one tenant may have (tenant_share of "
+                    f"max_message_bytes={self.messages.limit_bytes:,}): try again later"
+                ) from None
             raise Overloaded(
                 f"{self.messages.held_bytes:,} bytes that have come are being worked on (max_message_bytes): try again"
             ) from None
@@ -285,7 +318,12 @@ class Streams:
             if not acquiring.done():
                 acquiring.cancel()
             elif not acquired:
-                self.messages.release(size_bytes)  # granted at the moment of the timeout or cancellation
+                self.messages.release(size_bytes, tenant)  # granted at the moment of the timeout or cancellation
+
+
+def _keeps(tenant: str | None, slot: CallSlot) -> bool:
+    """Whether a call keeps memory; of this tenant, if one is given."""
+    return slot.keeps and tenant in (None, slot.tenant)
 
 
 class CallStream:
@@ -304,7 +342,7 @@ class CallStream:
 
     async def keep(self, size_bytes: int) -> None:
         """Count this many bytes until the call ends. Raises Overloaded."""
-        await self._streams.acquire(size_bytes)
+        await self._streams.acquire(size_bytes, tenant=self.slot.tenant)
         self._held_bytes += size_bytes
         self.slot.keeps = True
         self.slot.moved(size_bytes)
@@ -314,7 +352,7 @@ class CallStream:
             self._timer.cancel()
         held_bytes, self._held_bytes = self._held_bytes, 0
         if held_bytes:
-            self._streams.messages.release(held_bytes)
+            self._streams.messages.release(held_bytes, self.slot.tenant)
 
     def evict(self) -> None:
         """Preempt the call, because another one needs the slot: its wait for the client ends now."""
@@ -380,14 +418,14 @@ class CallStream:
         while (received := await self.waiting(anext(incoming, None), deadline=deadline)) is not None:
             message, size_bytes, reserved_bytes = received
             if keeps(message):
-                streams.messages.release(reserved_bytes)
+                streams.messages.release(reserved_bytes, self.slot.tenant)
                 await self.keep(size_bytes)
                 yield message
                 continue
             self.slot.moved(size_bytes)
             if not reserved_bytes:
-                await streams.acquire(size_bytes)
+                await streams.acquire(size_bytes, tenant=self.slot.tenant)
             try:
                 yield message
             finally:
-                streams.messages.release(reserved_bytes or size_bytes)
+                streams.messages.release(reserved_bytes or size_bytes, self.slot.tenant)

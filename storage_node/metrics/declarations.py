@@ -140,6 +140,11 @@ METRICS = (
         "batches, parts, streams (objects being put or got in calls of their own), replicas (copies that other nodes "
         "write), sessions (idle ones), requests (calls by gRPC whose request did not arrive completely).",
     ),
+    metric("ais_loader_slot_refusals_total", "counter", "calls", "kind", "reason")(
+        lambda node: {kind: slots.refused for kind, slots in node.slots.items()},
+        "Calls that were rejected because there was no place for them, and can be retried. kind: as for evictions. "
+        "reason: tenant (their tenant has as many as one may have, see tenant_share), all (all places are taken).",
+    ),
     metric("ais_loader_open_streams", "gauge", "calls")(
         lambda node: node.slots["streams"].held, "Objects being put or got in calls of their own."
     ),
@@ -168,7 +173,8 @@ METRICS = (
     metric("ais_loader_lanes_closed_total", "counter", "connections", "kind", "reason")(
         lambda node: {kind: lanes.closed for kind, lanes in node.lanes.items()},
         "Lanes that the node closed or refused by itself. kind: clients, peers. reason: token (none, or an invalid "
-        "one), strangers (too many connections without a token), lanes (too many, in total or from one peer), "
+        "one), strangers (too many connections without a token), lanes (too many, in total or from one peer), tenant "
+        "(its tenant has as many as one may have, see tenant_share), "
         "descriptors (too few are left), idle (closed to make room for another lane), message (it was not complete "
         "in time).",
     ),

@@ -188,7 +188,7 @@ class LimitSettings(SettingsGroup):
     """Maximum number of batches served at once. Further batches are rejected and can be retried."""
     max_sessions: Positive = 8192
     """Maximum number of open sessions of clients and other nodes, including idle ones. One tenant gets at
-    most seven eighths of them. If there are too many, the session that has been idle the longest, and for at least
+    most `tenant_share` of them. If there are too many, the session that has been idle the longest, and for at least
     `still_s`, is closed; its owner opens another one with its next batch. If there is none, the new session is rejected
     and can be retried."""
     max_request_bytes: Positive = 256 << 20
@@ -224,6 +224,10 @@ class LimitSettings(SettingsGroup):
     that does not fit beside the others is rejected and can be retried; a larger one is refused."""
     reject_retry_after_ms: Positive = 100
     """The minimum delay before a rejected batch is retried."""
+    tenant_share: Share = 0.875
+    """The largest part that one tenant may have of sessions, lanes, batches and other calls at once, and of the bytes
+    of their requests, messages and collected answers (`max_sessions`, `max_lanes`, `max_active_batches`, `max_streams`,
+    `max_request_bytes`, `max_message_bytes`, `max_buffered_bytes`). What exceeds it is rejected and can be retried."""
     tenant_weights: Weights = field(default_factory=dict, hash=False)
     """Tenants with waiting batches are served in proportion to these weights. The default weight is 1; the tenant ""
     stands for clients that name none."""

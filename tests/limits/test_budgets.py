@@ -29,7 +29,7 @@ SERVED_S = 10.0
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeServer]:
-    budgets = {"max_active_batches": LIMIT, "memory_bytes": 6 * MiB, "max_buffered_bytes": 4 * MiB}
+    budgets = {"max_active_batches": LIMIT, "memory_bytes": 6 * MiB, "max_buffered_bytes": 47 * MiB // 10}
     with serving(tmp_path, still_s=STILL_S, reject_retry_after_ms=20, **budgets) as node:
         with bucket_of(node) as bucket:
             bucket.put_many(OBJECTS.items())
