@@ -37,7 +37,7 @@ from storage_node.limits.call_slots import note_tenant, tenant_of
 from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
 from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
-from storage_node.services.access import ANYONE, INSIDE, Role
+from storage_node.services.access import ANYONE, INSIDE, Role, rated_for
 from storage_node.services.idle_clock import IdleClock
 from storage_node.services.lifecycle import (
     STOP_TIMEOUT_S,
@@ -281,7 +281,10 @@ class NodeServer:
         Raises OSError. `held` closes the resources that the part's `stop` does not close.
         """
         listen, batches, methods = self.config.listen, lifecycle.batches, lifecycle.methods
-        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT, partial(lifecycle.guard, over_lane=True))
+        gate = lifecycle.gate
+        guard, lane_guard = (gate.guard, partial(gate.guard, over_lane=True)) if gate is not None else (None, None)
+        rates = batches.node.rates
+        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT, rated_for(rates, lane_guard))
         secure = bool(listen.cert_file)
         self.lanes = lanes = LaneListener(
             batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
@@ -298,7 +301,7 @@ class NodeServer:
             note_tenant(details)
             idle.note_call()
 
-        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call, lifecycle.guard),))
+        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call, rated_for(rates, guard)),))
         carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
         self.peer_lanes = peer_lanes = LaneListener(
             batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, carried, secure=secure

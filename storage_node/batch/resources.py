@@ -105,6 +105,8 @@ class BatchResources:
         """
         if self.node.load.memory_is_critical():
             raise Busy(f"{self.node.load.resident_bytes:,} bytes of memory are in use", "memory")
+        if not request.local and (why := self.node.rates.take(request.tenant)) is not None:
+            raise Busy(why, "rate")
         call_slots, what = (self.parts, "parts of batches") if request.local else (self.batches, "batches")
         size_bytes = request.ByteSize()
         if not self.requests.acquire_now(size_bytes, tenant=request.tenant):
@@ -149,6 +151,7 @@ class BatchResources:
 
     async def turn(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> FrameSlot:
         """Wait for this tenant's turn to have a frame read and sent; see `FrameSlots.acquire`."""
+        self.node.rates.spend(tenant, size_bytes)
         began_s, cause = clock_s(), "memory" if self.budget.is_full(memory_bytes) else "turn"
         try:
             return await self.slots.acquire(tenant, size_bytes, memory_bytes)

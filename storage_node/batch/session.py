@@ -269,6 +269,9 @@ class _Session:
         share the node or its memory is full.
         """
         service, tenant = self._service, request.tenant
+        rates = service.node.rates
+        if rates.is_limited and rates.refusal(tenant) is not None:
+            return None
         if not service.resources.slots.may_pass(tenant) or service.node.load.memory_is_critical():
             return None
         if len(request.name) > 1 and (
@@ -287,6 +290,9 @@ class _Session:
             answer = answer_kept(node.store, etl, request, batch_id, node.membership)
         if answer is not None:
             service.resources.slots.charge(tenant, answer[1])
+            if rates.is_limited:
+                rates.take(tenant)
+                rates.spend(tenant, answer[1])
             service.resources.remote.space.note_reads(request)
         return answer
 

@@ -21,6 +21,7 @@ from storage_node.limits.counters import NodeCounters, clock_s
 from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.limits.load_monitor import LoadMonitor, give_memory_back
 from storage_node.limits.tasks import settled
+from storage_node.limits.tenant_rates import TenantRates
 from storage_node.settings.config import ServerConfig
 from storage_node.store.drive.version_clock import LAST_MS, advice, shown
 from storage_node.store.store import Store
@@ -153,6 +154,7 @@ class Node:
         )
         """Streams of nodes that coordinate writes, separate from those of clients: a node without a free slot for a
         replica must not make another node's write wait for one of its own clients."""
+        self.rates = TenantRates(config.limits.tenant_requests_per_s, config.limits.tenant_bytes_per_s)
         self.unread = CallSlots(
             _UNREAD_CALLS, _UNREAD_STILL_S, config.limits.tenant_weights, tenant_share=config.limits.tenant_share
         )

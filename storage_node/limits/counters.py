@@ -26,7 +26,7 @@ since a mixture would mean little. A part is the contribution of one node of sev
 may deliver its bytes once more."""
 OUTCOMES = ("complete", "stopped", "failed", "rejected", "abandoned")
 CONTENTS = ("object", "member")
-REASONS = ("batches", "answers", "memory", "still", "stopping")
+REASONS = ("batches", "answers", "memory", "still", "rate", "stopping")
 THROTTLES = ("memory", "turn", "cpu", "drives")
 OPERATIONS = ("put", "get", "head", "delete", "list")
 STATUSES = {status: name.lower() for name, status in pb.Status.items() if status != pb.OK}

@@ -131,7 +131,7 @@ METRICS = (
         "Batches that were rejected and can be retried. reason: batches (too many are active), answers (no room to "
         "collect the answer), memory (the process is above its critical limit, or there is no room for what other "
         "nodes send or for requests), still (the client received nothing while others waited for its place), "
-        "stopping.",
+        "rate (its tenant makes or reads too much in a second), stopping.",
     ),
     # Memory and admission.
     metric("ais_loader_evictions_total", "counter", "calls", "kind")(

@@ -35,7 +35,8 @@ from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.identity.certified import certified, has_tls
 from storage_node.limits.tasks import settled
-from storage_node.services.calls import RequestReader, guarded
+from storage_node.limits.tenant_rates import TenantRates
+from storage_node.services.calls import RequestReader, guarded, rated
 from storage_node.services.errors import Context, abort
 from storage_node.settings.config import EVERY_ADDRESS
 
@@ -155,6 +156,23 @@ PEERS_ASKED = 3
 _ROLES = {OPERATOR_ROLE: Role.OPERATOR, NODE_ROLE: Role.PEER}
 _CLUSTER = f"/{PACKAGE}.Cluster/"
 _MAX_VERSION = (1 << 64) - 1
+
+
+UNRATED = frozenset({"GetBatch/Session", "GetBatch/OpenLane", "Node/Describe", "Cluster/GetMap"})
+"""Methods that do not count toward the rates of tenants: batches count one by one."""
+
+
+def rated_for(rates: TenantRates, guard: Guard | None) -> Guard | None:
+    """Return a guard of clients' calls that also counts them toward the rates of their tenants, whom `guard` knows."""
+    if not rates.is_limited:
+        return guard
+
+    def counting(path: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        if path.removeprefix(f"/{PACKAGE}.") not in UNRATED:
+            handler = rated(handler, rates)
+        return handler if guard is None else guard(path, handler)
+
+    return counting
 
 
 def who_may(path: str) -> Role:

@@ -25,6 +25,7 @@ from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, SilenceTi
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.limits.call_slots import CallSlots, Received, Streams, tenant_of
 from storage_node.limits.counters import NodeCounters, count
+from storage_node.limits.tenant_rates import TenantRates
 from storage_node.services.errors import abort
 
 
@@ -86,6 +87,34 @@ def guarded(handler: grpc.RpcMethodHandler, *, sizes: bool, reader: RequestReade
         unary_stream=None,
         **{f"stream_{response}": guard(method)},
     )
+
+
+def rated(handler: grpc.RpcMethodHandler, rates: TenantRates) -> grpc.RpcMethodHandler:
+    """Return a handler that counts each call of a client toward the rate of its tenant, and refuses those beyond it.
+
+    `handler` is one of `guarded`: it takes a stream of requests.
+    """
+    response = "stream" if handler.response_streaming else "unary"
+    method = getattr(handler, f"stream_{response}")
+
+    async def require(context: Any) -> None:
+        if (why := rates.take(tenant_of(context))) is not None:
+            await abort(context, Overloaded(f"{why}: try again later"))
+
+    if inspect.isasyncgenfunction(method):
+
+        async def answers(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            await require(context)
+            async for answer in method(requests, context):
+                yield answer
+
+        return handler._replace(**{f"stream_{response}": answers})
+
+    async def answer(requests: AsyncIterator[Any], context: Any) -> Any:
+        await require(context)
+        return await method(requests, context)
+
+    return handler._replace(**{f"stream_{response}": answer})
 
 
 def _decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:

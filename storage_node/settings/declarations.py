@@ -228,6 +228,13 @@ class LimitSettings(SettingsGroup):
     """The largest part that one tenant may have of sessions, lanes, batches and other calls at once, and of the bytes
     of their requests, messages and collected answers (`max_sessions`, `max_lanes`, `max_active_batches`, `max_streams`,
     `max_request_bytes`, `max_message_bytes`, `max_buffered_bytes`). What exceeds it is rejected and can be retried."""
+    tenant_requests_per_s: NotNegative = 0
+    """Maximum number of batches and other calls that one tenant may make in a second at this node, also by lanes. What
+    exceeds it is rejected and can be retried. 0 for no limit."""
+    tenant_bytes_per_s: NotNegative = 0
+    """Maximum number of bytes in batches, and of small objects, that one tenant may read in a second at this node.
+    Bytes that a node gathers from others count at both. They are counted when they are read: a tenant that has read
+    more is rejected until the rate is kept. 0 for no limit."""
     tenant_weights: Weights = field(default_factory=dict, hash=False)
     """Tenants with waiting batches are served in proportion to these weights. The default weight is 1; the tenant ""
     stands for clients that name none."""
