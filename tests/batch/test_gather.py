@@ -116,6 +116,7 @@ class Peers:
             node=SimpleNamespace(
                 config=ServerConfig(port=0, peer_window_bytes=WINDOW_BYTES, peer_timeout_s=TIMEOUT_S),
                 membership=SimpleNamespace(view=None),
+                store=SimpleNamespace(hides_places=False),
                 learn=self.learn,
             ),
             peers=self,

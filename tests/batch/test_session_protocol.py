@@ -302,7 +302,7 @@ class TestLimits:
             buffered = small_node.batches.resources.buffered
             eventually(lambda: buffered.held_bytes > 0)  # a batch that is active may not have collected yet
             session.send(1, batch_of(NAMES[:15], buffered=True))
-            assert "waiting for their clients" in session.receive().reject.reason
+            assert "max_buffered_bytes" in session.receive().reject.reason
             assert session.ask(2, batch_of([*NAMES, "large"]))[1].outcome == pb.End.COMPLETE
             idle.send(1, pb.Credit(payload_bytes=1 << 40))
             assert idle.answer(1)[1].outcome == pb.End.COMPLETE
