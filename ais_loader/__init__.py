@@ -1,8 +1,8 @@
 """ais-loader: training data where the batch is the storage request.
 
 `connect` returns a client for an embedded store or for storage nodes. `Client.get_batch` fetches any set of samples, in
-exactly the requested order, with one request. `MapDataset` and `BatchIterableDataset` do the same for a PyTorch
-DataLoader. `__all__` is the entire public API. Importing the package loads neither torch nor ray.
+exactly the requested order, with one request. `BatchLoader` does this ahead of a PyTorch trainer, for the samples of a
+`MapDataset`. `__all__` is the entire public API. Importing the package loads neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ais_loader.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ais_loader.errors import LoaderError
+    from ais_loader.loading.batch_loader import BatchLoader
     from ais_loader.objects.bucket import Bucket
     from ais_loader.objects.client import Client, WithOpaque, connect
     from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
     from ais_loader.training.batch_sampler import BatchSampler
     from ais_loader.training.collate import drop_placeholders
     from ais_loader.training.concat import concat
-    from ais_loader.training.datasets import BatchIterableDataset, MapDataset
+    from ais_loader.training.datasets import MapDataset
     from ais_loader.training.lines import Lines
-    from ais_loader.training.loader import BatchLoader
     from ais_loader.training.token_windows import TokenWindows
     from ais_loader.transforms.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
     from ais_loader.transforms.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
-    "BatchIterableDataset",
     "BatchLoader",
     "BatchOptions",
     "BatchSampler",
@@ -125,7 +124,6 @@ __all__ = [
 
 if "torch" not in sys.modules and find_spec("torch") is None:
     # `import *` takes the available names; requested individually, these say which extra installs torch.
-    __all__.remove("BatchIterableDataset")
     __all__.remove("BatchLoader")
     __all__.remove("BatchSampler")
     __all__.remove("Lines")
@@ -136,8 +134,7 @@ if "torch" not in sys.modules and find_spec("torch") is None:
 
 _HOMES = {
     "Batch": "ais_loader.values.batch",
-    "BatchIterableDataset": "ais_loader.training.datasets",
-    "BatchLoader": "ais_loader.training.loader",
+    "BatchLoader": "ais_loader.loading.batch_loader",
     "BatchOptions": "ais_loader.values.requests",
     "BatchSampler": "ais_loader.training.batch_sampler",
     "BatchTiming": "ais_loader.values.timing",

@@ -43,7 +43,6 @@ GROUPS: dict[str, list[str]] = {
         "Lines",
         "concat",
         "drop_placeholders",
-        "BatchIterableDataset",
         "BatchLoader",
         "ShufflePlan",
         "BatchSampler",

@@ -37,6 +37,7 @@ ais_loader.transport.embedded
 ais_loader.transforms
 ais_loader.objects ais_loader.objects.remote
 ais_loader
+ais_loader.loading
 ais_loader.testing
 ais_loader.ui
 ais_loader.bench
@@ -114,6 +115,7 @@ ROOMS = {
     "prometheus_client": ("storage_node.metrics",),
     "torch": (
         "ais_loader.decoders",
+        "ais_loader.loading",
         "ais_loader.training",
         "ais_loader.values.packed",
     ),

@@ -177,7 +177,8 @@ def ledger(
     A line has the rank, the number of the sample, its source in a mixture, and its object. Ranks are those of the
     number of ranks in STATE.
     """
-    from ais_loader.training.datasets import BatchIterableDataset, MapDataset
+    from ais_loader.loading.batch_loader import BatchLoader
+    from ais_loader.training.datasets import MapDataset
     from ais_loader.training.ledger import ledger as lines_of
     from ais_loader.training.ledger import plan_of
 
@@ -196,7 +197,7 @@ def ledger(
         else:
             with store.reading() as client:
                 samples = MapDataset(client, str(entries))
-                planned = BatchIterableDataset(samples, plan_of(state), rank=0, world_size=1)
+                planned = BatchLoader(samples, plan_of(state), rank=0, world_size=1)
                 found = lines_of(planned, state, step, epoch)
     except IndexError as error:
         raise click.ClickException(str(error)) from None

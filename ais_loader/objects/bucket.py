@@ -871,7 +871,7 @@ class Bucket(BucketComposing, BucketTransforming):
         return table_of_names(names, self.name, pattern)
 
     def samples(self, prefix: str = "", *, pattern: str | Sequence[str] | None = None) -> SampleTable:
-        """Return the samples in the shards whose names begin with `prefix`, for MapDataset and BatchIterableDataset.
+        """Return the samples in the shards whose names begin with `prefix`, for MapDataset.
 
         A shard is an object with an archive's extension (see `Entry.from_url`). As in WebDataset, adjacent members with
         the same name up to the first dot after the last slash form a sample, and the rest of the name, in lower case,

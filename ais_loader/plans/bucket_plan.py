@@ -95,10 +95,10 @@ class BucketPlan(NumberPlan):
             f"balance={self.balance!r}, group={self.group}, tail={self.tail!r})"
         )
 
-    def _arguments(self, own_step: int | None) -> str:
+    def _arguments(self, own_step: int | None) -> dict[str, Any]:
         if self._digest is None:
             self._digest = digest_of(self._lengths, self._cut_by)
-        return f"n={self.n} seed={self.seed} block={self.block} balance={self.balance} digest={self._digest}"
+        return {name: getattr(self, name) for name in ("n", "seed", "block", "balance")} | {"digest": self._digest}
 
     def _histogram(self, block: int) -> Numbers:
         found = self._bin_of[self._blocks.members(block)]

@@ -118,7 +118,7 @@ class MixPlan(NumberPlan):
 
     def _regrouped(self) -> None:
         self._orders: list[MixOrder] | None = None
-        self._texts: dict[int, str] = {}
+        self._described_sources: dict[int, dict[str, Any]] = {}
 
     def _prepared(self) -> list[MixOrder]:
         """Return the orders of draws, one for each change of weights; the number of draws is `_draws` then."""
@@ -249,17 +249,18 @@ class MixPlan(NumberPlan):
         ends = [offset + source.n for offset, source in zip(self._offsets, self._given, strict=True)]
         return max(end for at, end in enumerate(ends) if any(shares[at] for _, shares in schedule))
 
-    def _arguments(self, own_step: int | None) -> str:
+    def _arguments(self, own_step: int | None) -> dict[str, Any]:
         used = len(self._schedule) if own_step is None else self._used(own_step)
-        if used not in self._texts:
+        if used not in self._described_sources:
             schedule = self._schedule[:used]
-            parts = [
-                (name, offset, source.fingerprint, [(step, shares[at]) for step, shares in schedule])
+            self._described_sources[used] = {
+                name: {"first": offset, "weights": [[step, shares[at]] for step, shares in schedule]}
+                | source.description
                 for at, (name, offset, source) in enumerate(zip(self.names, self._offsets, self._given, strict=True))
                 if any(shares[at] for _, shares in schedule)
-            ]
-            self._texts[used] = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-        return f"batch_size={self.batch_size} seed={self.seed} at_end={self.at_end} sources={self._texts[used]}"
+            }
+        own = {name: getattr(self, name) for name in ("batch_size", "seed", "at_end")}
+        return own | {"sources": self._described_sources[used]}
 
 
 _ENDLESS = 1 << 62

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -102,15 +103,20 @@ class NumberPlan:
         return [Drawn(number) for number in batch.tolist()]
 
     @property
-    def fingerprint(self) -> str:
-        """Every argument. A position that was saved under another fingerprint is refused."""
-        return f"{self._text(None)} without={self._spans}"
+    def description(self) -> dict[str, Any]:
+        """Every argument: named fields of numbers and strings."""
+        return self._described(None) | {"without": [list(span) for span in self._spans]}
 
-    def fingerprint_at(self, epoch: int, step: int) -> str:
-        """Return the fingerprint of everything that decides the steps before a position."""
+    @property
+    def fingerprint(self) -> str:
+        """Every argument, as text."""
+        return json.dumps(self.description)
+
+    def description_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return everything that decides the steps before a position. A position of another description is refused."""
         own = self._before(epoch, step)
-        spans = [span for span in self._spans if span[0] == epoch and span[1] < own]
-        return f"{self._text(own)} without={spans}" if spans else self._text(own)
+        spans = [list(span) for span in self._spans if span[0] == epoch and span[1] < own]
+        return self._described(own) | ({"without": spans} if spans else {})
 
     def numbers_before(self, epoch: int, step: int) -> int:
         """Return a number above all those that the steps before a position may have."""
@@ -151,13 +157,13 @@ class NumberPlan:
     def _batch(self, epoch: int, step: int) -> Any:
         raise NotImplementedError
 
-    def _arguments(self, own_step: int | None) -> str:
-        """Return the arguments as text: those that decide what comes before a step, or all if it is None."""
+    def _arguments(self, own_step: int | None) -> dict[str, Any]:
+        """Return the arguments by name: those that decide what comes before a step, or all if it is None."""
         raise NotImplementedError
 
-    def _text(self, own_step: int | None) -> str:
-        name = type(self).__name__
-        return f"{name} order={ORDER} {self._arguments(own_step)} group={self.group} tail={self.tail}"
+    def _described(self, own_step: int | None) -> dict[str, Any]:
+        own = self._arguments(own_step)
+        return {"kind": type(self).__name__, "order": ORDER, **own, "group": self.group, "tail": self.tail}
 
     def _regrouped(self) -> None:
         """Forget what depends on the group."""

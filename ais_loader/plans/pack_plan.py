@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -91,13 +91,11 @@ class PackPlan(NumberPlan):
             f"seed={self.seed}, block={self.block}, balance={self.balance!r}, group={self.group}, tail={self.tail!r})"
         )
 
-    def _arguments(self, own_step: int | None) -> str:
+    def _arguments(self, own_step: int | None) -> dict[str, Any]:
         if self._digest is None:
             self._digest = digest_of(self._counts, "")
-        return (
-            f"n={self.n} tokens={self.tokens} batch_size={self.batch_size} whole={self.whole} seed={self.seed} "
-            f"block={self.block} balance={self.balance} digest={self._digest}"
-        )
+        names = ("n", "tokens", "batch_size", "whole", "seed", "block", "balance")
+        return {name: getattr(self, name) for name in names} | {"digest": self._digest}
 
     def _regrouped(self) -> None:
         self._formed: dict[tuple[int, int], tuple[Numbers, Numbers, list[list[int]]]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ais_loader.errors import InvalidRequest
@@ -40,7 +42,7 @@ class ShufflePlan(NumberPlan):
         if hasattr(n, "__iter__") or hasattr(n, "__getitem__"):
             raise InvalidRequest(
                 f"ShufflePlan: n is a {type(n).__name__}; need the number of samples: with dataset = MapDataset(store, "
-                "entries), write BatchIterableDataset(dataset, ShufflePlan(len(dataset), batch_size))"
+                "entries), write BatchLoader(dataset, ShufflePlan(len(dataset), batch_size))"
             )
         self.n = whole_number("ShufflePlan", "n", n, 0)
         self.batch_size = whole_number("ShufflePlan", "batch_size", batch_size, 1)
@@ -53,11 +55,8 @@ class ShufflePlan(NumberPlan):
             f"drop_last={self.drop_last}, block={self.block}, group={self.group}, tail={self.tail!r})"
         )
 
-    def _arguments(self, own_step: int | None) -> str:
-        return (
-            f"n={self.n} batch_size={self.batch_size} seed={self.seed} shuffle={self.shuffle} "
-            f"drop_last={self.drop_last} block={self.block}"
-        )
+    def _arguments(self, own_step: int | None) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("n", "batch_size", "seed", "shuffle", "drop_last", "block")}
 
     def _steps(self) -> int:
         return self.n // self.batch_size if self.drop_last else -(-self.n // self.batch_size)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ais_loader.plans.number_plan import NumberPlan
-from ais_loader.training.datasets import BatchIterableDataset
 from ais_loader.training.number_batches import as_integers
+from ais_loader.training.plan_position import PlanPosition, PlanRun
 from ais_loader.training.refused_loaders import refuse_shards
-from ais_loader.training.run import Run
 
 
 class BatchSampler:
@@ -28,33 +27,29 @@ class BatchSampler:
         """
         Args:
             plan: A plan of `ais_loader.plans`, over the numbers of the loader's dataset.
-            rank, world_size: See BatchIterableDataset.
+            rank, world_size: See BatchLoader.
 
         Raises InvalidRequest, TypeError.
         """
         if not isinstance(plan, NumberPlan):
             raise TypeError(f"BatchSampler: plan is a {type(plan).__name__}; need a plan of ais_loader.plans")
-        self._steps = BatchIterableDataset(_Numbers(plan.n), plan, rank=rank, world_size=world_size)
-        self._run: Run | None = None
+        self.position = PlanPosition(plan, None, rank, world_size)
 
     def __repr__(self) -> str:
-        return f"BatchSampler({self._steps.plan!r})"
+        return f"BatchSampler({self.position.plan!r})"
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a whole epoch. Raises TypeError if the epoch has no end."""
-        return len(self._steps)
+        return len(self.position)
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Return the batches that are left in the epoch: lists of numbers or, of a PackPlan, of packs."""
-        self._steps.end_run()
-        refuse_shards(sys._getframe(1), self._steps.place)
-        self._run = run = self._steps.begin_run()
-        return self._hand_out(run)
+        refuse_shards(sys._getframe(1), self.position.place)
+        return self._hand_out(self.position.begin())
 
-    def _hand_out(self, run: Run) -> Iterator[list[Any]]:
-        for step in run.left:
-            batch = self._steps.draw(run.start.epoch, step)
-            run.delivered += 1
+    def _hand_out(self, run: PlanRun) -> Iterator[list[Any]]:
+        for _, batch, count in run.batches():
+            run.handed(count)
             yield batch if isinstance(batch, list) else list(as_integers(batch))
 
     @property
@@ -65,8 +60,7 @@ class BatchSampler:
     @property
     def epoch(self) -> int:
         """The epoch that an iteration started now would read."""
-        self._steps.end_run()
-        return self._steps.epoch
+        return self.position.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads.
@@ -74,8 +68,7 @@ class BatchSampler:
         The iteration starts at the beginning of the epoch or, if it is the epoch that `load_state_dict` set, at the
         restored position.
         """
-        self._steps.end_run()
-        self._steps.set_epoch(epoch)
+        self.position.set_epoch(epoch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return a position, as numbers and strings: the same on all ranks that have had equally many batches.
@@ -84,9 +77,7 @@ class BatchSampler:
             batches: The number of batches of the latest iteration that the trainer has had. By default, all that this
                 sampler has handed out. These are the same in a DataLoader without workers.
         """
-        if batches is None or self._run is None:
-            return self._steps.state_dict()
-        return self._steps.state_after(self._run, batches)
+        return self.position.state(batches)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue from this state.
@@ -94,18 +85,4 @@ class BatchSampler:
         Raises InvalidRequest if it is not a state, or belongs to another plan, or if the ranks cannot divide the group
         of steps that form one update.
         """
-        self._steps.load_state_dict(state)
-        self._run = None
-
-
-class _Numbers:
-    """A dataset of n samples without content."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitems__(self, numbers: Iterable[int]) -> list[int]:
-        return list(numbers)
+        self.position.load(state)

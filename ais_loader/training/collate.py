@@ -36,7 +36,7 @@ def drop_placeholders(samples: list[Any], collate: Callable[[list[Any]], Any] | 
 
 
 def collate_packed(packs: list[list[Any]], *, tokens: int, pad: int = 0) -> dict[str, torch.Tensor]:
-    """Collate the packs of a PackPlan's batch, as `collate` of a BatchIterableDataset: `partial(..., tokens=2048)`.
+    """Collate the packs of a PackPlan's batch, as `collate` of a BatchLoader: `partial(..., tokens=2048)`.
 
     Args:
         packs: b packs, each a list of pieces of documents: one-dimensional arrays or lists of token ids.

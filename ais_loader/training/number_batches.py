@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 from ais_loader.errors import InvalidRequest
 from ais_loader.training.plan import entries_digest
 from ais_loader.training.sample_parts import mapped
-from ais_loader.values.entry import Entry, EntryLike, to_entry
+from ais_loader.values.entry import Entry, EntryLike, ObjectInfo, to_entry
 
 
 def sample_numbers(batch: Iterable[Any]) -> list[int]:
@@ -19,6 +20,21 @@ def sample_numbers(batch: Iterable[Any]) -> list[int]:
     if _is_packed(batch):
         return [number for pack in batch for number, *_ in pack]
     return list(as_integers(batch))
+
+
+def are_entries(batch: Any) -> bool:
+    """Whether a batch has entries instead of numbers or packs: an entry, name or tuple or dict of them comes first."""
+    first = next(iter(batch[:1]), None) if isinstance(batch, (list, tuple)) else None
+    return isinstance(first, (str, Entry, ObjectInfo, tuple, dict))
+
+
+def entry_of(dataset: Any, number: int) -> Any:
+    """Return the entry or entries of a sample, or None for a dataset of other things."""
+    if ends := getattr(dataset, "cumulative_sizes", None):
+        part = bisect.bisect_right(ends, number)
+        dataset, number = dataset.datasets[part], number - (ends[part - 1] if part else 0)
+    find = getattr(dataset, "_entry", None)
+    return None if find is None else find(number)
 
 
 def samples_of(entries: Sequence[Any], numbers: Sequence[int], batch: Any, bucket: str | None) -> Sequence[Any]:

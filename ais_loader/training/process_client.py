@@ -54,10 +54,10 @@ class ProcessClient:
             self.options = ClusterOptions(retry_s=retry_s)
         if isinstance(self.options, ClusterOptions) and not isinstance(self._given, Client):
             self.options = with_tls(self._given, self.options)  # the CA of this process, for workers elsewhere too
-        self._opened: Client | None = None
+        self._opened: list[Client] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": None}
+        return self.__dict__ | {"_opened": []}
 
     def __repr__(self) -> str:
         return repr(self._given.url if isinstance(self._given, Client) else self._given)
@@ -127,12 +127,18 @@ class ProcessClient:
         """Whether other clients here can have an effect on the store: it is one of nodes, or the caller's own."""
         return isinstance(self._given, Client) or is_remote(self._given)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the store is behind nodes, so that a request can be sent ahead of its use."""
+        return is_remote(self._given.url if isinstance(self._given, Client) else self._given)
+
     def get(self) -> Client:
         info = get_worker_info()
         if info is not None and getattr(info, "worker_method", "multiprocessing") == "multiprocessing":  # not a thread
             exit_with_trainer()
         if isinstance(self._given, Client):
             return self._given
-        if self._opened is None:
-            self._opened = connect(self._given, mode="r", options=self.options)
-        return self._opened
+        if not self._opened:
+            # Threads may come here together. The first one that is done decides, without a lock that a fork inherits.
+            self._opened.append(connect(self._given, mode="r", options=self.options))
+        return self._opened[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -14,6 +15,14 @@ Decode: TypeAlias = Callable[[Any], Any]
 OnBatch: TypeAlias = Callable[[BatchTiming], object]
 
 
+class _Heard(threading.local):
+    batches: list[Batch] | None = None
+
+
+HEARD = _Heard()
+"""The batches that this thread takes, for a loader that times them. None if nobody listens."""
+
+
 def take_samples(
     batch: Batch, decode: Decode | None, on_batch: OnBatch | None = None, parts: SampleParts | None = None
 ) -> list[Any]:
@@ -22,6 +31,8 @@ def take_samples(
     They do not refer to the batch's buffers unless `decode` kept a view. This is the one place to change how a batch's
     bytes reach another process.
     """
+    if HEARD.batches is not None:
+        HEARD.batches.append(batch)
     with batch:
         batch.between_frames = "decode"
         if parts is not None:

@@ -29,7 +29,7 @@ from pathlib import Path
 import click
 
 import ais_loader
-from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset, Remote, ShufflePlan
+from ais_loader import BatchLoader, Client, MapDataset, Remote, ShufflePlan
 from ais_loader.testing import NodeProcess, seeded_bytes
 from benchmarks.kit.harness import conclude, page
 from tests.remote.fault_proxy import FaultProxy
@@ -66,7 +66,7 @@ def trained(loader: BatchLoader, compute_s: float) -> tuple[float, float]:
 
 def loader_of(client: Client, bucket: str, names: Sequence[str], expect_steps: int) -> BatchLoader:
     plan = ShufflePlan(len(names), BATCH, seed=1)
-    return BatchLoader(BatchIterableDataset(MapDataset(client, names, bucket=bucket), plan), expect_steps=expect_steps)
+    return BatchLoader(MapDataset(client, names, bucket=bucket), plan, expect_steps=expect_steps)
 
 
 def lru_misses(orders: Iterable[Sequence[int]], capacity: int) -> list[int]:

@@ -37,7 +37,7 @@ from grain.experimental import BestFitPackIterDataset
 from lhotse.dataset import DynamicBucketingSampler
 from lhotse.testing.dummies import dummy_cut
 
-from ais_loader import BatchIterableDataset
+from ais_loader import BatchLoader
 from ais_loader.plans import BucketPlan, MixPlan, PackPlan, ShufflePlan, permuted
 from ais_loader.training.plan import Position
 from benchmarks.kit.harness import conclude, page, run_rounds
@@ -89,7 +89,7 @@ class Numbers:
 
 
 def state_us(plan: Any) -> Callable[[], float]:
-    dataset = BatchIterableDataset(Numbers(plan.n), plan, rank=0, world_size=1)
+    dataset = BatchLoader(Numbers(plan.n), plan, rank=0, world_size=1)
     dataset._move(Position(0, 1000), None)
     dataset.state_dict()  # the digest of the lengths is computed once
     return lambda: milliseconds(dataset.state_dict, 200) * 1e3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, BatchSampler, Client, Entry, Item, MapDataset, ShufflePlan
+from ais_loader import BatchLoader, BatchSampler, Client, Entry, Item, MapDataset, ShufflePlan
 from ais_loader import concat as concat_of
 from ais_loader.plans import BucketPlan, MixPlan, PackPlan
 from ais_loader.testing import throwaway_store
@@ -48,13 +48,13 @@ def test_every_step_of_every_rank_is_named(speech: Client, kind: str) -> None:
         samples = concat_of([MapDataset(speech, entries[:15], label), MapDataset(speech, entries[15:], label)])
     states, had = [], {}
     for rank in range(2):
-        loader = BatchLoader(BatchIterableDataset(samples, plan, rank=rank, world_size=2))
+        loader = BatchLoader(samples, plan, rank=rank, world_size=2)
         for at, batch in enumerate(islice(loader, 4)):
             had[2 * at + rank] = [piece for pack in batch for piece in pack] if kind == "pack" else batch
         states.append(loader.state_dict())
     assert states[0] == states[1]
     for step, batch in had.items():
-        lines = ledger(BatchLoader(BatchIterableDataset(samples, plan, rank=0, world_size=1)), states[0], step)
+        lines = ledger(BatchLoader(samples, plan, rank=0, world_size=1), states[0], step)
         expected = []
         for line in lines:
             start, length = line.get("piece", (0, SIZES[line["number"]]))
@@ -68,7 +68,7 @@ def test_every_step_of_every_rank_is_named(speech: Client, kind: str) -> None:
 @pytest.fixture
 def state_file(speech: Client, tmp_path: Path) -> Path:
     plan = ShufflePlan(40, 3, seed=5, group=2).without(range(2, 4))
-    loader = BatchLoader(BatchIterableDataset(MapDataset(speech, "ais://speech/en/"), plan, rank=0, world_size=2))
+    loader = BatchLoader(MapDataset(speech, "ais://speech/en/"), plan, rank=0, world_size=2)
     for _ in islice(loader, 3):
         pass
     path = tmp_path / "state.json"

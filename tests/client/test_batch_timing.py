@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ais_loader import (
-    BatchIterableDataset,
+    BatchLoader,
     BatchTiming,
     Bucket,
     Client,
@@ -201,5 +201,5 @@ def test_a_dataset_hands_the_record_of_each_batch_to_its_callback(
 def test_a_planned_dataset_has_the_callback_too(client: Client, filled: Bucket, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "planned")
     samples = MapDataset(client, filled, on_batch=recorder)
-    assert len(list(BatchIterableDataset(samples, ShufflePlan(len(NAMES), batch_size=10)))) == 2
+    assert len(list(BatchLoader(samples, ShufflePlan(len(NAMES), batch_size=10)))) == 2
     assert [timing.payload_bytes for timing in recorder.timings()] == [10 * SIZE_BYTES] * 2

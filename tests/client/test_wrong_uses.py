@@ -294,30 +294,30 @@ WRONG: list[tuple[str, str]] = [
         (
             f"ShufflePlan({given}, 2)",
             f"InvalidRequest: ShufflePlan: n is a {kind}; need the number of samples: with dataset = MapDataset(store, "
-            "entries), write BatchIterableDataset(dataset, ShufflePlan(len(dataset), batch_size))",
+            "entries), write BatchLoader(dataset, ShufflePlan(len(dataset), batch_size))",
         )
         for given, kind in (("NAMES", "list"), ("bucket", "Bucket"), ("bucket.entries()", "EntryTable"))
     ),
     ("ShufflePlan(9, 0)", "InvalidRequest: ShufflePlan: batch_size=0: need at least 1"),
     ("ShufflePlan(9, 2, seed=0.5)", "TypeError: ShufflePlan: seed is a float; need an int"),
     (
-        "BatchIterableDataset(client, plan)",
-        "InvalidRequest: the plan has numbers, which need a dataset: BatchIterableDataset(MapDataset(store, entries, "
+        "BatchLoader(client, plan)",
+        "InvalidRequest: the plan has numbers, which need a dataset: BatchLoader(MapDataset(store, entries, "
         "decode), plan)",
     ),
     (
-        "BatchIterableDataset(client, bucket.entries())",
+        "BatchLoader(client, bucket.entries())",
         "TypeError: a plan has batch(epoch, step) and steps(epoch), got EntryTable; a sampler goes with MapDataset and "
         "a DataLoader, and entries go with MapDataset",
     ),
     (
-        "next(iter(DataLoader(BatchIterableDataset(MapDataset(client, bucket), plan), batch_size=8)))",
-        "InvalidRequest: BatchIterableDataset yields whole batches, and this DataLoader would make batches of them: "
+        "next(iter(DataLoader(BatchLoader(MapDataset(client, bucket), plan), batch_size=8)))",
+        "InvalidRequest: BatchLoader yields whole batches, and this DataLoader would make batches of them: "
         "give the plan the batch_size, and use BatchLoader(dataset), or DataLoader(dataset, batch_size=None)",
     ),
     (
         "BatchLoader(MapDataset(client, bucket))",
-        "TypeError: need a BatchIterableDataset, got MapDataset; others go with a DataLoader",
+        "TypeError: need a BatchLoader, got MapDataset; others go with a DataLoader",
     ),
     (
         "MapDataset(bucket.entries(), client)",

@@ -1,4 +1,4 @@
-"""BatchIterableDataset and BatchLoader: the plan's batches, in the plan's order, divided without loss or repeat."""
+"""BatchLoader and BatchLoader: the plan's batches, in the plan's order, divided without loss or repeat."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from datasets_kit import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, RandomSampler
 
-from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset
+from ais_loader import BatchLoader, Client, MapDataset
 from ais_loader.errors import InvalidRequest
 
 # Three workers on two cores are what some tests are about.
@@ -42,19 +42,18 @@ class TestOrder:
     @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
     @pytest.mark.sampled(4)
     def test_batches_come_in_the_plans_order_from_any_number_of_workers(self, store: Client, num_workers: int) -> None:
-        loader = BatchLoader(BatchIterableDataset(store, PLAN), num_workers=num_workers)
+        loader = BatchLoader(store, PLAN, num_workers=num_workers)
         assert list(loader) == planned(0)
 
     def test_a_plain_dataloader_delivers_the_same(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN)
+        dataset = BatchLoader(local_store, PLAN)
         assert list(DataLoader(dataset, batch_size=None, num_workers=2)) == planned(0)
         assert list(dataset) == planned(0)
 
     @pytest.mark.sampled(1)
     def test_ranks_and_workers_together_have_every_sample_once(self, store: Client) -> None:
         ranks = [
-            list(BatchLoader(BatchIterableDataset(store, PLAN, rank=rank, world_size=2, tail="uneven"), num_workers=2))
-            for rank in range(2)
+            list(BatchLoader(store, PLAN, rank=rank, world_size=2, tail="uneven", num_workers=2)) for rank in range(2)
         ]
         assert ranks == [planned(0, range(0, STEPS, 2)), planned(0, range(1, STEPS, 2))]
         seen = Counter(sample for rank in ranks for batch in rank for sample in batch)
@@ -69,18 +68,18 @@ class TestOrder:
         }
         for tail, ranks in expected.items():
             for rank, steps in enumerate(ranks):
-                dataset = BatchIterableDataset(local_store, PLAN, rank=rank, world_size=5, tail=tail)
+                dataset = BatchLoader(local_store, PLAN, rank=rank, world_size=5, tail=tail)
                 assert list(dataset) == [planned(0)[step] for step in steps]
                 assert len(dataset) == len(steps)
-        dataset = BatchIterableDataset(local_store, PLAN, rank=3, world_size=5)
+        dataset = BatchLoader(local_store, PLAN, rank=3, world_size=5)
         assert list(BatchLoader(dataset, num_workers=2)) == [planned(0)[step] for step in expected["repeat"][3]]
 
     def test_a_tail_that_does_not_exist_is_refused(self, local_store: Client) -> None:
         with pytest.raises(InvalidRequest, match="tail='keep': need 'repeat', 'drop' or 'uneven'"):
-            BatchIterableDataset(local_store, PLAN, tail="keep")  # type: ignore[arg-type]  # the point
+            BatchLoader(local_store, PLAN, tail="keep")  # type: ignore[arg-type]  # the point
 
     def test_work_is_done_in_the_workers(self, local_store: Client) -> None:
-        loader = BatchLoader(BatchIterableDataset(local_store, PLAN, decode_recording), num_workers=2)
+        loader = BatchLoader(local_store, PLAN, decode_recording, num_workers=2)
         batches = list(loader)
         assert [[sample.data for sample in batch] for batch in batches] == planned(0)
         workers = [{sample.pid for sample in batch} for batch in batches]
@@ -88,12 +87,12 @@ class TestOrder:
         assert len(workers[0] | workers[1]) == 2
 
     def test_collate_makes_the_batch(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN, collate=collate_joined)
+        dataset = BatchLoader(local_store, PLAN, collate=collate_joined)
         assert list(BatchLoader(dataset)) == [b"".join(batch) for batch in planned(0)]
 
     def test_a_plan_without_an_end_goes_on(self, local_store: Client) -> None:
         plan = CountUp()
-        loader = BatchLoader(BatchIterableDataset(local_store, plan), num_workers=2)
+        loader = BatchLoader(local_store, plan, num_workers=2)
         taken = list(itertools.islice(loader, 60))
         assert taken == [contents(plan.batch(0, step)) for step in range(60)]
 
@@ -105,17 +104,17 @@ class TestOrder:
             def batch(self, epoch: int, step: int) -> list[str]:
                 return URLS[:2] if step == 1 else []
 
-        assert list(BatchIterableDataset(local_store, Sparse())) == [[], contents(URLS[:2]), []]
+        assert list(BatchLoader(local_store, Sparse())) == [[], contents(URLS[:2]), []]
 
     def test_a_placeholder_keeps_the_others_in_their_places(self, store: Client) -> None:
         urls = [URLS[0], f"ais://{BUCKET}/missing", URLS[1]]
-        dataset = BatchIterableDataset(store, EntryPlan(urls, 3, shuffle=False), on_error="placeholder")
+        dataset = BatchLoader(store, EntryPlan(urls, 3, shuffle=False), on_error="placeholder")
         assert list(dataset) == [[*contents(URLS[:1]), None, *contents(URLS[1:2])]]
 
 
 class TestRequests:
     def test_each_batch_is_one_request_and_in_flight_are_ahead(self, recording: RecordingTransport) -> None:
-        batches = iter(BatchIterableDataset(Client(recording), PLAN, in_flight=4))
+        batches = iter(BatchLoader(Client(recording), PLAN, in_flight=4))
         assert recording.requests == []
         for delivered in range(1, STEPS + 1):
             next(batches)
@@ -123,19 +122,19 @@ class TestRequests:
         assert recording.requests == [4] * (STEPS - 1) + [len(URLS) - 4 * (STEPS - 1)]
 
 
-def _move_on(dataset: BatchIterableDataset) -> None:
+def _move_on(dataset: BatchLoader) -> None:
     BatchLoader(dataset).set_epoch(5)
 
 
 class TestEpochs:
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_an_epoch_read_to_its_end_is_followed_by_the_next(self, local_store: Client, num_workers: int) -> None:
-        loader = BatchLoader(BatchIterableDataset(local_store, PLAN), num_workers=num_workers)
+        loader = BatchLoader(local_store, PLAN, num_workers=num_workers)
         assert [list(loader), list(loader)] == [planned(0), planned(1)]
         assert loader.epoch == 2
 
     def test_workers_that_stay_follow_the_epoch_too(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN, decode_recording)
+        dataset = BatchLoader(local_store, PLAN, decode_recording)
         loader = BatchLoader(dataset, num_workers=2, persistent_workers=True)
         pids = set()
         for epoch in (0, 1, 7):
@@ -147,7 +146,7 @@ class TestEpochs:
         assert len(pids) == 2
 
     def test_a_plain_dataloader_whose_workers_stay_follows_set_epoch(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN)
+        dataset = BatchLoader(local_store, PLAN)
         loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
         epochs = []
         for epoch in (0, 0, 3):
@@ -157,16 +156,16 @@ class TestEpochs:
 
     def test_an_iteration_broken_off_starts_anew(self, local_store: Client) -> None:
         for num_workers in (0, 2):
-            loader = BatchLoader(BatchIterableDataset(local_store, PLAN), num_workers=num_workers)
+            loader = BatchLoader(local_store, PLAN, num_workers=num_workers)
             assert next(iter(loader)) == planned(0)[0]
             assert list(loader) == planned(0)
 
     def test_two_iterations_of_one_loader_do_not_disturb_each_other(self, local_store: Client) -> None:
-        loader = BatchLoader(BatchIterableDataset(local_store, PLAN), num_workers=1)
+        loader = BatchLoader(local_store, PLAN, num_workers=1)
         assert list(zip(loader, loader, strict=True)) == [(batch, batch) for batch in planned(0)]
 
     def test_set_epoch_does_not_touch_an_iteration_under_way(self, local_store: Client) -> None:
-        loader = BatchLoader(BatchIterableDataset(local_store, PLAN))
+        loader = BatchLoader(local_store, PLAN)
         batches = iter(loader)
         first = next(batches)
         loader.set_epoch(5)
@@ -174,7 +173,7 @@ class TestEpochs:
         assert list(loader) == planned(5)
 
     def test_a_process_that_was_given_the_dataset_moves_only_its_own_position(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN)
+        dataset = BatchLoader(local_store, PLAN)
         loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
         assert list(loader) == planned(0)
         rank = multiprocessing.get_context("fork").Process(target=_move_on, args=(dataset,))
@@ -186,17 +185,17 @@ class TestEpochs:
     @pytest.mark.parametrize("epoch", [-1, 2**63])
     def test_an_epoch_that_is_no_count_is_refused(self, local_store: Client, epoch: int) -> None:
         with pytest.raises(InvalidRequest):
-            BatchIterableDataset(local_store, PLAN).set_epoch(epoch)
+            BatchLoader(local_store, PLAN).set_epoch(epoch)
 
 
 class TestLength:
     def test_the_length_is_this_ranks_batches_of_a_whole_epoch(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN, rank=1, world_size=5, tail="uneven")
+        dataset = BatchLoader(local_store, PLAN, rank=1, world_size=5, tail="uneven")
         assert len(dataset) == len(BatchLoader(dataset)) == len(list(dataset)) == len(range(1, STEPS, 5))
 
     def test_a_plan_without_an_end_has_no_length(self, local_store: Client) -> None:
         with pytest.raises(TypeError, match="no end"):
-            len(BatchLoader(BatchIterableDataset(local_store, CountUp())))
+            len(BatchLoader(local_store, CountUp()))
 
 
 @pytest.fixture
@@ -213,10 +212,10 @@ class TestPlace:
     def test_alone_it_reads_everything(self, local_store: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("RANK", raising=False)
         monkeypatch.delenv("WORLD_SIZE", raising=False)
-        assert BatchIterableDataset(local_store, PLAN).place() == (0, 1)
+        assert BatchLoader(local_store, PLAN).place() == (0, 1)
 
     def test_the_environment_of_a_launcher_says(self, local_store: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN)
+        dataset = BatchLoader(local_store, PLAN)
         monkeypatch.setenv("RANK", "2")
         monkeypatch.setenv("WORLD_SIZE", "4")
         assert list(BatchLoader(dataset, num_workers=2)) == planned(0, range(2, STEPS, 4))
@@ -228,12 +227,12 @@ class TestPlace:
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world_size)
         with pytest.raises(InvalidRequest, match=r"(?i)rank"):
-            list(BatchIterableDataset(local_store, PLAN))
+            list(BatchLoader(local_store, PLAN))
 
     def test_a_process_group_says_even_when_it_is_set_up_later_and_to_forked_workers(
         self, local_store: Client, request: pytest.FixtureRequest
     ) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN)
+        dataset = BatchLoader(local_store, PLAN)
         request.getfixturevalue("fake_process_group")
         assert list(BatchLoader(dataset, num_workers=2)) == planned(0, range(1, STEPS, 3))
 
@@ -242,8 +241,8 @@ class TestPlace:
     ) -> None:
         monkeypatch.setenv("RANK", "2")
         monkeypatch.setenv("WORLD_SIZE", "4")
-        assert BatchIterableDataset(local_store, PLAN, rank=0, world_size=2).place() == (0, 2)
-        assert BatchIterableDataset(local_store, PLAN).place() == (1, 3)
+        assert BatchLoader(local_store, PLAN, rank=0, world_size=2).place() == (0, 2)
+        assert BatchLoader(local_store, PLAN).place() == (1, 3)
 
 
 class TestArguments:
@@ -260,11 +259,11 @@ class TestArguments:
     )
     def test_options_that_make_no_sense_are_refused_at_once(self, local_store: Client, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidRequest):
-            BatchIterableDataset(local_store, PLAN, **options)
+            BatchLoader(local_store, PLAN, **options)
 
     def test_a_sampler_is_no_plan(self, local_store: Client) -> None:
         with pytest.raises(TypeError, match="sampler goes with MapDataset"):
-            BatchIterableDataset(local_store, RandomSampler(URLS))
+            BatchLoader(local_store, RandomSampler(URLS))
 
     @pytest.mark.parametrize(
         "options",
@@ -281,7 +280,7 @@ class TestArguments:
         self, local_store: Client, options: dict[str, Any]
     ) -> None:
         with pytest.raises(InvalidRequest):
-            BatchLoader(BatchIterableDataset(local_store, PLAN), **options)
+            BatchLoader(local_store, PLAN, **options)
 
     def test_a_loader_takes_no_other_dataset(self, local_store: Client) -> None:
         with pytest.raises(TypeError, match="MapDataset"):

@@ -12,7 +12,7 @@ import pytest
 from datasets_kit import CORPUS, URLS, RecordingTransport, collate_joined, contents
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, BatchSampler, Client, MapDataset, ShufflePlan, concat
+from ais_loader import BatchLoader, BatchSampler, Client, MapDataset, ShufflePlan, concat
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, PackPlan
 
@@ -59,7 +59,7 @@ def test_packs_are_those_of_a_batch_loader(local_store: Client, num_workers: int
     plan = PLANS["pack"]
     loader = DataLoader(dataset, batch_sampler=BatchSampler(plan), collate_fn=joined_packs, num_workers=num_workers)
     packs = list(loader)
-    assert packs == list(BatchLoader(BatchIterableDataset(dataset, plan, collate=joined_packs)))
+    assert packs == list(BatchLoader(dataset, plan, collate=joined_packs))
     assert sum(len(pack) for batch in packs for pack in batch) >= sum(SIZES)
 
 

@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from ais_loader import (
-    BatchIterableDataset,
     BatchLoader,
     Client,
     Item,
@@ -63,7 +62,7 @@ def test_another_collation_can_follow_and_it_goes_with_a_plan(numbers: Client) -
     plan = ShufflePlan(2, 2, shuffle=False)
     collate = pickle.loads(pickle.dumps(functools.partial(drop_placeholders, collate=torch.tensor)))
     samples = MapDataset(numbers, [URLS[3], MISSING], decoders.json, on_error="placeholder")
-    dataset = BatchIterableDataset(samples, plan, collate=collate)
+    dataset = BatchLoader(samples, plan, collate=collate)
     assert [batch.tolist() for batch in BatchLoader(dataset)] == [[3]]
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import ais_loader
 from ais_loader import (
-    BatchIterableDataset,
+    BatchLoader,
     BatchTiming,
     Client,
     EmbeddedOptions,
@@ -226,8 +226,8 @@ def test_an_index_that_it_does_not_have_is_an_index_error(local_store: Client, i
 
 def test_what_cannot_be_concatenated_is_refused(local_store: Client) -> None:
     mapped = MapDataset(local_store, FIRST)
-    planned = BatchIterableDataset(mapped, ShufflePlan(len(FIRST), 4))
-    with pytest.raises(TypeError, match="concat: BatchIterableDataset has no indices; need map-style datasets"):
+    planned = BatchLoader(mapped, ShufflePlan(len(FIRST), 4))
+    with pytest.raises(TypeError, match="concat: BatchLoader has no indices; need map-style datasets"):
         concat([mapped, planned])
     with pytest.raises(TypeError, match="concat: str has no indices"):
         mapped + "more"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from datasets_kit import URLS
 
-from ais_loader import BatchIterableDataset, BatchLoader, Client, Entry, MapDataset, ShufflePlan
+from ais_loader import BatchLoader, Client, Entry, MapDataset, ShufflePlan
 from ais_loader.training.plan import entries_digest
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.text_column import TextColumn
@@ -69,7 +69,7 @@ def test_entries_are_read_once_for_all_states(local_store: Client) -> None:
 
     dataset = MapDataset(local_store, ())
     dataset._entries = Counting([*URLS, f"{URLS[0]}/member"])  # more than one form, so that no table holds them
-    loader = BatchLoader(BatchIterableDataset(dataset, ShufflePlan(len(dataset), 3)))
+    loader = BatchLoader(dataset, ShufflePlan(len(dataset), 3))
     first, read = loader.state_dict(), Counting.read
     assert first == loader.state_dict()
     assert Counting.read == read

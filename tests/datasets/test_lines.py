@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, Bucket, Client, Lines, errors
+from ais_loader import BatchLoader, Bucket, Client, Lines, errors
 from ais_loader.objects import line_index
 from ais_loader.plans import ShufflePlan
 from ais_loader.wire.line_index import decode_index, encode_index, index_name
@@ -216,7 +216,7 @@ def test_the_path_of_an_embedded_store_is_only_read(corpus: Bucket) -> None:
 def test_a_plan_draws_lines_and_resumes(corpus: Bucket, num_workers: int) -> None:
     def loader() -> BatchLoader:
         lines = Lines(corpus.client.url, ["train/a.jsonl", "train/b.jsonl"], json.loads, bucket="corpus")
-        return BatchLoader(BatchIterableDataset(lines, ShufflePlan(203, 30, seed=3)), num_workers=num_workers)
+        return BatchLoader(lines, ShufflePlan(203, 30, seed=3), num_workers=num_workers)
 
     plan = ShufflePlan(203, 30, seed=3)
     first = loader()

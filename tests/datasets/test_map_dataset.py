@@ -23,7 +23,6 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from ais_loader import (
-    BatchIterableDataset,
     BatchLoader,
     Client,
     ClusterOptions,
@@ -49,10 +48,8 @@ class TestIndices:
     def test_it_says_what_it_is(self, local_store: Client) -> None:
         shown = repr(MapDataset(local_store, URLS))
         assert shown == f"<MapDataset of {len(URLS)} entries, {local_store.url!r}>"
-        loader = BatchLoader(
-            BatchIterableDataset(MapDataset("/data/store", URLS), ShufflePlan(len(URLS), batch_size=2))
-        )
-        assert repr(loader).startswith("<BatchLoader of <BatchIterableDataset of ShufflePlan(")
+        loader = BatchLoader(MapDataset("/data/store", URLS), ShufflePlan(len(URLS), batch_size=2))
+        assert repr(loader).startswith("<BatchLoader of <BatchLoader of ShufflePlan(")
         assert repr(loader).endswith(", '/data/store'>, num_workers=0>")
 
     def test_negative_numpy_and_torch_integers_count_like_pythons(self, local_store: Client) -> None:
@@ -234,7 +231,7 @@ class TestArguments:
         with pytest.raises(NodeUnavailable):
             MapDataset("grpc://127.0.0.1:1", entries, retry_s=0)[0]
         assert time.monotonic() - began_s < ClusterOptions().retry_s
-        dataset = BatchIterableDataset(MapDataset("grpc://127.0.0.1:1", URLS, retry_s=0), ShufflePlan(len(URLS), 4))
+        dataset = BatchLoader(MapDataset("grpc://127.0.0.1:1", URLS, retry_s=0), ShufflePlan(len(URLS), 4))
         with pytest.raises(NodeUnavailable):
             next(iter(pickle.loads(pickle.dumps(dataset))))
 

@@ -10,7 +10,7 @@ import pytest
 from datasets_kit import CORPUS, URLS, collate_joined, contents
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, BatchSampler, Client, Entry, Item, MapDataset, concat
+from ais_loader import BatchLoader, BatchSampler, Client, Entry, Item, MapDataset, concat
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, NumberPlan, PackPlan, ShufflePlan
 
@@ -24,22 +24,22 @@ def planned(plan: Any, epoch: int = 0) -> list[list[bytes]]:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_entries_of_a_client(store: Client, num_workers: int) -> None:
-    loader = BatchLoader(BatchIterableDataset(MapDataset(store, URLS), PLAN), num_workers=num_workers)
+    loader = BatchLoader(MapDataset(store, URLS), PLAN, num_workers=num_workers)
     assert list(loader) == planned(PLAN)
     assert list(loader) == planned(PLAN, 1)
 
 
 def test_names_of_a_bucket_and_the_url_of_a_prefix(local_store: Client) -> None:
     names = list(CORPUS)
-    assert list(BatchIterableDataset(MapDataset(local_store, names, bucket="speech"), PLAN)) == planned(PLAN)
+    assert list(BatchLoader(MapDataset(local_store, names, bucket="speech"), PLAN)) == planned(PLAN)
     ordered = ShufflePlan(len(URLS), 5, shuffle=False)
-    listed = BatchIterableDataset(MapDataset(local_store, "ais://speech/en/"), ordered)
+    listed = BatchLoader(MapDataset(local_store, "ais://speech/en/"), ordered)
     assert list(listed) == [contents(sorted(URLS)[first : first + 5]) for first in range(0, len(URLS), 5)]
 
 
 def test_a_map_dataset_keeps_its_decoder_and_options(store: Client) -> None:
     samples = MapDataset(store, [*URLS[:-1], "ais://speech/missing"], decode_length, on_error="placeholder")
-    dataset = BatchIterableDataset(samples, PLAN, collate=tuple)
+    dataset = BatchLoader(samples, PLAN, collate=tuple)
     expected = [tuple(length_of(at) for at in PLAN.batch(0, step)) for step in range(PLAN.steps(0) or 0)]
     assert list(dataset) == expected
     assert "ShufflePlan(47" in repr(dataset)
@@ -57,14 +57,14 @@ def length_of(at: int) -> int | None:
 def test_a_mixture_of_concatenated_datasets(store: Client) -> None:
     parts = [MapDataset(store, URLS[:30]), MapDataset(store, URLS[30:])]
     plan = MixPlan({"first": 30, "second": 17}, {"first": 1, "second": 2}, batch_size=6, at_end="leave")
-    loader = BatchLoader(BatchIterableDataset(concat(parts), plan), num_workers=2)
+    loader = BatchLoader(concat(parts), plan, num_workers=2)
     state = None
     found = []
     for batch in islice(loader, 3):
         found.append(batch)
         state = loader.state_dict()
     assert state is not None
-    resumed = BatchLoader(BatchIterableDataset(concat(parts), plan))
+    resumed = BatchLoader(concat(parts), plan)
     resumed.load_state_dict(state)
     assert [*found, *resumed] == planned(plan)
     assert sorted(one for batch in planned(plan) for one in batch) == sorted(contents(URLS))
@@ -74,9 +74,9 @@ def test_buckets_by_size_and_packs_of_bytes(store: Client) -> None:
     sizes = [len(CORPUS[name]) for name in CORPUS]
     buckets = BucketPlan(sizes, [1000, 2000, 3000], [8, 4, 2], group=2)
     assert buckets.left_out.tolist() == [46]
-    assert list(BatchIterableDataset(MapDataset(store, URLS), buckets, rank=0, world_size=1)) == planned(buckets)
+    assert list(BatchLoader(MapDataset(store, URLS), buckets, rank=0, world_size=1)) == planned(buckets)
     packs = PackPlan(sizes[:40], 4096, 2, seed=1)
-    dataset = BatchIterableDataset(MapDataset(store, URLS[:40]), packs, collate=collate_packs)
+    dataset = BatchLoader(MapDataset(store, URLS[:40]), packs, collate=collate_packs)
     expected = [
         [b"".join(contents([URLS[at]])[0][start : start + length] for at, start, length in pack) for pack in batch]
         for batch in (packs.batch(0, step) for step in range(packs.steps(0)))
@@ -103,7 +103,7 @@ def test_packs_request_only_the_bytes_of_their_pieces(local_store: Client, how: 
     if how == "sampler":
         loader: Any = DataLoader(samples, batch_sampler=BatchSampler(packs, 0, 1), collate_fn=list)
     else:
-        loader = BatchIterableDataset(samples, packs, rank=0, world_size=1)
+        loader = BatchLoader(samples, packs, rank=0, world_size=1)
     steps = [packs.batch(0, step) for step in range(packs.steps(0) or 0)]
     for batch, wanted in zip(loader, steps, strict=False):
         found = [[b"".join(piece) if how == "concat" else piece for piece in pack] for pack in batch]
@@ -124,7 +124,7 @@ def test_pieces_of_what_has_no_bytes_of_its_own_are_refused(local_store: Client)
     plan = PackPlan([100], 100, 1, item_bytes=4)
     entry = Entry("speech", next(iter(CORPUS)), length=300)
     with pytest.raises(InvalidRequest, match="its 300 bytes end before byte 400 of the plan"):
-        list(BatchIterableDataset(MapDataset(local_store, [entry]), plan, rank=0, world_size=1))
+        list(BatchLoader(MapDataset(local_store, [entry]), plan, rank=0, world_size=1))
     with pytest.raises(InvalidRequest, match="item_bytes=0"):
         PackPlan([1], 5, 2, item_bytes=0)
 
@@ -134,13 +134,13 @@ def collate_packs(packs: list[list[bytes]]) -> list[bytes]:
 
 
 def test_a_state_is_refused_if_an_entry_has_changed(local_store: Client) -> None:
-    loader = BatchLoader(BatchIterableDataset(MapDataset(local_store, URLS), PLAN))
+    loader = BatchLoader(MapDataset(local_store, URLS), PLAN)
     next(iter(loader))
     state = loader.state_dict()
-    same = BatchLoader(BatchIterableDataset(MapDataset(local_store, tuple(URLS)), PLAN))
+    same = BatchLoader(MapDataset(local_store, tuple(URLS)), PLAN)
     same.load_state_dict(state)
     assert list(same) == planned(PLAN)[1:]
-    other = BatchLoader(BatchIterableDataset(MapDataset(local_store, [*URLS[:-1], URLS[0]]), PLAN))
+    other = BatchLoader(MapDataset(local_store, [*URLS[:-1], URLS[0]]), PLAN)
     with pytest.raises(InvalidRequest, match="another plan"):
         other.load_state_dict(state)
 
@@ -148,7 +148,7 @@ def test_a_state_is_refused_if_an_entry_has_changed(local_store: Client) -> None
 def test_a_state_of_a_mixture_depends_on_the_entries_of_its_past_only(local_store: Client) -> None:
     def loader_of(urls: list[list[str]], weights: Any) -> BatchLoader:
         plan = MixPlan({str(at): len(part) for at, part in enumerate(urls)}, weights, batch_size=4)
-        return BatchLoader(BatchIterableDataset(concat(MapDataset(local_store, part) for part in urls), plan))
+        return BatchLoader(concat(MapDataset(local_store, part) for part in urls), plan)
 
     parts = [URLS[:20], URLS[20:40]]
     loader = loader_of(parts, {"0": 1})
@@ -165,15 +165,15 @@ def test_a_state_of_a_mixture_depends_on_the_entries_of_its_past_only(local_stor
 
 
 def test_a_dataset_crosses_into_a_process(local_store: Client) -> None:
-    dataset = BatchIterableDataset(MapDataset(local_store, URLS), PLAN, rank=0, world_size=1)
+    dataset = BatchLoader(MapDataset(local_store, URLS), PLAN, rank=0, world_size=1)
     assert list(pickle.loads(pickle.dumps(dataset))) == planned(PLAN)
 
 
 def test_numbers_need_samples(local_store: Client) -> None:
     with pytest.raises(InvalidRequest, match="n=47 numbers, for 46 samples"):
-        BatchIterableDataset(MapDataset(local_store, URLS[:-1]), PLAN)
+        BatchLoader(MapDataset(local_store, URLS[:-1]), PLAN)
     with pytest.raises(InvalidRequest, match="need a dataset"):
-        BatchIterableDataset(local_store, PLAN)
+        BatchLoader(local_store, PLAN)
     for options in ({"decode": len}, {"on_error": "placeholder"}, {"timeout_s": 5.0}, {"bucket": "speech"}):
         with pytest.raises(InvalidRequest, match="has its own"):
-            BatchIterableDataset(MapDataset(local_store, URLS), PLAN, **options)
+            BatchLoader(MapDataset(local_store, URLS), PLAN, **options)

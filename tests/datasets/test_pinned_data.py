@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset, ShufflePlan, connect
+from ais_loader import BatchLoader, Client, MapDataset, ShufflePlan, connect
 from ais_loader.testing import throwaway_node, throwaway_store
 
 CORPUS = {f"en/{at:03}.wav": b"%d " % at * (at + 1) for at in range(48)}
@@ -29,7 +29,7 @@ def test_a_run_over_a_snapshot_reads_the_same_bytes_in_every_epoch(store: Client
     pinned = bucket.snapshot("run-1").pinned
     urls = [f"ais://{pinned}/{name}" for name in CORPUS]
     samples = MapDataset(store, list(CORPUS), bucket=pinned)
-    planned = BatchLoader(BatchIterableDataset(samples, ShufflePlan(len(samples), batch_size=8, seed=1)))
+    planned = BatchLoader(samples, ShufflePlan(len(samples), batch_size=8, seed=1))
     mapped = DataLoader(MapDataset(store, urls), batch_size=8, shuffle=True, num_workers=0, collate_fn=list)
     for epoch in range(3):
         for loader in (planned, mapped):

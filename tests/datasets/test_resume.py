@@ -14,7 +14,7 @@ import torch
 from datasets_kit import URLS, CountUp, EntryPlan, contents
 from torch.utils.data._utils import worker as torch_worker
 
-from ais_loader import BatchIterableDataset, BatchLoader, Client
+from ais_loader import BatchLoader, Client
 from ais_loader.errors import InvalidRequest, ObjectNotFound
 
 # Three workers on two cores are what some tests are about.
@@ -28,7 +28,7 @@ def planned(epoch: int) -> list[list[bytes]]:
 
 
 def loader_of(client: Client, num_workers: int = 0, **options: Any) -> BatchLoader:
-    return BatchLoader(BatchIterableDataset(client, PLAN, **options), num_workers=num_workers)
+    return BatchLoader(client, PLAN, **options, num_workers=num_workers)
 
 
 def state_after(loader: BatchLoader, batches: int) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class TestLoader:
         assert list(resumed) == (planned(0)[batches:] or planned(1))
 
     def test_the_loader_that_was_broken_off_can_itself_go_back(self, local_store: Client) -> None:
-        loader = BatchLoader(BatchIterableDataset(local_store, PLAN), num_workers=2, persistent_workers=True)
+        loader = BatchLoader(local_store, PLAN, num_workers=2, persistent_workers=True)
         states = []
         for _ in islice(loader, 6):
             states.append(loader.state_dict())
@@ -95,17 +95,17 @@ class TestLoader:
 
     def test_a_plan_without_an_end_resumes(self, local_store: Client) -> None:
         plan = CountUp()
-        loaders = [BatchLoader(BatchIterableDataset(local_store, plan), num_workers=2) for _ in range(2)]
+        loaders = [BatchLoader(local_store, plan, num_workers=2) for _ in range(2)]
         loaders[1].load_state_dict(state_after(loaders[0], 31))
         assert next(iter(loaders[1])) == contents(plan.batch(0, 31))
 
     def test_the_batch_that_failed_is_the_one_to_go_on_with(self, local_store: Client) -> None:
         urls = [*URLS[:8], "ais://speech/missing", *URLS[8:11]]
         plan = EntryPlan(urls, 4, shuffle=False)
-        loader = BatchLoader(BatchIterableDataset(local_store, plan))
+        loader = BatchLoader(local_store, plan)
         with pytest.raises(ObjectNotFound):
             list(loader)
-        patient = BatchLoader(BatchIterableDataset(local_store, plan, on_error="placeholder"))
+        patient = BatchLoader(local_store, plan, on_error="placeholder")
         patient.load_state_dict(loader.state_dict())
         assert list(patient) == [[None, *contents(URLS[8:11])]]
 
@@ -135,7 +135,7 @@ class TestEndOfEpoch:
         loader.load_state_dict(state)
         assert loader.epoch == 1
         assert list(loader) == planned(1)
-        dataset = BatchIterableDataset(local_store, PLAN)
+        dataset = BatchLoader(local_store, PLAN)
         dataset.load_state_dict(state)
         assert list(dataset) == planned(1)
 
@@ -199,7 +199,7 @@ class TestRanks:
 class TestRefused:
     def test_another_plans_state_is_refused_by_name(self, local_store: Client) -> None:
         state = state_after(loader_of(local_store), 2)
-        other = BatchLoader(BatchIterableDataset(local_store, EntryPlan(URLS, 4, seed=10)))
+        other = BatchLoader(local_store, EntryPlan(URLS, 4, seed=10))
         with pytest.raises(InvalidRequest, match=r"another plan.*seed=9.*seed=10"):
             other.load_state_dict(state)
 
@@ -209,7 +209,7 @@ class TestRefused:
 
 
 @contextmanager
-def as_worker(worker: int, num_workers: int, dataset: BatchIterableDataset) -> Iterator[None]:
+def as_worker(worker: int, num_workers: int, dataset: BatchLoader) -> Iterator[None]:
     """This process as a DataLoader's worker, as far as a dataset can tell."""
     info = torch_worker.WorkerInfo(id=worker, num_workers=num_workers, seed=0, dataset=dataset)
     torch_worker._worker_info = info
@@ -227,7 +227,7 @@ class TestWorkerStates:
     def test_every_workers_own_state_restores_exactly(
         self, local_store: Client, num_workers: int, delivered: int
     ) -> None:
-        original = BatchIterableDataset(local_store, PLAN)
+        original = BatchLoader(local_store, PLAN)
         original.load_state_dict(state_after(loader_of(local_store), 2))
         states, rest = [], []
         for worker in range(num_workers):
@@ -248,7 +248,7 @@ class TestWorkerStates:
                 assert dataset.state_dict()["batches"] == len(planned(0)[2:][worker::num_workers])
 
     def test_a_worker_does_not_take_up_the_state_of_another(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN)
+        dataset = BatchLoader(local_store, PLAN)
         with as_worker(0, 2, dataset):
             next(iter(dataset))
             state = dataset.state_dict()
@@ -261,8 +261,8 @@ class TestWorkerStates:
             loader_of(local_store).load_state_dict(state)
 
     def test_what_a_worker_restores_stays_its_own(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN)
-        twin = BatchIterableDataset.__new__(BatchIterableDataset)
+        dataset = BatchLoader(local_store, PLAN)
+        twin = BatchLoader.__new__(BatchLoader)
         twin.__setstate__(dataset.__getstate__())  # shares its memory, as a copy in a worker process does
         with as_worker(0, 1, twin):
             next(iter(twin))
@@ -271,11 +271,11 @@ class TestWorkerStates:
         assert list(dataset) == planned(0)
 
     def test_a_state_of_this_process_counts_its_own_iteration(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN)
+        dataset = BatchLoader(local_store, PLAN)
         batches = iter(dataset)
         next(batches)
         next(batches)
-        resumed = BatchIterableDataset(local_store, PLAN)
+        resumed = BatchLoader(local_store, PLAN)
         resumed.load_state_dict(dataset.state_dict())
         assert list(resumed) == list(batches)
 

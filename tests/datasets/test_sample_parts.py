@@ -12,7 +12,6 @@ from datasets_kit import BUCKET, CORPUS, URLS, RecordingTransport, contents
 from torch.utils.data import DataLoader
 
 from ais_loader import (
-    BatchIterableDataset,
     BatchLoader,
     BatchTiming,
     Client,
@@ -76,7 +75,7 @@ def test_a_batch_is_one_request(recording: RecordingTransport, how: str) -> None
     parts = [MapDataset(client, DICTS[:9], decode=lengths), MapDataset(client, DICTS[9:])]
     if how == "plan":
         plan = ShufflePlan(len(DICTS), 10, shuffle=False)
-        got = [sample for batch in BatchIterableDataset(whole, plan) for sample in batch]
+        got = [sample for batch in BatchLoader(whole, plan) for sample in batch]
     else:
         dataset = whole if how == "map" else concat(parts)
         got = [sample for batch in DataLoader(dataset, batch_size=10, collate_fn=list) for sample in batch]
@@ -92,18 +91,18 @@ def test_a_batch_is_one_request(recording: RecordingTransport, how: str) -> None
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_plan_draws_samples_and_resumes(store: Client, num_workers: int) -> None:
     plan = ShufflePlan(len(PAIRS), 4, seed=5)
-    loader = BatchLoader(BatchIterableDataset(MapDataset(store, PAIRS), plan), num_workers=num_workers)
+    loader = BatchLoader(MapDataset(store, PAIRS), plan, num_workers=num_workers)
     expected = [[pair(at) for at in plan.batch(0, step)] for step in range(plan.steps(0) or 0)]
     running = iter(loader)
     assert [next(running) for _ in range(3)] == expected[:3]
     state = loader.state_dict()
-    again = BatchLoader(BatchIterableDataset(MapDataset(store, PAIRS), plan), num_workers=num_workers)
+    again = BatchLoader(MapDataset(store, PAIRS), plan, num_workers=num_workers)
     again.load_state_dict(state)
     assert list(again) == expected[3:]
-    other = BatchLoader(BatchIterableDataset(MapDataset(store, [*PAIRS[:-1], PAIRS[0]]), plan))
+    other = BatchLoader(MapDataset(store, [*PAIRS[:-1], PAIRS[0]]), plan)
     with pytest.raises(errors.InvalidRequest, match="belongs to another plan"):
         other.load_state_dict(state)
-    renamed = BatchLoader(BatchIterableDataset(MapDataset(store, DICTS), plan))
+    renamed = BatchLoader(MapDataset(store, DICTS), plan)
     with pytest.raises(errors.InvalidRequest, match="belongs to another plan"):
         renamed.load_state_dict(state)
 
@@ -118,7 +117,7 @@ def test_an_error_names_the_sample_and_the_entry(store: Client, how: str) -> Non
         elif how == "sum":
             (MapDataset(store, DICTS) + dataset).__getitems__([1, len(DICTS) + 4, 2])
         else:
-            list(BatchIterableDataset(dataset, ShufflePlan(len(samples), 3, shuffle=False)))
+            list(BatchLoader(dataset, ShufflePlan(len(samples), 3, shuffle=False)))
     assert raised.value.__notes__ == [f"sample 4 of its dataset, entry 'text': {MISSING}"]
 
 

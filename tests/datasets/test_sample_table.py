@@ -12,7 +12,7 @@ import pytest
 from datasets_kit import RecordingTransport
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, Bucket, Client, MapDataset, MemberInfo, errors
+from ais_loader import BatchLoader, Bucket, Client, MapDataset, MemberInfo, errors
 from ais_loader.objects.sample_table import SampleTable, Shard
 from ais_loader.plans import ShufflePlan
 from tests.tar_kit import packed_tar
@@ -91,7 +91,7 @@ def test_a_batch_is_one_request(shards: Bucket) -> None:
 def test_a_plan_over_samples_resumes_and_notices_a_replaced_shard(shards: Bucket) -> None:
     def loader() -> BatchLoader:
         plan = ShufflePlan(30, 7, seed=2)
-        return BatchLoader(BatchIterableDataset(MapDataset(shards.client, shards.samples("train/")), plan))
+        return BatchLoader(MapDataset(shards.client, shards.samples("train/")), plan)
 
     first = loader()
     running = iter(first)

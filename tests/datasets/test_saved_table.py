@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from ais_loader import (
-    BatchIterableDataset,
     BatchLoader,
     Client,
     Entry,
@@ -214,7 +213,7 @@ class TestDatasets:
 
     def test_a_state_continues_with_the_saved_table(self, local_store: Client, path: Path) -> None:
         def loader(entries: Any) -> BatchLoader:
-            return BatchLoader(BatchIterableDataset(MapDataset(local_store, entries), ShufflePlan(len(CORPUS), 4)))
+            return BatchLoader(MapDataset(local_store, entries), ShufflePlan(len(CORPUS), 4))
 
         first, second = loader(f"ais://{BUCKET}/"), loader(path)
         batches = iter(first)

@@ -16,7 +16,6 @@ from datasets_kit import RecordingTransport
 from torch.utils.data import DataLoader
 
 from ais_loader import (
-    BatchIterableDataset,
     BatchLoader,
     Bucket,
     Client,
@@ -126,7 +125,7 @@ def test_a_plan_draws_windows_and_resumes(tokens: Bucket, num_workers: int) -> N
     def loader(stride: int = 64) -> BatchLoader:
         dataset = TokenWindows(tokens.client.url, "ais://tokens/train/", 64, dtype="uint16", stride=stride)
         plan = ShufflePlan(len(dataset), 500, seed=3)
-        return BatchLoader(BatchIterableDataset(dataset, plan), num_workers=num_workers)
+        return BatchLoader(dataset, plan, num_workers=num_workers)
 
     expected, plan = windows(64), ShufflePlan(len(windows(64)), 500, seed=3)
     first = loader()

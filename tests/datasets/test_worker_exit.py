@@ -22,7 +22,7 @@ TRAINER = """
 import ctypes, multiprocessing, os, sys, threading, time
 from pathlib import Path
 from torch.utils.data import DataLoader
-from ais_loader import BatchIterableDataset, BatchLoader, MapDataset, ShufflePlan
+from ais_loader import BatchLoader, MapDataset, ShufflePlan
 
 FOLDER, STORE, START_METHOD, DECODE, THREAD, PLAN = sys.argv[1:]
 
@@ -42,7 +42,7 @@ def loop():
     urls = [f"ais://b/{at}" for at in range(16)]
     options = {"num_workers": 2, "multiprocessing_context": START_METHOD}
     if PLAN == "plan":
-        loader = BatchLoader(BatchIterableDataset(MapDataset(STORE, urls, decode), ShufflePlan(16, 8)), **options)
+        loader = BatchLoader(MapDataset(STORE, urls, decode), ShufflePlan(16, 8), **options)
     else:
         loader = DataLoader(MapDataset(STORE, urls, decode), batch_size=8, **options)
     if THREAD == "thread that ends":

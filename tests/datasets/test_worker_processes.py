@@ -22,7 +22,7 @@ from datasets_kit import (
 )
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset, ShufflePlan, connect
+from ais_loader import BatchLoader, Client, MapDataset, ShufflePlan, connect
 from ais_loader.errors import ObjectNotFound
 
 PLAN = ShufflePlan(len(URLS), 8, seed=2)
@@ -35,7 +35,7 @@ def map_loader(client: Client, urls: list[str], decode: Any = None) -> DataLoade
 
 def plan_loader(client: Client, urls: list[str], decode: Any = None, collate: Any = None) -> DataLoader[Any]:
     plan = ShufflePlan(len(urls), 8, shuffle=False)
-    dataset = BatchIterableDataset(MapDataset(client, urls, decode), plan, collate=collate)
+    dataset = BatchLoader(MapDataset(client, urls, decode), plan, collate=collate)
     return BatchLoader(dataset, num_workers=1, timeout=DEADLINE_S)
 
 
@@ -113,7 +113,10 @@ class TestSpawn:
         self, local_store: Client
     ) -> None:
         loader = BatchLoader(
-            BatchIterableDataset(MapDataset(local_store.url, URLS), PLAN, rank=1, world_size=2),
+            MapDataset(local_store.url, URLS),
+            PLAN,
+            rank=1,
+            world_size=2,
             num_workers=2,
             persistent_workers=True,
             multiprocessing_context="spawn",

@@ -60,7 +60,7 @@ print(json.dumps(ended))
 PUBLIC_NAMES = """
 import ais_loader
 found = {}
-of_torch = "BatchIterableDataset", "BatchLoader", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"
+of_torch = "BatchLoader", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"
 for name in {*ais_loader.__all__, *of_torch}:
     try:
         getattr(ais_loader, name)
@@ -68,7 +68,7 @@ for name in {*ais_loader.__all__, *of_torch}:
         found[name] = error.name
 """
 STAR = "from ais_loader import *; found = connect('grpc://127.0.0.1:1').url"
-DIR = "import ais_loader; found = {'BatchIterableDataset', 'MapDataset', 'concat'} - {*dir(ais_loader)}"
+DIR = "import ais_loader; found = {'BatchLoader', 'MapDataset', 'concat'} - {*dir(ais_loader)}"
 CLIENT_OF_A_NODE = "import ais_loader; found = ais_loader.connect('grpc://127.0.0.1:1').url"
 READ = "import ais_loader; found = ais_loader.connect(store, mode='r').get_batch(['ais://b/a'])"
 PUT = (
@@ -78,9 +78,8 @@ PUT = (
 OF_PACKAGE = {
     "torch": {
         "MapDataset": "from ais_loader import MapDataset",
-        "BatchIterableDataset": "import ais_loader; ais_loader.BatchIterableDataset",
         "BatchLoader": "from ais_loader import BatchLoader",
-        "its module": "import ais_loader.training.loader",
+        "its module": "import ais_loader.loading.batch_loader",
         "PackedBatch.torch": f"{READ}.packed().torch()",
         "PackedBatch.pin_memory": f"{READ}.packed().pin_memory()",
         "the speech example": "import examples.speech.train",
@@ -209,7 +208,7 @@ def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(pack
         assert kind == RAISED.get(case, "MissingExtra"), f"{case}: {kind} {text}"
         assert_named(package, text)
     needing = (
-        ["BatchIterableDataset", "BatchLoader", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"]
+        ["BatchLoader", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"]
         if "torch" in packages
         else []
     )

@@ -132,7 +132,7 @@ import ais_loader
 from ais_loader.extras import EXTRAS, install_command
 
 assert Path(ais_loader.__file__).is_relative_to(sys.prefix), ais_loader.__file__
-DATASETS = ["BatchIterableDataset", "BatchLoader", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"]
+DATASETS = ["BatchLoader", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"]
 # torch takes longest to import, and only once: it is missing first.
 for package in sorted(EXTRAS, key=lambda package: package != "torch"):
     hidden.clear()

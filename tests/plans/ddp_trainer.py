@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ais_loader import BatchIterableDataset, BatchLoader, MapDataset, decoders
+from ais_loader import BatchLoader, MapDataset, decoders
 from ais_loader.plans import BucketPlan, MixPlan, NumberPlan, PackPlan, ShufflePlan
 
 GROUP = 4
@@ -57,10 +57,7 @@ def main(folder: Path, store: str, attempt: str, updates: int) -> None:
     torch.distributed.init_process_group("gloo", f"file://{folder}/ranks-{attempt}", rank=rank, world_size=world_size)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     samples = MapDataset(store, "ais://b/", decoders.json)
-    loaders = {
-        name: BatchLoader(BatchIterableDataset(samples, plan), num_workers=int(name == "shuffle"))
-        for name, plan in plans().items()
-    }
+    loaders = {name: BatchLoader(samples, plan) for name, plan in plans().items()}
     checkpoint, update = folder / "checkpoint.json", 0
     if checkpoint.exists():
         update, states = json.loads(checkpoint.read_text())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ais_loader import BatchIterableDataset, BatchLoader, BatchSampler
+from ais_loader import BatchLoader, BatchSampler
 from ais_loader.plans import permuted
 
 
@@ -111,8 +111,7 @@ def loaders(plan: Any, world_size: int, state: dict[str, Any] | None = None) -> 
     found = []
     for rank in range(world_size):
         samples = Numbers(plan.n, getattr(plan, "_counts", None))
-        dataset = BatchIterableDataset(samples, plan, rank=rank, world_size=world_size)
-        found.append(BatchLoader(dataset))
+        found.append(BatchLoader(samples, plan, rank=rank, world_size=world_size))
         if state is not None:
             found[-1].load_state_dict(state)
     return found

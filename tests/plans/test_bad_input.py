@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from plans_kit import Numbers
 
-from ais_loader import BatchIterableDataset, BatchLoader
+from ais_loader import BatchLoader
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, PackPlan, ShufflePlan
 
@@ -65,8 +65,7 @@ SIZES = {"a": 10, "b": 5}
         (lambda: PackPlan([1], 0, 2), "tokens=0"),
         (lambda: PackPlan([1], 5, 0), "batch_size=0"),
         (lambda: PackPlan([1], 5, 2, balance="x"), "balance='x'"),  # type: ignore[arg-type]
-        (lambda: BatchIterableDataset(Numbers(4), ShufflePlan(5, 2)), "n=5 numbers, for 4 samples"),
-        (lambda: BatchIterableDataset(Numbers(5), ShufflePlan(5, 2), decode=print), "a dataset of samples has its own"),
+        (lambda: BatchLoader(Numbers(4), ShufflePlan(5, 2)), "n=5 numbers, for 4 samples"),
     ],
 )
 def test_refused(make: Any, message: str) -> None:
@@ -113,5 +112,5 @@ def test_another_type_is_refused(make: Any) -> None:
 def test_few_samples_or_none(plan: Any, steps: int) -> None:
     assert plan.steps(0) == steps
     assert all(len(plan.batch(0, step)) for step in range(steps))
-    batches = list(BatchLoader(BatchIterableDataset(Numbers(plan.n, getattr(plan, "_counts", None)), plan)))
+    batches = list(BatchLoader(Numbers(plan.n, getattr(plan, "_counts", None)), plan))
     assert len(batches) == steps

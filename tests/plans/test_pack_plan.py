@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans_kit import Numbers, cut_packs, tokens_of
 
-from ais_loader import BatchIterableDataset, BatchLoader
+from ais_loader import BatchLoader
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import PackPlan
 from ais_loader.training.collate import collate_packed
@@ -119,9 +119,9 @@ class TestCollatePacked:
         counts = [3, 8, 1, 12, 5]
         plan = PackPlan(counts, 10, 2, seed=2)
         samples = Tokens(len(counts), counts)
-        dataset = BatchIterableDataset(samples, plan, collate=partial(collate_packed, tokens=10))
+        loader = BatchLoader(samples, plan, collate=partial(collate_packed, tokens=10))
         found: Counter[int] = Counter()
-        for batch in BatchLoader(dataset):
+        for batch in loader:
             assert batch["input_ids"].shape[1] == 10
             found.update(batch["input_ids"][batch["doc_ids"] >= 0].tolist())
         assert found == Counter(100 * at + token for at, count in enumerate(counts) for token in range(count))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ais_loader import BatchIterableDataset, MapDataset, Remote, ShufflePlan, errors
+from ais_loader import BatchLoader, MapDataset, Remote, ShufflePlan, errors
 from ais_loader.cli.main import main
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
@@ -74,7 +74,7 @@ def test_a_plan_that_has_its_names_lists_nothing(
     names = filled(remote_bucket, 8)
     proxy.forget()
     samples = MapDataset(client, names, bucket=cold.name)
-    batch = next(iter(BatchIterableDataset(samples, ShufflePlan(len(samples), 4))))
+    batch = next(iter(BatchLoader(samples, ShufflePlan(len(samples), 4))))
     assert len(batch) == 4 and lists(proxy) == 0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader import BatchIterableDataset, BatchLoader, MapDataset, Remote, ShufflePlan, connect, errors
+from ais_loader import BatchLoader, MapDataset, Remote, ShufflePlan, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
@@ -43,7 +43,7 @@ def plan_of(bucket: Bucket, names: list[str]) -> EntryPlan:
 
 
 def loader_of(client: Client | str, plan: EntryPlan, **options: Any) -> BatchLoader:
-    return BatchLoader(BatchIterableDataset(client, plan, in_flight=1), **options)
+    return BatchLoader(client, plan, in_flight=1, **options)
 
 
 def names_of(plan: EntryPlan, *steps: int) -> list[str]:
@@ -114,7 +114,7 @@ def test_a_plan_over_numbers_is_sent_too(
 ) -> None:
     names = filled(remote_bucket, 40)
     plan = ShufflePlan(len(names), BATCH, seed=3)
-    dataset = BatchIterableDataset(MapDataset(client, names, bucket=cold.name), plan, in_flight=1)
+    dataset = BatchLoader(MapDataset(client, names, bucket=cold.name), plan, in_flight=1)
     batches = iter(BatchLoader(dataset, expect_steps=4))
     next(batches)
     ahead = [names[at] for step in range(4) for at in plan.batch(0, step)]
@@ -234,7 +234,7 @@ def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_i
     eventually(all_requested(remote_bucket, proxy, names))
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
     assert client._transport.expect(pb.ExpectRequest(loader=LOADER, done=True))
-    dataset = BatchIterableDataset(
+    dataset = BatchLoader(
         client, plan, lambda item: item.tobytes() if item.ok else item.status.name, on_error="placeholder"
     )
     wanted: list[list[Any]] = [contents(plan, step) for step in range(4)]
@@ -262,11 +262,11 @@ def test_a_loader_that_stops_early_leaves_nothing(
 
 _TRAINER = """
 import sys
-from ais_loader import BatchIterableDataset, BatchLoader, MapDataset, ShufflePlan
+from ais_loader import BatchLoader, MapDataset, ShufflePlan
 from ais_loader.training import plan_sender
 plan_sender.LIFETIME_S = 2.0
 url, *entries = sys.argv[1:]
-for batch in BatchLoader(BatchIterableDataset(MapDataset(url, entries), ShufflePlan(len(entries), 5))):
+for batch in BatchLoader(MapDataset(url, entries), ShufflePlan(len(entries), 5)):
     print(len(batch), flush=True)
     sys.stdin.read()
 """
@@ -387,7 +387,7 @@ def test_a_plan_that_fails_fails_in_its_place(client: Client, cold: Bucket, remo
                 raise ArithmeticError("no step 4")
             return plan.batch(epoch, step)
 
-    batches = iter(BatchLoader(BatchIterableDataset(client, Failing(), in_flight=1)))
+    batches = iter(BatchLoader(client, Failing(), in_flight=1))
     assert [next(batches) for _ in range(3)] == [contents(plan, step) for step in range(3)]
     with pytest.raises(ArithmeticError, match="no step 4"):
         list(batches)

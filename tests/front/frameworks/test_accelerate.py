@@ -9,7 +9,7 @@ import pytest
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, MapDataset, ShufflePlan
+from ais_loader import BatchLoader, MapDataset, ShufflePlan
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import throwaway_store
 
@@ -22,8 +22,8 @@ def store() -> Iterator[str]:
         yield client.url
 
 
-def dataset(store: str, **options: Any) -> BatchIterableDataset:
-    return BatchIterableDataset(MapDataset(store, "ais://b/"), PLAN, **options)
+def dataset(store: str, **options: Any) -> BatchLoader:
+    return BatchLoader(MapDataset(store, "ais://b/"), PLAN, **options)
 
 
 def test_prepare_returns_a_batch_loader_as_it_is(store: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchIterableDataset, BatchLoader, BatchSampler, Item, MapDataset, ShufflePlan
+from ais_loader import BatchLoader, BatchSampler, Item, MapDataset, ShufflePlan
 
 EPOCHS = 3
 BATCH_SIZE = 4
@@ -36,7 +36,7 @@ def decode(item: Item) -> torch.Tensor:
 def plan_loader() -> BatchLoader:
     samples = MapDataset(STORE, "ais://b/", decode)
     plan = ShufflePlan(len(samples), BATCH_SIZE, seed=3)
-    return BatchLoader(BatchIterableDataset(samples, plan, collate=torch.stack), num_workers=1)
+    return BatchLoader(samples, plan, collate=torch.stack, num_workers=1)
 
 
 def sampler_loader(loader: Any = DataLoader, **options: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Sampler state: the place of a Lhotse sampler, in a form that can be saved and restored.
+"""Places: where a sampler is after each batch, in a form that can be saved and restored.
 
 It is the sampler's own `state_dict()` if that is available after every batch. If it is not (Lhotse 1.33 refuses
 samplers with a `constraint=`), or is too expensive (Lhotse 2 saves the entire shuffle buffer of an indexed manifest),
 the state is an earlier one, or the beginning of the epoch, with the number of batches drawn since. Restoring draws
-these batches again: it reads cuts, but fetches nothing.
+these batches again, and fetches nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def beginning(sampler: Any) -> dict[str, Any]:
     return {BEGINNING: {"sampler": type(sampler).__name__, **named}}
 
 
-def restore(sampler: Any, state: Mapping[str, Any]) -> None:
+def restore(sampler: Any, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Bring the sampler to a state, except for the batches drawn SINCE. For those, see `draw_again`.
 
     Raises InvalidRequest for the beginning of another sampler, and the errors of the sampler's `load_state_dict`.
@@ -110,11 +110,15 @@ def restore(sampler: Any, state: Mapping[str, Any]) -> None:
     own.pop(SINCE, None)
     saved = own.pop(BEGINNING, None)
     if saved is None:
+        if not hasattr(sampler, "load_state_dict") or {"version", "plan"} <= own.keys():
+            raise InvalidRequest(
+                f"not a state of a {type(sampler).__name__}: it has {', '.join(map(str, own)) or 'nothing'}"
+            )
         sampler.load_state_dict(own)
         return
     current = beginning(sampler)[BEGINNING]
     other = {name: value for name, value in saved.items() if name != "epoch" and value != current.get(name)}
-    if other:
+    if other and strict:
         differences = ", ".join(f"{name}={value!r}, here {current.get(name)!r}" for name, value in other.items())
         raise InvalidRequest(f"the state is of another sampler: {differences}")
     if hasattr(sampler, "allow_iter_to_reset_state"):
@@ -133,3 +137,93 @@ def draw_again(batches: Iterator[Any], state: Mapping[str, Any]) -> None:
             raise InvalidRequest(
                 f"the sampler ends after {number:,} of the {count:,} batches that were drawn: is it of the same cuts?"
             ) from None
+
+
+class SamplerRun:
+    """One iteration of a sampler."""
+
+    def __init__(
+        self, position: SamplerPosition, drawn: Iterator[Any], places: Places, again: Mapping[str, Any]
+    ) -> None:
+        self._position, self._drawn, self._places, self._again = position, drawn, places, again
+
+    def batches(self) -> Iterator[tuple[int, Any, Place]]:
+        """Yield (number of the batch, batch, place after it)."""
+        draw_again(self._drawn, self._again)
+        number = 0
+        while True:
+            try:
+                batch = next(self._drawn)  # not `for`: a sampler may start again at each iter()
+            except StopIteration:
+                return
+            yield number, batch, self._places.drawn()
+            number += 1
+
+    def handed(self, place: Place) -> None:
+        """Note that the trainer receives the batch before this place."""
+        if self._position.run is self:
+            self._position.place_handed = place
+
+    def ended(self) -> None:
+        """Note that all batches were delivered."""
+        if self._position.run is self and own_state(self._position.sampler) is not None:
+            self._position.place_handed = None
+
+
+class SamplerPosition:
+    """The position of a batch sampler, or of any iterable of batches."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.run: SamplerRun | None = None
+        self.place_handed: Place | None = None
+        """The place after the batch delivered last. None if the sampler is at the same place."""
+        self._restored: tuple[dict[str, Any], int | None] | None = None
+        """A state from which no iteration has started yet, and the epoch that it set."""
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def place(self) -> tuple[int, int]:
+        """Return (rank, world_size), as far as the sampler tells."""
+        return int(getattr(self.sampler, "rank", 0) or 0), int(getattr(self.sampler, "world_size", 1) or 1)
+
+    @property
+    def epoch(self) -> int | None:
+        return epoch_of(self.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the sampler's epoch, if it has any. If it is not that of a loaded state, it starts at its beginning."""
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def begin(self) -> SamplerRun:
+        restored, self._restored = self._not_yet_resumed(), None
+        drawn = iter(self.sampler)
+        places = Places(self.sampler, restored)
+        self.place_handed = places.now()
+        self.run = SamplerRun(self, drawn, places, restored or {})
+        return self.run
+
+    def _not_yet_resumed(self) -> dict[str, Any] | None:
+        if self._restored is None:
+            return None
+        state, epoch = self._restored
+        return state if epoch == epoch_of(self.sampler) else None  # set_epoch has been called since
+
+    def state(self) -> dict[str, Any]:
+        """Return the sampler's state after the batch delivered last, regardless of what has been drawn since."""
+        if (restored := self._not_yet_resumed()) is not None:
+            return dict(restored)
+        if self.place_handed is not None and self.place_handed.epoch == epoch_of(self.sampler):
+            return self.place_handed.state()
+        return own_state(self.sampler) or beginning(self.sampler)
+
+    def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Let the next iteration continue after the batch that was delivered last before `state` was saved.
+
+        Raises InvalidRequest for a state of another sampler, and the errors of the sampler's `load_state_dict`.
+        """
+        restore(self.sampler, state, strict=strict)
+        self.run = self.place_handed = None
+        self._restored = dict(state), epoch_of(self.sampler)

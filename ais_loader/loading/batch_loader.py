@@ -1,0 +1,349 @@
+"""Batch loader: the trainer draws batches from a plan or sampler, and workers fetch, decode and collate them ahead."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.extras import needs
+from ais_loader.loading.bad_samples import POLICIES, BadSamples, OnBad
+from ais_loader.loading.engine import Engine
+from ais_loader.loading.places import SamplerPosition
+from ais_loader.loading.records import BatchRecord, Summary
+from ais_loader.loading.stall_watch import ON_STALL, OnStall, StallWatch
+from ais_loader.loading.thread_workers import ThreadWorkers
+from ais_loader.loading.workers import Collate, Fetcher, Workers
+from ais_loader.plans.groups import Tail, whole_number
+from ais_loader.plans.number_plan import NumberPlan
+from ais_loader.training.datasets import fetches_entries
+from ais_loader.training.plan import Plan
+from ais_loader.training.plan_position import PlanPosition, PlanRun, is_distributed
+from ais_loader.training.plan_sender import MAX_STEPS, PlanSender
+
+with needs("torch", "BatchLoader"):
+    import torch.distributed
+
+
+class BatchLoader:
+    """An iterable of the batches of a plan or sampler, with an exact position. Each iteration is one epoch.
+
+    A thread of the trainer's process draws numbers, `in_flight` batches ahead. Workers fetch, decode and collate them,
+    and know nothing about positions. The order of batches therefore does not depend on workers, and neither does the
+    state: `load_state_dict(loader.state_dict())` continues with the very next batch, whatever the old and the new
+    number of workers are.
+
+    With a plan, the position after the last batch of an epoch is the beginning of the next one: the next iteration
+    starts there, unless you choose another epoch with `set_epoch`. This also applies to a trainer that counts
+    `len(loader)` batches and never asks for the end. After you abandon an iteration before its last batch, the next one
+    starts where that one began: at the beginning of the epoch, or at the position that was loaded.
+
+    An iteration ends, with its threads, when it is exhausted, abandoned or closed, or raises. A new iteration ends the
+    previous one. Use a loader in one thread at a time.
+    """
+
+    _is_accelerate_prepared = True
+    """accelerate's `prepare` returns the loader as it is."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batches: Plan | Iterable[Any],
+        *,
+        workers: int = 0,
+        threads: int = 2,
+        in_flight: int = 3,
+        collate: Collate | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Tail | None = None,
+        on_bad: OnBad = "raise",
+        max_bad: int | None = None,
+        on_batch: Callable[[BatchRecord], object] | None = None,
+        stall_s: float = 60.0,
+        on_stall: OnStall = "wait",
+        expect_steps: int = 64,
+    ) -> None:
+        """
+        Args:
+            dataset: Turns numbers into samples: a MapDataset, Lines, TokenWindows, what `concat` returns, or any object
+                with `__getitems__` or `__getitem__`. Several threads call it at the same time. A dataset may also have
+                `begin(numbers)`, which requests samples ahead and returns an object with `finish()` and `close()`.
+            batches: A plan of `ais_loader.plans`, or another object with the pure functions `batch(epoch, step)` and
+                `steps(epoch)` (see `Plan`), or a batch sampler: any iterable of lists of numbers. A plan of your own
+                may return entries instead, for a MapDataset.
+            workers: The number of worker processes. 0 means threads of this process.
+            threads: The number of threads that fetch, decode and collate, without worker processes.
+            in_flight: The number of batches that are drawn and not delivered: requested, being decoded, or ready.
+            collate: A function from a list of samples to a batch. It runs in the worker. Without it, a batch is that
+                list.
+            rank, world_size: The part of the plan to read here. By default, they come from torch.distributed when the
+                iteration starts, or else from the environment (RANK, WORLD_SIZE). If neither is set, everything is
+                read. A sampler decides by itself.
+            tail: What a plan without a `tail` of its own does at the end of an epoch if there is not one batch left for
+                every rank: "repeat" (the default), "drop" or "uneven". See NumberPlan.
+            on_bad: What to do about a sample whose entry fails or whose decoder raises. "raise" raises the error.
+                "skip" leaves it out: the batch is smaller, and all ranks still have equally many. "substitute" puts the
+                next good sample of the same batch in its place. Or a function from the error to one of these. Errors of
+                the store, such as NodeUnavailable, are raised. So is EntryFailed for a batch without a good sample.
+            max_bad: The number of bad samples beyond which EntryFailed is raised.
+            on_batch: A function that is called in the trainer with the BatchRecord of every batch.
+            stall_s: Time without a batch after which a warning says which worker does what, in seconds, with the stacks
+                of all threads.
+            on_stall: Whether to "wait" on, to "raise" SilenceTimeout, or to "restart" the worker (processes only).
+            expect_steps: The number of steps, at most 1,000, whose objects in remote buckets the store is told ahead.
+                It fetches cold ones before they are read. 0 disables it. It has no effect on an embedded store that the
+                dataset got as a path, and none for a sampler.
+
+        Raises InvalidRequest, TypeError.
+        """
+        for name, value, least in (("workers", workers, 0), ("threads", threads, 1), ("in_flight", in_flight, 1)):
+            whole_number("BatchLoader", name, value, least)
+        whole_number("BatchLoader", "expect_steps", expect_steps, 0, MAX_STEPS)
+        if not callable(on_bad) and on_bad not in POLICIES:
+            raise InvalidRequest(f"on_bad={on_bad!r}: need one of {', '.join(POLICIES)}, or a function")
+        if on_stall not in ON_STALL or not stall_s > 0:
+            raise InvalidRequest(f"stall_s={stall_s!r}, on_stall={on_stall!r}: need seconds, and {', '.join(ON_STALL)}")
+        if on_stall == "restart" and not workers:
+            raise InvalidRequest("on_stall='restart': a thread cannot be ended; it needs worker processes")
+        if not (hasattr(dataset, "__getitems__") or hasattr(dataset, "__getitem__") or hasattr(dataset, "begin")):
+            raise TypeError(f"a dataset turns numbers into samples, got {type(dataset).__name__}; need a MapDataset")
+        self.position = _position(dataset, batches, rank, world_size, tail)
+        self.dataset, self.batches = dataset, batches
+        self.bad = BadSamples(max_bad)
+        """The samples that were skipped or substituted."""
+        self._fetcher = Fetcher(dataset, collate, on_bad)
+        self._worker_count, self._threads, self._in_flight = workers, threads, in_flight
+        self._on_batch, self._stall_s, self._on_stall = on_batch, stall_s, on_stall
+        self._expect_steps = expect_steps
+        self._summary = Summary(workers=workers or threads)
+        self._running: _Iteration | None = None
+        self._ahead: _Iteration | None = None
+        """An iteration that was started ahead of its first batch."""
+
+    def __repr__(self) -> str:
+        return f"<BatchLoader of {self.batches!r}, {self.dataset!r}>"
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in a whole epoch. Raises TypeError if it is not known."""
+        return len(self.position)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the batches that are left in the epoch."""
+        started, self._ahead = self._ahead, None
+        if started is None:
+            self.close()
+            started = _Iteration(self)
+        self._running = started
+        return self._hand_out(started)
+
+    def _hand_out(self, iteration: _Iteration) -> Iterator[Any]:
+        if iteration.is_closed:
+            return
+        left_s: float | None = None
+        try:
+            engine = iteration.start()
+            while True:
+                began_s = time.perf_counter()
+                if left_s is not None:
+                    self._summary.trainer_s += began_s - left_s
+                if (taken := engine.take()) is None:
+                    break
+                ticket, fetched = taken
+                left_s = time.perf_counter()
+                record = BatchRecord.of(fetched, step=ticket.step, draw_s=ticket.draw_s, wait_s=left_s - began_s)
+                self._summary.add(record)
+                self.bad.add(fetched.bad)
+                if self._on_batch is not None:
+                    self._on_batch(record)
+                iteration.handed(ticket.place)
+                batch = fetched.batch
+                del taken, fetched, ticket  # or the batch would live until the next one comes
+                yield batch
+                del batch
+            if engine.exhausted:
+                iteration.run.ended()
+        finally:
+            iteration.close()
+
+    def start_prefetch(self) -> None:
+        """Start to draw and fetch the next iteration's batches now, ahead of its first `next`."""
+        if self._ahead is None:
+            self.close()
+            self._ahead = _Iteration(self)
+            self._ahead.start()
+
+    def _workers(self) -> Workers:
+        if self._worker_count:
+            raise InvalidRequest(f"workers={self._worker_count}: need 0, that is, threads")
+        return ThreadWorkers(self._fetcher, self._threads)
+
+    @property
+    def sampler(self) -> Any:
+        """None: raises AttributeError for accelerate's `skip_first_batches`, which does not know the epoch."""
+        raise AttributeError(
+            "a BatchLoader has no sampler to skip batches of: resume at the exact batch with load_state_dict; "
+            "Hugging Face's Trainer also needs ignore_data_skip=True"
+        )
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that an iteration started now would read. None for a sampler without epochs."""
+        return self.position.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that the next iteration reads.
+
+        The iteration starts at the beginning of the epoch or, if it is the epoch that `load_state_dict` set, at the
+        restored position. A running iteration of a plan is not affected.
+        """
+        if epoch != self.epoch:
+            self._end_ahead()
+        self.position.set_epoch(epoch)
+
+    def summary(self) -> Summary:
+        """Return the sums of all records so far. `summary().bottleneck` names the stage that the run waits for."""
+        return self._summary
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the batches that the trainer has received.
+
+        With a plan, it consists of numbers and strings, is the same on all ranks that have had the same number of
+        batches, and is valid for any number of ranks and workers. With a sampler, it is the sampler's own state. If the
+        sampler cannot provide it, or it would take too long after each batch, it is an earlier one, or the beginning of
+        the epoch, with the number of batches since.
+        """
+        return self.position.state()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Let the next iteration continue from this state.
+
+        With a plan and torch.distributed, all ranks have to call this, and they compare what they load.
+
+        Raises InvalidRequest if it is not a state, if the ranks cannot divide the group of steps that form one update,
+        if a rank loads another state, or, if `strict`, with the first difference of the plan or sampler.
+        """
+        self.close()
+        error: Exception | None = None
+        try:
+            self.position.load(state, strict=strict)
+        except Exception as found:  # noqa: BLE001 - raised below, after all ranks have met
+            error = found
+        if isinstance(self.position, PlanPosition) and is_distributed():
+            _compare(state, error)
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """End the running iteration, if any, with its threads. It yields no more batches. May be called again.
+
+        This waits for what the threads are doing: one draw, one decode each, or the timeout of a silent store.
+        """
+        self._end_ahead()
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def _end_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def __enter__(self) -> BatchLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_ahead") is not None:
+            self._end_ahead()
+
+
+class _Iteration:
+    """One iteration: its run of the position, and its threads once they have started."""
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self.run = loader.position.begin()
+        self._begin = loader._workers, loader._in_flight, loader._fetcher.name_of
+        self._watch = StallWatch(loader._stall_s, loader._on_stall, loader.position.place()[0])
+        self._dataset, self._expect_steps = loader.dataset, loader._expect_steps
+        self._engine: Engine | None = None
+        self._sender: PlanSender | None = None
+        self.is_closed = False
+
+    def start(self) -> Engine:
+        """Start the threads, unless they have been."""
+        if self._engine is None:
+            workers, in_flight, name_of = self._begin
+            self._engine = Engine(self.run.batches(), workers(), in_flight, name_of, self._watch)
+            self._sender = self._send_plan()
+        return self._engine
+
+    def _send_plan(self) -> PlanSender | None:
+        """Begin to tell the store what will be read; None if this is of no use there."""
+        run, dataset = self.run, self._dataset
+        if not (isinstance(run, PlanRun) and self._expect_steps and run.left and fetches_entries(dataset)):
+            return None
+        if not dataset._client.is_shared:
+            return None
+        epoch = run.start.epoch
+        return PlanSender(
+            dataset._client,
+            lambda step: dataset.wanted(run.draw(step)),
+            run.left,
+            self._expect_steps,
+            epoch,
+        )
+
+    def handed(self, place: Any) -> None:
+        """Note that the trainer receives a batch."""
+        self.run.handed(place)
+        if self._sender is not None:
+            self._sender.delivered(place)
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self._engine is not None:
+            self._engine.close()
+        if self._sender is not None:
+            self._sender.close()
+
+
+def _position(
+    dataset: Any, batches: Any, rank: int | None, world_size: int | None, tail: Tail | None
+) -> PlanPosition | SamplerPosition:
+    if callable(getattr(batches, "batch", None)) and callable(getattr(batches, "steps", None)):
+        if isinstance(batches, NumberPlan) and hasattr(dataset, "__len__") and len(dataset) != batches.n:
+            raise InvalidRequest(f"the plan has n={batches.n:,} numbers, for {len(dataset):,} samples")
+        return PlanPosition(batches, dataset, rank, world_size, tail)
+    if isinstance(batches, (str, bytes, Mapping)) or not (
+        isinstance(batches, Iterable) or hasattr(batches, "__getitem__")
+    ):
+        raise TypeError(
+            f"batches is a {type(batches).__name__}; need a plan, with batch(epoch, step) and steps(epoch), or a batch "
+            "sampler"
+        )
+    if rank is not None or world_size is not None or tail is not None:
+        raise InvalidRequest(f"rank={rank}, world_size={world_size}, tail={tail!r}: a sampler decides by itself")
+    return SamplerPosition(batches)
+
+
+def _compare(state: Mapping[str, Any], error: Exception | None) -> None:
+    """Compare what all ranks load. Raises InvalidRequest, with the rank that loads another state or refuses it."""
+    try:
+        digest = hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=16).hexdigest()
+    except TypeError:
+        digest = "not a state"
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, (digest, None if error is None else str(error)))
+    if error is not None:
+        return
+    for rank, (other, told) in enumerate(found):
+        if told is not None:
+            raise InvalidRequest(f"rank {rank} refuses the state: {told}")
+        if other != found[0][0]:
+            raise InvalidRequest(f"rank {rank} loads another state than rank 0")

@@ -1,0 +1,114 @@
+"""Engine: one iteration. A thread draws batches and submits them to workers, and the trainer gets them in order.
+
+    plan or sampler  ->  draw (a thread)  ->  fetch, decode, collate (workers)  ->  trainer, in order
+
+At most `in_flight` batches are drawn and not delivered. A failure in any place is raised in the place of its batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from ais_loader.loading.stall_watch import StallWatch
+from ais_loader.loading.workers import Fetched, Workers
+
+
+class Ticket(NamedTuple):
+    """A batch that was drawn."""
+
+    number: int
+    step: int
+    place: Any
+    """The position after this batch."""
+    name: str
+    draw_s: float
+    future: Future[Fetched]
+
+
+class Engine:
+    """Hands out the batches of one iteration until it is closed. `take` is for one thread at a time."""
+
+    def __init__(
+        self,
+        drawn: Iterator[tuple[int, Any, Any]],
+        workers: Workers,
+        in_flight: int,
+        name_of: Callable[[Any], str],
+        watch: StallWatch,
+    ) -> None:
+        """`drawn` yields (step, work, position after it)."""
+        self._drawn, self._workers, self._name_of, self._watch = drawn, workers, name_of, watch
+        self._free = threading.Semaphore(in_flight)
+        self._tickets: SimpleQueue[Ticket | BaseException | None] = SimpleQueue()
+        """The batches, in order. An error or None is the last element."""
+        self._closed = False
+        self.exhausted = False
+        self._drawing_since_s = time.time()
+        self._drawer = threading.Thread(target=self._draw, name="ais-loader-draw", daemon=True)
+        self._drawer.start()
+
+    def take(self) -> tuple[Ticket, Fetched] | None:
+        """Return the next batch, or None at the end. Raises an error in its place."""
+        if self._closed:
+            return None
+        watch = self._watch.begin()
+        ticket = self._next(watch)
+        if isinstance(ticket, BaseException):
+            raise ticket
+        if ticket is None:
+            self.exhausted = not self._closed
+            return None
+        watch.place = f"step {ticket.step}"
+        fetched: Fetched | None = None
+        while fetched is None:
+            try:
+                fetched = ticket.future.result(watch.left_s)
+            except Exception as error:
+                if not isinstance(error, TimeoutError) or ticket.future.done():
+                    error.add_note(f"raised for batch {ticket.number} of this iteration, of {ticket.name}")
+                    raise
+                if watch.tell(f"{self._workers.progress(ticket.number)}, for {ticket.name}"):
+                    self._workers.restart(ticket.number)
+        self._free.release()
+        return ticket, fetched
+
+    def _next(self, watch: StallWatch) -> Ticket | BaseException | None:
+        while True:
+            with contextlib.suppress(Empty):
+                return self._tickets.get(timeout=watch.left_s)
+            since = time.strftime("%X", time.localtime(self._drawing_since_s))
+            watch.tell(f"{self._drawer.name} is in stage 'draw' since {since}")
+
+    def _draw(self) -> None:
+        end: BaseException | None = None
+        number = 0
+        try:
+            while self._free.acquire() and not self._closed:
+                self._drawing_since_s, began_s = time.time(), time.perf_counter()
+                one = next(self._drawn, None)
+                if one is None:
+                    break
+                step, work, place = one
+                draw_s, name = time.perf_counter() - began_s, self._name_of(work)
+                future = self._workers.submit(number, work)
+                self._tickets.put(Ticket(number, step, place, name, draw_s, future))
+                number += 1
+        except BaseException as error:  # noqa: BLE001 - raised where the batch is consumed
+            end = error
+        self._tickets.put(end)
+
+    def close(self) -> None:
+        """Stop, and wait until all threads have ended, unless one of them has stalled. May be called again."""
+        self._closed = True
+        self._free.release()
+        wait = not self._watch.has_raised
+        if wait and self._drawer is not threading.current_thread():
+            self._drawer.join()
+        self._workers.close(wait=wait)
+        self._tickets.put(None)  # for a thread that waits in `take`

@@ -1,0 +1,78 @@
+"""Records: where the time of each batch went, and the stage that a run waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ais_loader.loading.workers import Fetched
+from ais_loader.values.timing import BatchTiming
+
+_WAITING = 0.05
+"""A trainer that waits for a smaller part of its time is itself the bottleneck."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord(BatchTiming):
+    """One batch that the trainer received. Times of several requests are added up; all are in seconds."""
+
+    step: int
+    """The step of the plan or, for a sampler, the number of the batch in its iteration."""
+    worker: str
+    draw_s: float
+    """Time to draw its numbers."""
+    collate_s: float
+    transfer_s: float
+    """Time from the worker to the trainer's process."""
+    wait_s: float
+    """Time that the trainer waited for it."""
+
+    @classmethod
+    def of(cls, fetched: Fetched, *, step: int, draw_s: float, wait_s: float) -> BatchRecord:
+        parts = {one.name: sum(getattr(timing, one.name) for timing in fetched.timings) for one in fields(BatchTiming)}
+        if not fetched.timings:
+            parts["decode_s"] = fetched.dataset_s
+        return cls(
+            **parts,
+            step=step,
+            worker=fetched.worker,
+            draw_s=draw_s,
+            collate_s=fetched.collate_s,
+            transfer_s=fetched.transfer_s,
+            wait_s=wait_s,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Summary:
+    """The sums of all records of a loader, in seconds and bytes."""
+
+    workers: int = 1
+    """Number of workers that share the stages from "receive" to "transfer"."""
+    batches: int = 0
+    entries: int = 0
+    payload_bytes: int = 0
+    draw_s: float = 0.0
+    queue_s: float = 0.0
+    wire_s: float = 0.0
+    decode_s: float = 0.0
+    collate_s: float = 0.0
+    transfer_s: float = 0.0
+    wait_s: float = 0.0
+    """Time that the trainer waited for batches."""
+    trainer_s: float = 0.0
+    """Time between a batch and the request for the next one."""
+
+    @property
+    def bottleneck(self) -> str:
+        """The stage that the run waits for: "trainer", "draw", "receive", "decode", "collate" or "transfer"."""
+        if self.wait_s <= _WAITING * (self.wait_s + self.trainer_s):
+            return "trainer"
+        stages = {"draw": self.draw_s * self.workers, "receive": self.queue_s + self.wire_s}
+        stages |= {name: getattr(self, f"{name}_s") for name in ("decode", "collate", "transfer")}
+        return max(stages, key=lambda name: stages[name])
+
+    def add(self, record: BatchRecord) -> None:
+        self.batches += 1
+        for one in fields(self):
+            if one.name not in ("workers", "batches", "trainer_s"):
+                setattr(self, one.name, getattr(self, one.name) + getattr(record, one.name))

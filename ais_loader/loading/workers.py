@@ -1,0 +1,128 @@
+"""Workers: what turns the numbers of a batch into samples. They know nothing about positions and order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ais_loader.loading.bad_samples import BadSample, OnBad, good_samples
+from ais_loader.training.number_batches import entry_of, sample_numbers
+from ais_loader.training.sample_parts import parts_of, place_of
+from ais_loader.training.take_samples import HEARD
+from ais_loader.values.batch import Batch
+from ais_loader.values.timing import BatchTiming
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(slots=True)
+class Fetched:
+    """A batch as a worker delivers it."""
+
+    batch: Any
+    worker: str
+    timings: list[BatchTiming] = field(default_factory=list)
+    """One of each request. Empty for a dataset of another library."""
+    dataset_s: float = 0.0
+    """Time from the first request to the last sample, without the time before the worker began, in seconds."""
+    collate_s: float = 0.0
+    transfer_s: float = 0.0
+    """Time that the batch took from the worker to the trainer's process, in seconds."""
+    bad: list[BadSample] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a worker does. The thread of the work writes it, and the trainer reads it."""
+
+    worker: str
+    stage: str = "request"
+    since_s: float = field(default_factory=time.time)
+    batches: list[Batch] = field(default_factory=list)
+
+    def enter(self, stage: str) -> None:
+        self.stage, self.since_s = stage, time.time()
+
+    def __str__(self) -> str:
+        stage = self.stage
+        if stage == "fetch" and self.batches:
+            stage = "decode" if self.batches[-1]._watch._cause == "decode" else "receive"
+        elif stage == "fetch":
+            stage = "decode"  # of a dataset that does all of it
+        return f"{self.worker} is in stage {stage!r} since {time.strftime('%X', time.localtime(self.since_s))}"
+
+
+class Workers(Protocol):
+    """Processes or threads that fetch batches. `submit` is called by one thread at a time."""
+
+    def submit(self, ticket: int, work: Any) -> Future[Fetched]:
+        """Fetch the samples of `work`, and return at once. The ticket is another one for each call."""
+
+    def progress(self, ticket: int) -> str:
+        """Return which worker has the work of a ticket, and its stage, in words."""
+
+    def restart(self, ticket: int) -> None:
+        """Give the work of a ticket to a new worker, and end the one that has it."""
+
+    def close(self, *, wait: bool = True) -> None:
+        """End all workers, and abandon their work. May be called again. Without `wait`, do not wait for threads."""
+
+
+class Fetcher:
+    """Fetches, decodes and collates. It pickles, for workers in other processes.
+
+    A dataset with `begin(work)` is asked ahead, by the thread that submits: `begin` returns an object with `finish()`,
+    which returns the samples, and `close()`. Otherwise, `__getitems__(work)` returns them, or `__getitem__` each.
+    """
+
+    def __init__(self, dataset: Any, collate: Collate | None = None, on_bad: OnBad = "raise") -> None:
+        self.dataset, self.collate, self.on_bad = dataset, collate, on_bad
+        # A subclass that has its own way to get samples has not its parent's way to begin.
+        order = [vars(kind) for kind in type(dataset).__mro__]
+        first: Any = next((own for own in order if {"begin", "__getitems__", "__getitem__"} & own.keys()), {})
+        self._begins = "begin" in first
+
+    def begin(self, work: Any) -> Any:
+        """Request the samples ahead, if the dataset can."""
+        return self.dataset.begin(work) if self._begins else None
+
+    def finish(self, work: Any, pending: Any, progress: Progress) -> Fetched:
+        """Return the batch. Raises the errors of the dataset, and of `collate`."""
+        HEARD.batches = progress.batches
+        progress.enter("fetch")
+        began_s = time.perf_counter()
+        try:
+            samples, bad = good_samples(self, work, pending)
+            got_s = time.perf_counter()
+            timings = [batch.timing for batch in progress.batches]
+            progress.enter("collate")
+            batch = samples if self.collate is None else self.collate(samples)
+        finally:
+            HEARD.batches = None
+            progress.batches = []
+        ended_s = time.perf_counter()
+        return Fetched(batch, progress.worker, timings, got_s - began_s, ended_s - got_s, bad=bad)
+
+    def samples(self, work: Any, pending: Any = None) -> Any:
+        """Return the samples of a batch, or of a part of it."""
+        if self._begins:
+            return (self.begin(work) if pending is None else pending).finish()
+        if (many := getattr(self.dataset, "__getitems__", None)) is not None:
+            return list(many(work))
+        return [self.dataset[number] for number in sample_numbers(work)]
+
+    def name_of(self, work: Any) -> str:
+        """Return the name of the first sample of a batch: its entry, or its number."""
+        if (own := getattr(self.dataset, "name_of", None)) is not None:
+            return str(own(work))
+        if not len(work):
+            return "an empty batch"
+        try:
+            number = sample_numbers(work[:1])[0]
+            entry = entry_of(self.dataset, number) if isinstance(number, int) else number
+        except Exception:  # noqa: BLE001 - a number out of range, which the dataset reports
+            entry = None
+        return f"sample {number}" if entry is None else place_of(parts_of(entry)[0])

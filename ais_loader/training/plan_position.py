@@ -1,0 +1,227 @@
+"""Plan position: where this rank is in a plan, for BatchLoader and BatchSampler, and the state that describes it."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.extras import needs
+from ais_loader.plans.groups import Tail, check_world_size
+from ais_loader.plans.number_plan import NumberPlan
+from ais_loader.training.number_batches import part_digests
+from ais_loader.training.plan import Plan, Position, first_difference, parse_state, position_state, split_steps
+
+with needs("torch", "datasets"):
+    import torch.distributed
+
+
+def is_distributed() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def process_place() -> tuple[int, int]:
+    """Return (rank, world_size) of this process, from torch.distributed or else from the environment.
+
+    Raises InvalidRequest if the environment sets only one of them, or if they are not numbers.
+    """
+    if is_distributed():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not rank and not world_size:
+        return 0, 1
+    try:
+        return int(rank), int(world_size)
+    except ValueError:
+        raise InvalidRequest(f"environment: RANK={rank!r}, WORLD_SIZE={world_size!r}: need two numbers") from None
+
+
+class PlanRun:
+    """One iteration's share of a plan, and how much of it the trainer has received."""
+
+    def __init__(self, position: PlanPosition, start: Position, world_size: int, mine: range) -> None:
+        self._position = position
+        self.start, self.world_size, self._mine = start, world_size, mine
+        self.delivered = 0
+
+    @property
+    def left(self) -> range:
+        """The steps that are left to deliver here."""
+        return self._mine[self.delivered :]
+
+    def batches(self) -> Iterator[tuple[int, Any, int]]:
+        """Yield (step, batch of the plan, number of batches with this one)."""
+        for count, step in enumerate(self._mine, 1):
+            yield step, self.draw(step), count
+
+    def draw(self, step: int) -> Any:
+        """Return the plan's batch of a step."""
+        return self._position.draw(self.start.epoch, step)
+
+    def handed(self, count: int) -> None:
+        """Note that the trainer receives this batch, the `count`-th."""
+        self.delivered = count
+
+    def ended(self) -> None:
+        """Note that all batches were delivered."""
+        if self._position.run is self:
+            self._position.end_run()
+
+
+class PlanPosition:
+    """The position of one rank in a plan.
+
+    After the last batch of an epoch, it is the beginning of the next one. If an iteration is abandoned, the next one
+    begins where it began; `state` counts its batches.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        dataset: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Tail | None = None,
+    ) -> None:
+        """`dataset`: the samples that the plan's numbers count, for the digests of their entries. Raises
+        InvalidRequest."""
+        if (rank is None) != (world_size is None):
+            raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
+        own_tail = plan.tail if isinstance(plan, NumberPlan) else None
+        if tail is not None and own_tail is not None and tail != own_tail:
+            raise InvalidRequest(f"tail={tail!r}: the plan has tail={own_tail!r}")
+        self._tail: Tail = own_tail or tail or "repeat"
+        split_steps(0, rank=rank or 0, world_size=1 if world_size is None else world_size, tail=self._tail)
+        self.plan, self._dataset = plan, dataset
+        self._given_place = None if rank is None or world_size is None else (rank, world_size)
+        self._grouped: NumberPlan | None = None
+        self._group = 0
+        """The plan's group in the state that was loaded, or 0."""
+        self.digests: list[tuple[int, str]] | None = None
+        self._start = Position()
+        self.run: PlanRun | None = None
+        self._drawing = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"run": None, "_drawing": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._drawing = threading.Lock()
+
+    def place(self) -> tuple[int, int]:
+        """Return (rank, world_size) of this process. Raises InvalidRequest for a wrong environment."""
+        return self._given_place or process_place()
+
+    def bound(self, step: int = 0) -> Plan:
+        """Return the plan with its group of steps, which these ranks can divide from a step on.
+
+        The group of a plan without one is that of the loaded state, or else the world size.
+        """
+        if not isinstance(self.plan, NumberPlan):
+            return self.plan
+        world_size = self.place()[1]
+        group = self.plan.group or self._group or world_size
+        if self._grouped is None or self._grouped.group != group:
+            self._grouped = self.plan.with_group(group)
+        check_world_size(group, world_size, step)
+        return self._grouped
+
+    def draw(self, epoch: int, step: int) -> Any:
+        """Return the plan's batch of a step. Past the end of the epoch's steps, ranks repeat: `split_steps`."""
+        plan = self.bound()
+        with self._drawing:
+            return plan.batch(epoch, step % (plan.steps(epoch) or sys.maxsize))
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in a whole epoch. Raises TypeError if the epoch has no end."""
+        steps = self.bound().steps(self.epoch)
+        if steps is None:
+            raise TypeError("the plan's epoch has no end, and so no length")
+        rank, world_size = self.place()
+        return len(split_steps(steps, rank=rank, world_size=world_size, tail=self._tail))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that an iteration started now would read."""
+        self.end_run()
+        return self._begin(self._start).epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self._move(Position(operator.index(epoch), 0))
+
+    def _begin(self, position: Position) -> Position:
+        """Return the position, or the beginning of the next epoch if no rank has a batch left in this one."""
+        if position.step and (steps := self.bound().steps(position.epoch)) is not None:
+            # Rank 0 has a batch whenever another rank has one.
+            left = split_steps(steps, start=position.step, world_size=self.place()[1], tail=self._tail)
+            return position if left else Position(position.epoch + 1)
+        return position
+
+    def _move(self, start: Position) -> None:
+        self._start, self.run = start, None
+
+    def begin(self) -> PlanRun:
+        """Return a run over the steps that are left. The latest one decides the position."""
+        self.end_run()
+        rank, world_size = self.place()
+        start = self._begin(self._start)
+        steps = self.bound(start.step).steps(start.epoch)
+        mine = split_steps(steps, start=start.step, rank=rank, world_size=world_size, tail=self._tail)
+        self.run = PlanRun(self, start, world_size, mine)
+        return self.run
+
+    def end_run(self) -> None:
+        """If the latest run has delivered all its batches, the next one reads the next epoch."""
+        if self.run is not None and not self.run.left:
+            self._move(Position(self.run.start.epoch + 1))
+
+    def state(self, batches: int | None = None) -> dict[str, Any]:
+        """Return the position after so many batches of the latest run: by default, those delivered.
+
+        It is the same on all ranks that have had the same number of batches, and is valid for any number of ranks.
+        """
+        run, world_size = self.run, self.place()[1]
+        position = self._start
+        if run is not None:
+            count, world_size = run.delivered if batches is None else batches, run.world_size
+            # Ranks take turns, so each batch here stands for a whole round.
+            position = Position(run.start.epoch, run.start.step + count * world_size)
+        position = self._begin(position)
+        return position_state(position, world_size, copy.deepcopy(self._description(position)))
+
+    def _description(self, position: Position) -> dict[str, Any]:
+        """Return what two plans have in common if they gave the same batches before a position; {} if unknown."""
+        plan = self.bound()
+        if not isinstance(plan, NumberPlan):
+            return {"fingerprint": plan.fingerprint} if hasattr(plan, "fingerprint") else {}
+        if self.digests is None:
+            own = [self._dataset] if hasattr(self._dataset, "_entries") else []
+            self.digests = part_digests(getattr(self._dataset, "datasets", own))
+        used = plan.numbers_before(position.epoch, position.step)
+        entries = [digest for first, digest in self.digests if first < used]
+        return plan.description_at(position.epoch, position.step) | {"entries": entries}
+
+    def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Let the next run continue from this state.
+
+        Raises InvalidRequest if it is not a state, or if the ranks cannot divide the group of steps that form one
+        update, or, if `strict`, with the first difference of the plan.
+        """
+        position, described = parse_state(state)
+        before, self._group = self._group, described.get("group") or 0
+        try:
+            self.bound(position.step)
+            own = self._description(position)
+            if strict and described and own and (told := first_difference(described, own)):
+                raise InvalidRequest(f"the state is of another plan: the plan {told}")
+        except BaseException:
+            self._group = before
+            raise
+        self._move(position)
