@@ -102,7 +102,8 @@ class BatchLoader:
         """
         for name, value, least in (("workers", workers, 0), ("threads", threads, 1), ("in_flight", in_flight, 1)):
             whole_number("BatchLoader", name, value, least)
-        whole_number("BatchLoader", "expect_steps", expect_steps, 0, MAX_STEPS)
+        if isinstance(expect_steps, bool) or not isinstance(expect_steps, int) or not 0 <= expect_steps <= MAX_STEPS:
+            raise InvalidRequest(f"expect_steps={expect_steps!r}: need an int, 0 to {MAX_STEPS}")
         if not callable(on_bad) and on_bad not in POLICIES:
             raise InvalidRequest(f"on_bad={on_bad!r}: need one of {', '.join(POLICIES)}, or a function")
         if on_stall not in ON_STALL or not stall_s > 0:

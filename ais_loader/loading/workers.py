@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ais_loader.loading.bad_samples import BadSample, OnBad, good_samples
-from ais_loader.training.number_batches import entry_of, sample_numbers
+from ais_loader.training.number_batches import entry_of, in_packs, sample_numbers
 from ais_loader.training.sample_parts import parts_of, place_of
 from ais_loader.training.take_samples import HEARD
 from ais_loader.values.batch import Batch
@@ -110,9 +110,9 @@ class Fetcher:
         """Return the samples of a batch, or of a part of it."""
         if self._begins:
             return (self.begin(work) if pending is None else pending).finish()
-        if (many := getattr(self.dataset, "__getitems__", None)) is not None:
-            return list(many(work))
-        return [self.dataset[number] for number in sample_numbers(work)]
+        numbers = sample_numbers(work)
+        many = getattr(self.dataset, "__getitems__", None)
+        return in_packs([self.dataset[one] for one in numbers] if many is None else list(many(numbers)), work)
 
     def name_of(self, work: Any) -> str:
         """Return the name of the first sample of a batch: its entry, or its number."""
@@ -125,4 +125,5 @@ class Fetcher:
             entry = entry_of(self.dataset, number) if isinstance(number, int) else number
         except Exception:  # noqa: BLE001 - a number out of range, which the dataset reports
             entry = None
-        return f"sample {number}" if entry is None else place_of(parts_of(entry)[0])
+        name = f"sample {number}" if entry is None else place_of(parts_of(entry)[0])
+        return name if len(work) == 1 else f"{name}, …"

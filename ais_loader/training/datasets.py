@@ -117,7 +117,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         """Return the sample at an index, or the list of samples in a slice, with one request."""
         if isinstance(index, slice):
             return self.__getitems__(range(*index.indices(len(self._entries))))
-        return self.__getitems__((index,))[0]
+        return self.__getitems__((checked_index(index, len(self._entries)),))[0]
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples at these indices, in order, with one request. The DataLoader calls this per batch.

@@ -220,7 +220,7 @@ class PlanPosition:
             self.bound(position.step)
             own = self._description(position)
             if strict and described and own and (told := first_difference(described, own)):
-                raise InvalidRequest(f"the state is of another plan: the plan {told}")
+                raise InvalidRequest(f"the state belongs to another plan: it {told}")
         except BaseException:
             self._group = before
             raise

@@ -89,10 +89,10 @@ class Numbers:
 
 
 def state_us(plan: Any) -> Callable[[], float]:
-    dataset = BatchLoader(Numbers(plan.n), plan, rank=0, world_size=1)
-    dataset._move(Position(0, 1000), None)
-    dataset.state_dict()  # the digest of the lengths is computed once
-    return lambda: milliseconds(dataset.state_dict, 200) * 1e3
+    loader = BatchLoader(Numbers(plan.n), plan, rank=0, world_size=1)
+    loader.position._move(Position(0, 1000))
+    loader.state_dict()  # the digest of the lengths is computed once
+    return lambda: milliseconds(loader.state_dict, 200) * 1e3
 
 
 def lhotse_batches(cuts: lhotse.CutSet, bins: list[float]) -> Iterator[np.ndarray[Any, Any]]:

@@ -302,22 +302,15 @@ WRONG: list[tuple[str, str]] = [
     ("ShufflePlan(9, 2, seed=0.5)", "TypeError: ShufflePlan: seed is a float; need an int"),
     (
         "BatchLoader(client, plan)",
-        "InvalidRequest: the plan has numbers, which need a dataset: BatchLoader(MapDataset(store, entries, "
-        "decode), plan)",
+        "TypeError: a dataset turns numbers into samples, got Client; need a MapDataset",
     ),
     (
-        "BatchLoader(client, bucket.entries())",
-        "TypeError: a plan has batch(epoch, step) and steps(epoch), got EntryTable; a sampler goes with MapDataset and "
-        "a DataLoader, and entries go with MapDataset",
+        "BatchLoader(MapDataset(client), plan)",
+        "InvalidRequest: the plan has n=7 numbers, for 0 samples",
     ),
     (
-        "next(iter(DataLoader(BatchLoader(MapDataset(client, bucket), plan), batch_size=8)))",
-        "InvalidRequest: BatchLoader yields whole batches, and this DataLoader would make batches of them: "
-        "give the plan the batch_size, and use BatchLoader(dataset), or DataLoader(dataset, batch_size=None)",
-    ),
-    (
-        "BatchLoader(MapDataset(client, bucket))",
-        "TypeError: need a BatchLoader, got MapDataset; others go with a DataLoader",
+        "BatchLoader(MapDataset(client, bucket), 5)",
+        "TypeError: batches is a int; need a plan, with batch(epoch, step) and steps(epoch), or a batch sampler",
     ),
     (
         "MapDataset(bucket.entries(), client)",

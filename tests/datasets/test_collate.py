@@ -62,8 +62,8 @@ def test_another_collation_can_follow_and_it_goes_with_a_plan(numbers: Client) -
     plan = ShufflePlan(2, 2, shuffle=False)
     collate = pickle.loads(pickle.dumps(functools.partial(drop_placeholders, collate=torch.tensor)))
     samples = MapDataset(numbers, [URLS[3], MISSING], decoders.json, on_error="placeholder")
-    dataset = BatchLoader(samples, plan, collate=collate)
-    assert [batch.tolist() for batch in BatchLoader(dataset)] == [[3]]
+    loader = BatchLoader(samples, plan, collate=collate)
+    assert [batch.tolist() for batch in loader] == [[3]]
 
 
 def test_values_that_are_false_are_no_placeholders() -> None:

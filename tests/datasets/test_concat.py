@@ -226,9 +226,9 @@ def test_an_index_that_it_does_not_have_is_an_index_error(local_store: Client, i
 
 def test_what_cannot_be_concatenated_is_refused(local_store: Client) -> None:
     mapped = MapDataset(local_store, FIRST)
-    planned = BatchLoader(mapped, ShufflePlan(len(FIRST), 4))
+    loader = BatchLoader(mapped, ShufflePlan(len(FIRST), 4))
     with pytest.raises(TypeError, match="concat: BatchLoader has no indices; need map-style datasets"):
-        concat([mapped, planned])
+        concat([mapped, loader])
     with pytest.raises(TypeError, match="concat: str has no indices"):
         mapped + "more"
     with pytest.raises(TypeError, match="concat: MapDataset is one dataset; pass a list"):

@@ -212,11 +212,10 @@ def test_the_path_of_an_embedded_store_is_only_read(corpus: Bucket) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_plan_draws_lines_and_resumes(corpus: Bucket, num_workers: int) -> None:
+def test_a_plan_draws_lines_and_resumes(corpus: Bucket) -> None:
     def loader() -> BatchLoader:
         lines = Lines(corpus.client.url, ["train/a.jsonl", "train/b.jsonl"], json.loads, bucket="corpus")
-        return BatchLoader(lines, ShufflePlan(203, 30, seed=3), num_workers=num_workers)
+        return BatchLoader(lines, ShufflePlan(203, 30, seed=3))
 
     plan = ShufflePlan(203, 30, seed=3)
     first = loader()

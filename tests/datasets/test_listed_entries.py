@@ -9,7 +9,7 @@ import pytest
 from datasets_kit import BUCKET, CORPUS, URLS, EntryPlan, contents
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchLoader, Client, Item, MapDataset, ShufflePlan, errors
+from ais_loader import BatchLoader, Client, Item, MapDataset, errors
 from ais_loader.testing import throwaway_store
 
 NAMES = sorted(CORPUS)
@@ -64,7 +64,7 @@ def test_a_transform_follows_the_decoder_and_leaves_what_failed_alone(store: Cli
     assert again[:] == ["CAME", "failed"]
     plan = EntryPlan(URLS[:4], 2, shuffle=False)
     sizes = [len(data) for data in contents(URLS[:4])]
-    assert list(BatchLoader(store, plan, transform=len)) == [sizes[:2], sizes[2:]]
+    assert list(BatchLoader(MapDataset(store, transform=len), plan)) == [sizes[:2], sizes[2:]]
     with pytest.raises(TypeError, match="transform is a int: need a function"):
         MapDataset(store, URLS, transform=5)  # type: ignore[arg-type]  # the point
 
@@ -98,16 +98,3 @@ def test_what_cannot_be_meant_is_told_at_once(store: Client) -> None:
             MapDataset(store, wrong)
     with pytest.raises(errors.BucketNotFound):
         MapDataset(store, "ais://no-such-bucket/")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.sampled(1)
-def test_a_loader_that_would_batch_batches_is_refused_in_the_dataset_s_words(store: Client, num_workers: int) -> None:
-    dataset = BatchLoader(MapDataset(store.url, URLS), ShufflePlan(len(URLS), 4))
-    loader = DataLoader(
-        dataset, batch_size=8, num_workers=num_workers, multiprocessing_context="spawn" if num_workers else None
-    )
-    with pytest.raises(errors.InvalidRequest, match=r"BatchLoader yields whole batches.*BatchLoader"):
-        next(iter(loader))
-    assert sum(map(len, DataLoader(dataset, batch_size=None, collate_fn=list))) == len(URLS)

@@ -1,7 +1,8 @@
-"""split_steps: every step is delivered by exactly one worker of one rank, in an order that a DataLoader restores."""
+"""split_steps: every step is delivered by exactly one rank, and ranks take turns."""
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from typing import Any
 
@@ -10,15 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.training.plan import (
-    Position,
-    WorkerShare,
-    check_plan,
-    parse_state,
-    position_state,
-    split_steps,
-    worker_state,
-)
+from ais_loader.training.plan import Position, first_difference, parse_state, position_state, split_steps
 
 COUNTS = st.integers(1, 7)
 
@@ -30,27 +23,10 @@ def round_robin(parts: list[list[int]]) -> list[int]:
 
 
 @settings(deadline=None)
-@given(steps=st.integers(0, 80), start=st.integers(0, 90), world_size=COUNTS, num_workers=COUNTS)
-def test_ranks_and_workers_in_turn_give_every_step_from_start_on_in_order(
-    steps: int, start: int, world_size: int, num_workers: int
-) -> None:
+@given(steps=st.integers(0, 80), start=st.integers(0, 90), world_size=COUNTS)
+def test_ranks_in_turn_give_every_step_from_start_on_in_order(steps: int, start: int, world_size: int) -> None:
     ranks = [
-        round_robin(
-            [
-                list(
-                    split_steps(
-                        steps,
-                        start=start,
-                        rank=rank,
-                        world_size=world_size,
-                        worker=worker,
-                        num_workers=num_workers,
-                        tail="uneven",
-                    )
-                )
-                for worker in range(num_workers)
-            ]
-        )
+        list(split_steps(steps, start=start, rank=rank, world_size=world_size, tail="uneven"))
         for rank in range(world_size)
     ]
     assert round_robin(ranks) == list(range(start, steps))
@@ -58,23 +34,11 @@ def test_ranks_and_workers_in_turn_give_every_step_from_start_on_in_order(
 
 
 @settings(deadline=None)
-@given(steps=st.integers(0, 80), start=st.integers(0, 90), world_size=COUNTS, num_workers=COUNTS)
+@given(steps=st.integers(0, 80), start=st.integers(0, 90), world_size=COUNTS)
 def test_by_default_ranks_have_equally_many_steps_and_repeat_the_first_ones_of_the_epoch(
-    steps: int, start: int, world_size: int, num_workers: int
+    steps: int, start: int, world_size: int
 ) -> None:
-    ranks = [
-        round_robin(
-            [
-                list(
-                    split_steps(
-                        steps, start=start, rank=rank, world_size=world_size, worker=worker, num_workers=num_workers
-                    )
-                )
-                for worker in range(num_workers)
-            ]
-        )
-        for rank in range(world_size)
-    ]
+    ranks = [list(split_steps(steps, start=start, rank=rank, world_size=world_size)) for rank in range(world_size)]
     assert len(set(map(len, ranks))) == 1
     delivered = round_robin(ranks)
     left = len(range(start, steps))
@@ -114,8 +78,8 @@ def test_a_run_cut_after_any_round_and_resumed_under_other_world_sizes_loses_and
 
 
 def test_a_plan_without_an_end_is_divided_without_an_end() -> None:
-    mine = split_steps(None, start=10, rank=1, world_size=3, worker=1, num_workers=2)
-    assert list(islice(mine, 3)) == [14, 20, 26]
+    mine = split_steps(None, start=10, rank=1, world_size=3)
+    assert list(islice(mine, 3)) == [11, 14, 17]
     assert len(mine) > 10**18
 
 
@@ -125,9 +89,6 @@ def test_a_plan_without_an_end_is_divided_without_an_end() -> None:
         {"rank": 2, "world_size": 2},
         {"rank": -1},
         {"world_size": 0},
-        {"worker": 1, "num_workers": 1},
-        {"worker": -1},
-        {"num_workers": 0},
         {"start": -1},
         {"tail": "even"},
     ],
@@ -141,29 +102,34 @@ class TestState:
     """A position as it stands in a checkpoint."""
 
     def test_a_state_reads_back_as_what_was_written(self) -> None:
-        position, share = Position(3, 17), WorkerShare(1, 2, 4, 5)
-        assert parse_state(position_state(position, 4, "plan")) == (position, None, 0)
-        assert parse_state(worker_state(position, share, "plan", 8)) == (position, share, 8)
+        plan = {"kind": "ShufflePlan", "group": 8}
+        assert parse_state(position_state(Position(3, 17), 4, plan)) == (Position(3, 17), plan)
 
-    def test_a_plan_without_a_fingerprint_is_not_compared(self) -> None:
-        for saved, loaded in ((None, "plan"), ("plan", None), ("plan", "plan")):
-            assert parse_state(position_state(Position(1, 2), 1, saved))[0] == Position(1, 2)
-            check_plan(saved, loaded)
-        with pytest.raises(InvalidRequest, match="belongs to another plan"):
-            check_plan("plan", "another")
+    @pytest.mark.parametrize(
+        "saved, own, told",
+        [
+            ({"kind": "A", "n": 1}, {"kind": "A", "n": 1}, None),
+            ({"n": 1, "batch_size": 32, "seed": 0}, {"n": 1, "batch_size": 64, "seed": 1}, "batch_size 32, and has 64"),
+            ({"sources": {"a": {"n": 1}}}, {"sources": {"a": {"n": 2}}}, "sources.a.n 1, and has 2"),
+            ({"n": 1}, {"n": 1, "without": [[0, 1, 2]]}, r"without None, and has \[\[0, 1, 2\]\]"),
+        ],
+    )
+    def test_the_first_difference_is_told_in_words(self, saved: Any, own: Any, told: str | None) -> None:
+        found = first_difference(saved, own)
+        assert found is None if told is None else re.fullmatch(f"was saved with {told}", str(found))
 
     @pytest.mark.parametrize(
         "change",
-        [{"version": 2}, {"epoch": -1}, {"step": -3}, {"step": "4"}, {"epoch": None}, {"plan": 3}, {"group": -1}],
+        [{"version": 1}, {"epoch": -1}, {"step": -3}, {"step": "4"}, {"epoch": None}, {"plan": 3}, {"world_size": 0}],
     )
     def test_what_is_no_state_of_this_plan_is_refused(self, change: dict[str, object]) -> None:
-        state = position_state(Position(1, 2), 1, "plan")
+        state = position_state(Position(1, 2), 1, {})
         with pytest.raises(InvalidRequest):
             parse_state(state | change)
 
     @pytest.mark.parametrize("key", ["version", "epoch", "step", "world_size", "plan"])
     def test_a_state_with_a_part_missing_is_refused(self, key: str) -> None:
-        state = position_state(Position(1, 2), 1, "plan")
+        state = position_state(Position(1, 2), 1, {})
         del state[key]
         with pytest.raises(InvalidRequest, match="not a state"):
             parse_state(state)

@@ -120,12 +120,11 @@ def test_bytes_in_another_order_and_other_sizes(tokens: Bucket) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_plan_draws_windows_and_resumes(tokens: Bucket, num_workers: int) -> None:
+def test_a_plan_draws_windows_and_resumes(tokens: Bucket) -> None:
     def loader(stride: int = 64) -> BatchLoader:
         dataset = TokenWindows(tokens.client.url, "ais://tokens/train/", 64, dtype="uint16", stride=stride)
         plan = ShufflePlan(len(dataset), 500, seed=3)
-        return BatchLoader(dataset, plan, num_workers=num_workers)
+        return BatchLoader(dataset, plan)
 
     expected, plan = windows(64), ShufflePlan(len(windows(64)), 500, seed=3)
     first = loader()

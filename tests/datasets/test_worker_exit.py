@@ -22,9 +22,9 @@ TRAINER = """
 import ctypes, multiprocessing, os, sys, threading, time
 from pathlib import Path
 from torch.utils.data import DataLoader
-from ais_loader import BatchLoader, MapDataset, ShufflePlan
+from ais_loader import MapDataset
 
-FOLDER, STORE, START_METHOD, DECODE, THREAD, PLAN = sys.argv[1:]
+FOLDER, STORE, START_METHOD, DECODE, THREAD = sys.argv[1:]
 
 
 def decode(item):
@@ -41,10 +41,7 @@ def decode(item):
 def loop():
     urls = [f"ais://b/{at}" for at in range(16)]
     options = {"num_workers": 2, "multiprocessing_context": START_METHOD}
-    if PLAN == "plan":
-        loader = BatchLoader(MapDataset(STORE, urls, decode), ShufflePlan(16, 8), **options)
-    else:
-        loader = DataLoader(MapDataset(STORE, urls, decode), batch_size=8, **options)
+    loader = DataLoader(MapDataset(STORE, urls, decode), batch_size=8, **options)
     if THREAD == "thread that ends":
         opened = []
         thread = threading.Thread(target=lambda: opened.append(iter(loader)))
@@ -67,12 +64,12 @@ if __name__ == "__main__":
 
 @contextmanager
 def trainer(
-    tmp_path: Path, decode: str, start_method: str = "fork", thread: str = "main", plan: str = "map"
+    tmp_path: Path, decode: str, start_method: str = "fork", thread: str = "main"
 ) -> Iterator[subprocess.Popen[str]]:
     program = tmp_path / "trainer.py"
     program.write_text(TRAINER)
     with throwaway_store({str(at): b"data" for at in range(16)}, bucket="b") as client:
-        arguments = [str(tmp_path), client.url, start_method, decode, thread, plan]
+        arguments = [str(tmp_path), client.url, start_method, decode, thread]
         command = [sys.executable, "-W", "ignore", str(program), *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
@@ -108,7 +105,7 @@ def kill_in_decode(process: subprocess.Popen[str], folder: Path) -> None:
 def test_a_worker_whose_trainer_was_killed_ends_within_five_seconds_in_the_middle_of_decode(
     tmp_path: Path, decode: str, start_method: str
 ) -> None:
-    with trainer(tmp_path, decode, start_method, plan="plan" if start_method == "fork" else "map") as process:
+    with trainer(tmp_path, decode, start_method) as process:
         kill_in_decode(process, tmp_path)
 
 

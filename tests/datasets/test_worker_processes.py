@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,20 @@ from datasets_kit import (
     URLS,
     DieOnce,
     Recording,
-    collate_badly,
     contents,
     decode_badly,
     decode_recording,
 )
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchLoader, Client, MapDataset, ShufflePlan, connect
+from ais_loader import Client, MapDataset, connect
 from ais_loader.errors import ObjectNotFound
 
-PLAN = ShufflePlan(len(URLS), 8, seed=2)
 MISSING = f"ais://{BUCKET}/missing"
 
 
 def map_loader(client: Client, urls: list[str], decode: Any = None) -> DataLoader[Any]:
     return DataLoader(MapDataset(client, urls, decode), batch_size=8, num_workers=1, timeout=DEADLINE_S)
-
-
-def plan_loader(client: Client, urls: list[str], decode: Any = None, collate: Any = None) -> DataLoader[Any]:
-    plan = ShufflePlan(len(urls), 8, shuffle=False)
-    dataset = BatchLoader(MapDataset(client, urls, decode), plan, collate=collate)
-    return BatchLoader(dataset, num_workers=1, timeout=DEADLINE_S)
 
 
 class TestErrors:
@@ -45,13 +36,9 @@ class TestErrors:
         """It gives the workers of a loop that an error ended 5 s, all of which pass, whatever the dataset."""
         monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
 
-    @pytest.mark.parametrize(
-        "store, make_loader", [("embedded", plan_loader), ("grpc", map_loader)], indirect=["store"]
-    )
-    def test_a_missing_object_comes_out_of_the_worker_as_itself(
-        self, store: Client, make_loader: Callable[..., DataLoader[Any]]
-    ) -> None:
-        batches = iter(make_loader(store, [*URLS[:8], MISSING]))
+    @pytest.mark.parametrize("store", ["grpc"], indirect=True)
+    def test_a_missing_object_comes_out_of_the_worker_as_itself(self, store: Client) -> None:
+        batches = iter(map_loader(store, [*URLS[:8], MISSING]))
         assert next(batches) == contents(URLS[:8])
         with pytest.raises(ObjectNotFound, match=r"(?s)worker process 0.*missing"):
             next(batches)
@@ -60,15 +47,11 @@ class TestErrors:
         with pytest.raises(ArithmeticError, match=rf"(?s)no samples in .* entry 0 of its batch, {URLS[0]}"):
             next(iter(map_loader(local_store, URLS, decode_badly)))
 
-    def test_an_error_of_collate_keeps_its_type(self, local_store: Client) -> None:
-        with pytest.raises(BufferError, match="8 samples do not fit"):
-            next(iter(plan_loader(local_store, URLS, None, collate_badly)))
-
-    @pytest.mark.parametrize("make_loader", [pytest.param(map_loader, marks=pytest.mark.slow), plan_loader])
+    @pytest.mark.slow
     def test_a_killed_worker_ends_the_loop_with_an_error_and_a_new_loader_works(
-        self, local_store: Client, make_loader: Callable[..., DataLoader[Any]], tmp_path: Path
+        self, local_store: Client, tmp_path: Path
     ) -> None:
-        loader = make_loader(local_store, URLS, DieOnce(tmp_path / "died"))
+        loader = map_loader(local_store, URLS, DieOnce(tmp_path / "died"))
         with pytest.raises(RuntimeError, match=r"exited unexpectedly|is killed by signal"):
             list(loader)
         assert [sample for batch in loader for sample in batch] == contents(URLS)
@@ -107,29 +90,6 @@ class TestSpawn:
         seen = [sample for batch in loader for sample in batch]
         assert [sample.data for sample in seen] == contents(URLS)
         assert os.getpid() not in {sample.pid for sample in seen}
-
-    @pytest.mark.slow
-    def test_spawned_workers_that_stay_follow_the_plan_from_epoch_to_epoch_and_to_a_restored_place(
-        self, local_store: Client
-    ) -> None:
-        loader = BatchLoader(
-            MapDataset(local_store.url, URLS),
-            PLAN,
-            rank=1,
-            world_size=2,
-            num_workers=2,
-            persistent_workers=True,
-            multiprocessing_context="spawn",
-        )
-        steps = range(1, PLAN.steps(0) or 0, 2)
-
-        def planned(epoch: int, steps: range) -> list[list[bytes]]:
-            return [contents([URLS[at] for at in PLAN.batch(epoch, step)]) for step in steps]
-
-        for epoch in (0, 1):
-            assert list(loader) == planned(epoch, steps)
-        loader.load_state_dict(loader.state_dict() | {"epoch": 5, "step": 2})
-        assert list(loader) == planned(5, steps[1:])
 
 
 def test_a_reader_beside_the_writer_sees_what_was_put_before_its_workers_started(tmp_path: Path) -> None:

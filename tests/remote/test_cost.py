@@ -90,8 +90,7 @@ def test_the_time_that_readers_wait_counts_to_the_epoch(
 def test_the_epochs_of_a_loader_are_counted_apart(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
     names = filled(remote_bucket, 40)
     samples = MapDataset(client, names, bucket=cold.name)
-    dataset = BatchLoader(samples, ShufflePlan(len(names), 4, seed=3), in_flight=1)
-    loader = BatchLoader(dataset, expect_steps=10)
+    loader = BatchLoader(samples, ShufflePlan(len(names), 4, seed=3), in_flight=1, expect_steps=10)
     for epoch in range(2):
         batches = iter(loader)
         next(batches)

@@ -43,7 +43,7 @@ def plan_of(bucket: Bucket, names: list[str]) -> EntryPlan:
 
 
 def loader_of(client: Client | str, plan: EntryPlan, **options: Any) -> BatchLoader:
-    return BatchLoader(client, plan, in_flight=1, **options)
+    return BatchLoader(MapDataset(client), plan, in_flight=1, **options)
 
 
 def names_of(plan: EntryPlan, *steps: int) -> list[str]:
@@ -114,8 +114,7 @@ def test_a_plan_over_numbers_is_sent_too(
 ) -> None:
     names = filled(remote_bucket, 40)
     plan = ShufflePlan(len(names), BATCH, seed=3)
-    dataset = BatchLoader(MapDataset(client, names, bucket=cold.name), plan, in_flight=1)
-    batches = iter(BatchLoader(dataset, expect_steps=4))
+    batches = iter(BatchLoader(MapDataset(client, names, bucket=cold.name), plan, in_flight=1, expect_steps=4))
     next(batches)
     ahead = [names[at] for step in range(4) for at in plan.batch(0, step)]
     eventually(all_requested(remote_bucket, proxy, ahead))
@@ -132,27 +131,6 @@ def test_without_it_only_what_is_read_is_fetched(
     assert not any(proxy.count("GET", remote_bucket.path(name)) for name in names_of(plan, *range(3, 8)))
     assert list(batches) == [contents(plan, step) for step in range(1, 8)]
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
-
-
-@NODES
-@pytest.mark.slow
-@pytest.mark.fresh_process
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_workers_read_what_the_trainer_has_announced(
-    client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, method: str
-) -> None:
-    plan = plan_of(cold, names := filled(remote_bucket, 100))
-    loader = loader_of(
-        client.url, plan, expect_steps=15, num_workers=2, prefetch_factor=1, multiprocessing_context=method, timeout=60
-    )
-    batches = iter(loader)
-    assert next(batches) == contents(plan, 0)
-    eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(15))))
-    assert list(batches) == [contents(plan, step) for step in range(1, 20)]
-    assert_fetched_once(client, cold, remote_bucket, proxy, names)
-    assert list(loader) == [[data_of(int(str(entry)[-7:-4])) for entry in plan.batch(1, step)] for step in range(20)]
-    eventually(lambda: not any(expected_keys(client)))
 
 
 def test_a_resumed_loader_announces_what_is_left(
@@ -234,12 +212,12 @@ def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_i
     eventually(all_requested(remote_bucket, proxy, names))
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
     assert client._transport.expect(pb.ExpectRequest(loader=LOADER, done=True))
-    dataset = BatchLoader(
-        client, plan, lambda item: item.tobytes() if item.ok else item.status.name, on_error="placeholder"
+    dataset = MapDataset(
+        client, (), lambda item: item.tobytes() if item.ok else item.status.name, on_error="placeholder"
     )
     wanted: list[list[Any]] = [contents(plan, step) for step in range(4)]
     wanted[2][1], wanted[3][0] = "UNAVAILABLE", "NOT_FOUND"
-    assert list(BatchLoader(dataset)) == wanted
+    assert list(BatchLoader(dataset, plan)) == wanted
 
 
 # -- what is announced goes with its loader
@@ -387,7 +365,7 @@ def test_a_plan_that_fails_fails_in_its_place(client: Client, cold: Bucket, remo
                 raise ArithmeticError("no step 4")
             return plan.batch(epoch, step)
 
-    batches = iter(BatchLoader(client, Failing(), in_flight=1))
+    batches = iter(BatchLoader(MapDataset(client), Failing(), in_flight=1))
     assert [next(batches) for _ in range(3)] == [contents(plan, step) for step in range(3)]
     with pytest.raises(ArithmeticError, match="no step 4"):
         list(batches)
