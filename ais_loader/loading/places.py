@@ -110,7 +110,7 @@ def restore(sampler: Any, state: Mapping[str, Any], *, strict: bool = True) -> N
     own.pop(SINCE, None)
     saved = own.pop(BEGINNING, None)
     if saved is None:
-        if not hasattr(sampler, "load_state_dict") or {"version", "plan"} <= own.keys():
+        if not hasattr(sampler, "load_state_dict"):
             raise InvalidRequest(
                 f"not a state of a {type(sampler).__name__}: it has {', '.join(map(str, own)) or 'nothing'}"
             )

@@ -33,10 +33,10 @@ def decode(item: Item) -> torch.Tensor:
     return torch.tensor([float(item.tobytes())])
 
 
-def plan_loader() -> BatchLoader:
+def plan_loader(collate: Any = torch.stack) -> BatchLoader:
     samples = MapDataset(STORE, "ais://b/", decode)
     plan = ShufflePlan(len(samples), BATCH_SIZE, seed=3)
-    return BatchLoader(samples, plan, collate=torch.stack, num_workers=1)
+    return BatchLoader(samples, plan, collate=collate)
 
 
 def sampler_loader(loader: Any = DataLoader, **options: Any) -> Any:
@@ -183,8 +183,7 @@ def transformers() -> None:
     )
     kept = sorted(Path(FOLDER).glob("checkpoint-*"))
     if DATA == "plan":
-        loader = plan_loader()
-        loader.dataset._collate = collate
+        loader = plan_loader(collate)
         trainer = PlanTrainer(Model(), arguments, callbacks=[LoaderState(), End()])
         if kept:
             loader.load_state_dict(torch.load(kept[0] / "loader.pt"))

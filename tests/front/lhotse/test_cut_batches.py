@@ -20,8 +20,9 @@ from lhotse.dataset.sampling.base import TimeConstraint
 
 import ais_loader
 from ais_loader import Bucket, Client
-from ais_loader.integrations.lhotse import AISBatchLoaderError, sampler_state
+from ais_loader.integrations.lhotse import AISBatchLoaderError
 from ais_loader.integrations.lhotse.cut_batches import CutBatches
+from ais_loader.loading import places
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
 
 RATE = 8000
@@ -342,7 +343,7 @@ def test_a_state_may_be_taken_of_what_was_resumed_and_in_the_second_epoch(
 def test_the_state_is_the_samplers_own(
     lazily: Callable[[], CutSet], make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_state, "CHEAP_S", 10.0)
+    monkeypatch.setattr(places, "CHEAP_S", 10.0)
     expected = drawn(make(lazily()))
     with CutBatches(make(lazily())) as batches:
         running = iter(batches)
@@ -364,22 +365,22 @@ def test_the_state_is_the_samplers_own(
 def test_a_state_that_costs_much_is_taken_rarely_and_what_follows_is_counted(
     lazily: Callable[[], CutSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_state, "CHEAP_S", 0.0)
-    monkeypatch.setattr(sampler_state, "MAX_COST", 1e-9)
+    monkeypatch.setattr(places, "CHEAP_S", 0.0)
+    monkeypatch.setattr(places, "MAX_COST", 1e-9)
     expected = drawn(bucketing(lazily()))
     with CutBatches(bucketing(lazily())) as batches:
         running = iter(batches)
         for _ in range(4):
             next(running)
         state = batches.state_dict()
-    assert state[sampler_state.SINCE] == 4
+    assert state[places.SINCE] == 4
     resumed = CutBatches(bucketing(lazily()))
     resumed.load_state_dict(state)
     running = iter(resumed)
     assert ids(next(running) for _ in range(3)) == expected[4:7]
     state = resumed.state_dict()
     resumed.close()
-    assert state[sampler_state.SINCE] == 2
+    assert state[places.SINCE] == 2
     resumed = CutBatches(bucketing(lazily()))
     resumed.load_state_dict(state)
     assert ids(resumed) == expected[7:]

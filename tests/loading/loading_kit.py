@@ -1,0 +1,82 @@
+"""Helpers of the loading tests: datasets and samplers of numbers, and the threads of loaders."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+class Numbers:
+    """A map-style dataset: sample k is k. Some fetches take longer than others, so that batches overtake each other."""
+
+    def __init__(self, n: int, pause_s: float = 0.0) -> None:
+        self.n, self.pause_s = n, pause_s
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitems__(self, indices: Iterable[int]) -> list[int]:
+        wanted = list(indices)
+        if self.pause_s and wanted and wanted[0] % 3 == 0:
+            time.sleep(self.pause_s)
+        for at in wanted:
+            if not 0 <= at < self.n:
+                raise IndexError(f"index {at} of {self.n}")
+        return wanted
+
+
+class Broken(Numbers):
+    """A dataset in which some samples cannot be decoded."""
+
+    def __init__(self, n: int, bad: Iterable[int], error: type[Exception] = ValueError) -> None:
+        super().__init__(n)
+        self.bad, self.error = set(bad), error
+
+    def __getitems__(self, indices: Iterable[int]) -> list[int]:
+        wanted = super().__getitems__(indices)
+        for at in wanted:
+            if at in self.bad:
+                raise self.error(f"sample {at} is broken")
+        return wanted
+
+
+class Held(Numbers):
+    """A dataset that does not return from sample `at` until it is let go."""
+
+    def __init__(self, n: int, at: int) -> None:
+        super().__init__(n)
+        self.at = at
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def __getitems__(self, indices: Iterable[int]) -> list[int]:
+        wanted = super().__getitems__(indices)
+        if self.at in wanted:
+            self.reached.set()
+            assert self.go.wait(60)
+        return wanted
+
+
+class Steps:
+    """A sampler with a state of its own, as samplers with one have it."""
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        self.batches = batches
+        self.at = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while self.at < len(self.batches):
+            self.at += 1
+            yield self.batches[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def our_threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("ais-loader-d"))

@@ -1,0 +1,114 @@
+"""Bad samples: raised, skipped or substituted, counted by reason, and never a reason for another number of batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from loading_kit import Broken, Numbers
+
+from ais_loader import BatchLoader, Item, MapDataset, ShufflePlan, concat
+from ais_loader.errors import EntryFailed, NodeUnavailable, ObjectNotFound
+from ais_loader.plans import BucketPlan, PackPlan
+from ais_loader.testing import throwaway_store
+
+BATCHES = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_by_default_the_error_is_raised_in_the_place_of_its_batch() -> None:
+    found = []
+    with pytest.raises(ValueError, match="sample 6 is broken"):
+        for batch in BatchLoader(Broken(10, [6]), BATCHES, in_flight=5):
+            found.append(batch)
+    assert found == BATCHES[:1]
+
+
+@pytest.mark.parametrize(
+    ("on_bad", "bad", "expected"),
+    [
+        ("skip", [1, 2, 7], [[0, 3], [4, 5, 6], [8, 9]]),
+        ("substitute", [1, 2, 7, 9], [[0, 3, 3, 3], [4, 5, 6, 4], [8, 8]]),
+        (lambda error: "substitute" if "7" in str(error) else "skip", [0, 7], [[1, 2, 3], [4, 5, 6, 4], [8, 9]]),
+    ],
+)
+def test_bad_samples_are_skipped_or_substituted(on_bad: Any, bad: list[int], expected: list[list[int]]) -> None:
+    loader = BatchLoader(Broken(10, bad), BATCHES, on_bad=on_bad)
+    assert list(loader) == expected
+    assert dict(loader.bad.counts) == {"ValueError": len(bad)}
+    assert loader.bad.names == {"ValueError": [f"sample {at}" for at in bad]}
+
+
+def test_a_function_may_raise_some() -> None:
+    loader = BatchLoader(Broken(10, [6]), BATCHES, on_bad=lambda error: "raise")
+    with pytest.raises(ValueError, match="sample 6"):
+        list(loader)
+
+
+def test_a_batch_without_a_good_sample_is_an_error() -> None:
+    for on_bad in ("skip", "substitute"):
+        with pytest.raises(EntryFailed, match="none of the 2 samples of a batch is good: sample 8"):
+            list(BatchLoader(Broken(10, [8, 9]), BATCHES, on_bad=on_bad))  # type: ignore[arg-type]
+
+
+def test_errors_of_the_store_are_always_raised() -> None:
+    with pytest.raises(NodeUnavailable):
+        list(BatchLoader(Broken(10, [1], NodeUnavailable), BATCHES, on_bad="skip"))
+
+
+def test_max_bad_ends_the_run() -> None:
+    loader = BatchLoader(Broken(10, [1, 5, 6]), BATCHES, on_bad="skip", max_bad=1)
+    batches = iter(loader)
+    assert next(batches) == [0, 2, 3]
+    with pytest.raises(EntryFailed, match=r"3 samples are bad, more than max_bad=1: .*'sample 1'"):
+        next(batches)
+
+
+@pytest.mark.parametrize("on_bad", ["skip", "substitute"])
+def test_all_ranks_keep_equally_many_batches(on_bad: Any) -> None:
+    plan = ShufflePlan(40, 4, seed=2)
+    ranks = [BatchLoader(Broken(40, [3, 8, 30]), plan, rank=rank, world_size=2, on_bad=on_bad) for rank in range(2)]
+    found = [list(rank) for rank in ranks]
+    assert [len(rank) for rank in found] == [5, 5]
+    sizes = {len(batch) for rank in found for batch in rank}
+    assert sizes == {4} if on_bad == "substitute" else sizes <= {2, 3, 4}
+    expected = {number for number in range(40) if number not in (3, 8, 30)}
+    assert {number for rank in found for batch in rank for number in batch} == expected
+
+
+def test_substitutes_keep_the_bounds_of_a_bucket() -> None:
+    lengths = [1 + at % 20 for at in range(80)]
+    plan = BucketPlan(lengths, [10, 20], [6, 3])
+    loader = BatchLoader(Broken(80, [7, 33]), plan, on_bad="substitute")
+    for step, batch in enumerate(loader):
+        assert len(batch) == len(plan.with_group(1).batch(0, step))
+        assert len(batch) * max(lengths[at] for at in batch) <= 60
+
+
+def test_entries_that_fail_and_decoders_that_raise() -> None:
+    def decode(item: Item) -> int:
+        if item.tobytes() == b"3":
+            raise ArithmeticError("three")
+        return int(item.tobytes())
+
+    with throwaway_store({str(at): str(at).encode() for at in range(6)}, bucket="b") as client:
+        entries = [f"ais://b/{name}" for name in ("0", "1", "gone", "3", "4", "5")]
+        for dataset in (
+            MapDataset(client, entries, decode),
+            concat([MapDataset(client, entries[:2], decode), MapDataset(client, entries[2:], decode)]),
+        ):
+            loader = BatchLoader(dataset, [[0, 2, 1], [3, 4, 5]], on_bad="skip")
+            assert list(loader) == [[0, 1], [4, 5]]
+            assert loader.bad.names == {"ObjectNotFound": ["ais://b/gone"], "ArithmeticError": ["ais://b/3"]}
+        with pytest.raises(ObjectNotFound):
+            list(BatchLoader(MapDataset(client, entries), [[2]]))
+        tokens = [f"ais://b/{name}" for name in ("0", "gone", "1", "4")]
+        packs = PackPlan([1] * 4, 1, 4, item_bytes=1)
+        found = list(BatchLoader(MapDataset(client, tokens), packs, on_bad="substitute"))
+        assert sorted({pack[0] for pack in found[0]}) == [b"0", b"1", b"4"]
+        assert len(found[0]) == 4
+
+
+def test_numbers_without_a_bad_sample_are_not_counted() -> None:
+    loader = BatchLoader(Numbers(10), BATCHES, on_bad="skip")
+    assert list(loader) == BATCHES
+    assert loader.bad.counts.total() == 0

@@ -1,0 +1,213 @@
+"""Batches equal those of a single thread that was never stopped, whatever threads, stops and order of arrival are."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from loading_kit import Held, Numbers, Steps, our_threads
+from torch.utils.data import BatchSampler as TorchBatchSampler
+from torch.utils.data import SequentialSampler
+
+from ais_loader import BatchLoader, BatchSampler, ShufflePlan
+from ais_loader.errors import InvalidRequest
+from ais_loader.plans import BucketPlan, MixPlan
+from ais_loader.testing import eventually
+
+N = 40
+LISTS = [list(range(first, min(first + 3, N))) for first in range(0, N, 3)]
+MAKERS: dict[str, Callable[[], Any]] = {
+    "shuffle": lambda: ShufflePlan(N, 3, seed=5),
+    "mix": lambda: MixPlan({"a": 15, "b": 25}, {"a": 1, "b": 2}, batch_size=4, at_end="leave"),
+    "buckets": lambda: BucketPlan([1 + at % 9 for at in range(N)], [3, 9], [4, 2], block=20),
+    "lists": lambda: LISTS,
+    "generator": lambda: iter(LISTS),
+    "state": lambda: Steps(LISTS),
+    "torch": lambda: TorchBatchSampler(SequentialSampler(range(N)), 3, drop_last=False),
+    "batch sampler": lambda: BatchSampler(ShufflePlan(N, 3, seed=5), 0, 1),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_stops_and_threads_change_no_batch(kind: str, data: st.DataObject) -> None:
+    make = MAKERS[kind]
+    expected = list(BatchLoader(Numbers(N), make(), threads=1, in_flight=1))
+    found: list[Any] = []
+    state = None
+    for stop in [*data.draw(st.lists(st.integers(0, 6), max_size=3)), None]:
+        threads, in_flight = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+        loader = BatchLoader(Numbers(N, 0.001), make(), threads=threads, in_flight=in_flight)
+        if state is not None:
+            loader.load_state_dict(state)
+        if data.draw(st.booleans()):
+            loader.start_prefetch()
+        found += list(islice(loader, stop))
+        loader.close()
+        state = json.loads(json.dumps(loader.state_dict()))
+        if len(found) == len(expected):
+            break
+    assert found == expected
+
+
+def test_an_abandoned_iteration_leaves_no_thread() -> None:
+    loader = BatchLoader(Numbers(N), ShufflePlan(N, 3), threads=3)
+    for _ in loader:
+        break
+    assert our_threads() == []
+    loader.start_prefetch()
+    assert our_threads()
+    del loader
+    gc.collect()
+    assert our_threads() == []
+
+
+def test_a_new_iteration_ends_the_one_before() -> None:
+    loader = BatchLoader(Numbers(N), Steps(LISTS))
+    older = iter(loader)
+    next(older)
+    unused = iter(loader)
+    loader.close()
+    assert list(older) == list(unused) == []
+
+
+def test_two_loaders_share_a_dataset() -> None:
+    dataset = Numbers(N, 0.001)
+    loaders = [BatchLoader(dataset, ShufflePlan(N, 3, seed=seed)) for seed in range(2)]
+    found = list(zip(*loaders, strict=True))
+    assert [[pair[at] for pair in found] for at in range(2)] == [
+        list(BatchLoader(Numbers(N), ShufflePlan(N, 3, seed=seed))) for seed in range(2)
+    ]
+
+
+def test_a_prefetch_begins_before_the_first_batch_and_reads_while_the_trainer_computes() -> None:
+    dataset = Numbers(N)
+    fetched: list[int] = []
+    loader = BatchLoader(dataset, LISTS, in_flight=4, collate=lambda batch: fetched.append(batch[0]) or batch)
+    loader.start_prefetch()
+    eventually(lambda: len(fetched) == 4)
+    batches = iter(loader)
+    assert next(batches) == LISTS[0]
+    eventually(lambda: len(fetched) == 5)
+    loader.load_state_dict(loader.state_dict())
+    loader.start_prefetch()
+    assert list(loader) == LISTS[1:]
+
+
+def test_a_prefetched_epoch_is_dropped_if_another_one_is_set() -> None:
+    plan = ShufflePlan(N, 3)
+    loader = BatchLoader(Numbers(N), plan)
+    loader.start_prefetch()
+    loader.set_epoch(0)
+    assert len(our_threads()) == 3
+    loader.set_epoch(4)
+    assert next(iter(loader)) == plan.batch(4, 0).tolist()
+
+
+def test_no_more_than_in_flight_are_drawn() -> None:
+    drawn: list[int] = []
+
+    def sampler() -> Iterator[list[int]]:
+        for at in range(N):
+            drawn.append(at)
+            yield [at]
+
+    for count, _ in enumerate(BatchLoader(Numbers(N), sampler(), in_flight=3, threads=4), 1):
+        assert len(drawn) <= count + 3
+        if count == 5:
+            eventually(lambda: len(drawn) == 8)
+
+
+def test_a_batch_that_takes_long_holds_up_only_its_place() -> None:
+    dataset = Held(N, 0)
+    loader = BatchLoader(dataset, LISTS, in_flight=4)
+    loader.start_prefetch()
+    assert dataset.reached.wait(30)
+    threading.Timer(0.05, dataset.go.set).start()
+    assert list(loader) == LISTS
+
+
+class Ends:
+    """A sampler that raises at a batch."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from LISTS[:3]
+        raise self.error
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_numbers_out_of_range_are_refused_in_their_place(at: int) -> None:
+    batches = [*LISTS[:at], [1, N], [2]]
+    for on_bad in ("raise", "skip"):
+        found = []
+        with pytest.raises(IndexError, match=f"{N}") as raised:
+            for batch in BatchLoader(Numbers(N), batches, on_bad=on_bad):
+                found.append(batch)
+        assert found == LISTS[:at]
+        assert raised.value.__notes__[-1] == f"raised for batch {at} of this iteration, of sample 1, …"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("damaged"), KeyError("no such key"), TimeoutError("silent")])
+def test_a_sampler_that_raises_does_so_in_its_place(error: Exception) -> None:
+    loader = BatchLoader(Numbers(N), Ends(error))
+    found = []
+    with pytest.raises(type(error)):
+        for batch in loader:
+            found.append(batch)
+    assert found == LISTS[:3]
+    assert our_threads() == []
+
+
+def test_a_sampler_that_ends_early_cannot_resume_behind_its_end() -> None:
+    loader = BatchLoader(Numbers(N), LISTS)
+    list(islice(loader, 5))
+    loader.close()
+    shorter = BatchLoader(Numbers(N), LISTS[:3])
+    shorter.load_state_dict(loader.state_dict())
+    with pytest.raises(InvalidRequest, match="ends after 3 of the 5 batches"):
+        list(shorter)
+
+
+@pytest.mark.parametrize("batches", [[], ShufflePlan(0, 3), iter([])])
+def test_nothing_to_read_is_an_epoch_without_batches(batches: Any) -> None:
+    loader = BatchLoader(Numbers(0), batches)
+    assert list(loader) == []
+    loader.start_prefetch()
+    assert list(loader) == []
+
+
+class TestStates:
+    def test_the_first_difference_of_a_plan_is_told_and_may_be_accepted(self) -> None:
+        state = BatchLoader(Numbers(N), ShufflePlan(N, 32)).state_dict() | {"step": 1}
+        other = BatchLoader(Numbers(N), ShufflePlan(N, 4, seed=3))
+        with pytest.raises(InvalidRequest, match=r"it was saved with batch_size 32, and has 4$"):
+            other.load_state_dict(state)
+        other.load_state_dict(state, strict=False)
+        assert next(iter(other)) == ShufflePlan(N, 4, seed=3).batch(0, 1).tolist()
+
+    def test_states_of_plans_and_samplers_are_told_apart(self) -> None:
+        plan, lists = BatchLoader(Numbers(N), ShufflePlan(N, 4)), BatchLoader(Numbers(N), LISTS)
+        with pytest.raises(InvalidRequest, match="not a state of a list"):
+            lists.load_state_dict(plan.state_dict())
+        for state in (lists.state_dict(), {}, {"version": 1}):
+            with pytest.raises(InvalidRequest, match=r"not a state of a plan|state of version 1"):
+                plan.load_state_dict(state)
+        with pytest.raises(InvalidRequest, match="'list', here 'Steps'"):
+            BatchLoader(Numbers(N), Steps(LISTS)).load_state_dict(lists.state_dict())
+
+    def test_the_state_of_a_sampler_is_its_own(self) -> None:
+        loader = BatchLoader(Numbers(N), Steps(LISTS), in_flight=5)
+        list(islice(loader, 4))
+        loader.close()
+        assert loader.state_dict() == {"at": 4}

@@ -1,0 +1,129 @@
+"""Records of batches, their sums, and the warning of a loader that waits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from loading_kit import Held, Numbers
+
+from ais_loader import BatchLoader, Item, MapDataset, ShufflePlan
+from ais_loader.errors import InvalidRequest, SilenceTimeout
+from ais_loader.loading.records import BatchRecord
+from ais_loader.testing import eventually, throwaway_store
+
+
+def test_every_batch_has_a_record_and_they_add_up() -> None:
+    records: list[BatchRecord] = []
+    threads: set[str] = set()
+
+    def note(record: BatchRecord) -> None:
+        records.append(record)
+        threads.add(threading.current_thread().name)
+
+    with throwaway_store({str(at): b"data" for at in range(20)}, bucket="b") as client:
+        plan = ShufflePlan(20, 4, group=2)
+        loader = BatchLoader(MapDataset(client, "ais://b/"), plan, on_batch=note, rank=1, world_size=2)
+        batches = len(list(loader))
+    assert [record.step for record in records] == [1, 3, 5]
+    assert threads == {threading.current_thread().name}
+    assert [(record.entries, record.payload_bytes) for record in records] == [(4, 16)] * batches
+    assert all(record.worker.startswith("ais-loader-decode-") for record in records)
+    summary = loader.summary()
+    assert (summary.batches, summary.entries, summary.payload_bytes) == (3, 12, 48)
+    for name in ("draw_s", "wire_s", "wait_s", "collate_s"):
+        assert getattr(summary, name) == pytest.approx(sum(getattr(record, name) for record in records))
+
+
+def slow_sampler() -> Iterator[list[int]]:
+    for at in range(8):
+        time.sleep(0.02)
+        yield [at]
+
+
+def slow(samples: list[Any]) -> list[Any]:
+    time.sleep(0.02)
+    return samples
+
+
+@pytest.mark.parametrize("stage", ["trainer", "draw", "receive", "decode", "collate"])
+def test_the_bottleneck_is_named(stage: str) -> None:
+    def decode(item: Item) -> int:
+        time.sleep(0.02)
+        return 0
+
+    batches: Any = slow_sampler() if stage == "draw" else [[at] for at in range(8)]
+    with throwaway_store({str(at): b"d" * 3_000_000 for at in range(8)}, bucket="b") as client:
+        dataset: Any = Numbers(8)
+        if stage in ("receive", "decode"):
+            dataset = MapDataset(client, "ais://b/", decode if stage == "decode" else None)
+        loader = BatchLoader(dataset, batches, threads=1, in_flight=1, collate=slow if stage == "collate" else None)
+        for _ in loader:
+            time.sleep(0.05 if stage == "trainer" else 0)
+    assert loader.summary().bottleneck == stage
+
+
+class TestStalls:
+    def test_a_decoder_that_does_not_return_is_named_once_with_the_stacks(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        dataset = Held(9, 4)
+        loader = BatchLoader(dataset, [[at] for at in range(9)], stall_s=0.05)
+        found: list[Any] = []
+        trainer = threading.Thread(target=lambda: found.extend(loader))
+        with caplog.at_level(logging.WARNING):
+            trainer.start()
+            eventually(lambda: caplog.records)
+            dataset.go.set()
+            trainer.join(30)
+        assert found == [[at] for at in range(9)]
+        [record] = [record for record in caplog.records if "no batch for" in record.getMessage()]
+        assert "rank 0, step 4: no batch for 0.05 s; ais-loader-decode-" in record.getMessage()
+        assert "is in stage 'decode' since" in record.getMessage()
+        assert "for sample 4" in record.getMessage()
+        assert "__getitems__" in record.getMessage()
+
+    def test_a_decoder_of_a_store_is_told_from_its_reads(self) -> None:
+        go = threading.Event()
+
+        def decode(item: Item) -> int:
+            assert go.wait(60)
+            return 0
+
+        with throwaway_store({"a": b"data"}, bucket="b") as client:
+            loader = BatchLoader(MapDataset(client, "ais://b/", decode), [[0]], stall_s=0.05, on_stall="raise")
+            with pytest.raises(SilenceTimeout, match=r"stage 'decode' since .*, for ais://b/a$"):
+                list(loader)
+            go.set()
+            eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("ais-loader-decode")])
+
+    def test_collate_and_the_sampler_are_named_too(self) -> None:
+        go = threading.Event()
+
+        def wait(samples: list[Any]) -> list[Any]:
+            assert go.wait(60)
+            return samples
+
+        def sampler() -> Iterator[list[int]]:
+            yield [0]
+            assert go.wait(60)
+            yield [1]
+
+        for options, told in (
+            ({"batches": [[0]], "collate": wait}, r"step 0: .* stage 'collate'"),
+            ({"batches": sampler()}, r"after step 0: .* ais-loader-draw is in stage 'draw'"),
+        ):
+            go.clear()
+            loader = BatchLoader(Numbers(2), stall_s=0.05, on_stall="raise", **options)
+            with pytest.raises(SilenceTimeout, match=told):
+                list(loader)
+            go.set()
+            eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("ais-loader-d")])
+
+    def test_threads_cannot_be_restarted(self) -> None:
+        with pytest.raises(InvalidRequest, match="needs worker processes"):
+            BatchLoader(Numbers(2), [[0]], on_stall="restart")
