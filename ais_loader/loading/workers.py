@@ -1,4 +1,4 @@
-"""Workers: what turns the numbers of a batch into samples. They know nothing about positions and order."""
+"""Workers: they turn the numbers of a batch into samples, and know nothing about positions and order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Fetched:
 
 @dataclass(slots=True)
 class Progress:
-    """What a worker does. The thread of the work writes it, and the trainer reads it."""
+    """Stage that a worker is in. The thread of the work writes it, and the trainer reads it."""
 
     worker: str
     stage: str = "request"
