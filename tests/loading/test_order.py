@@ -16,10 +16,10 @@ from loading_kit import Held, Numbers, Steps, our_threads
 from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import SequentialSampler
 
-from ais_loader import BatchLoader, BatchSampler, ShufflePlan
+from ais_loader import BatchLoader, BatchSampler, Item, MapDataset, ShufflePlan, connect
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan
-from ais_loader.testing import eventually
+from ais_loader.testing import eventually, throwaway_node
 
 N = 40
 LISTS = [list(range(first, min(first + 3, N))) for first in range(0, N, 3)]
@@ -211,3 +211,25 @@ class TestStates:
         list(islice(loader, 4))
         loader.close()
         assert loader.state_dict() == {"at": 4}
+
+
+def test_requests_to_nodes_are_sent_ahead_of_the_threads() -> None:
+    go = threading.Event()
+
+    def decode(item: Item) -> bytes:
+        assert go.wait(60)
+        return item.tobytes()
+
+    objects = {str(at): str(at).encode() for at in range(8)}
+    with throwaway_node(objects, bucket="b") as node, connect(node.url) as client:
+        entries = [f"ais://b/{at}" for at in range(8)]
+        batches = [[at, at + 1] for at in range(0, 8, 2)]
+        sent = []
+        transport = client._transport
+        open_batch = transport.open_batch
+        transport.open_batch = lambda *given, **options: sent.append(1) or open_batch(*given, **options)  # type: ignore[method-assign]
+        loader = BatchLoader(MapDataset(client, entries, decode), batches, threads=1, in_flight=3)
+        loader.start_prefetch()
+        eventually(lambda: len(sent) == 3)
+        go.set()
+        assert list(loader) == [[str(at).encode(), str(at + 1).encode()] for at, _ in batches]
