@@ -26,7 +26,7 @@ class Ticket(NamedTuple):
     step: int
     place: Any
     """The position after this batch."""
-    name: str
+    work: Any
     draw_s: float
     future: Future[Fetched]
 
@@ -71,9 +71,11 @@ class Engine:
                 fetched = ticket.future.result(watch.left_s)
             except Exception as error:
                 if not isinstance(error, TimeoutError) or ticket.future.done():
-                    error.add_note(f"raised for batch {ticket.number} of this iteration, of {ticket.name}")
+                    error.add_note(
+                        f"raised for batch {ticket.number} of this iteration, of {self._name_of(ticket.work)}"
+                    )
                     raise
-                if watch.tell(f"{self._workers.progress(ticket.number)}, for {ticket.name}"):
+                if watch.tell(f"{self._workers.progress(ticket.number)}, for {self._name_of(ticket.work)}"):
                     self._workers.restart(ticket.number)
         self._free.release()
         return ticket, fetched
@@ -95,9 +97,9 @@ class Engine:
                 if one is None:
                     break
                 step, work, place = one
-                draw_s, name = time.perf_counter() - began_s, self._name_of(work)
+                draw_s = time.perf_counter() - began_s
                 future = self._workers.submit(number, work)
-                self._tickets.put(Ticket(number, step, place, name, draw_s, future))
+                self._tickets.put(Ticket(number, step, place, work, draw_s, future))
                 number += 1
         except BaseException as error:  # noqa: BLE001 - raised where the batch is consumed
             end = error

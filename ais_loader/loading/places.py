@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.training.plan_position import process_place
 
 SINCE = "ais_loader_batches_since"
 """The key, in a state, of the number of batches drawn since the rest of it was saved."""
@@ -185,8 +186,8 @@ class SamplerPosition:
         return len(self.sampler)
 
     def place(self) -> tuple[int, int]:
-        """Return (rank, world_size), as far as the sampler tells."""
-        return int(getattr(self.sampler, "rank", 0) or 0), int(getattr(self.sampler, "world_size", 1) or 1)
+        """Return (rank, world_size) of this process."""
+        return process_place()
 
     @property
     def epoch(self) -> int | None:

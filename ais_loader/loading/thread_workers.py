@@ -35,11 +35,7 @@ class ThreadWorkers:
     def submit(self, ticket: int, work: Any) -> Future[Fetched]:
         future: Future[Fetched] = Future()
         progress = self._progress[ticket] = Progress(threading.current_thread().name)
-        try:
-            pending = self._fetcher.begin(work)
-        except Exception as error:  # noqa: BLE001 - raised where the batch is consumed
-            future.set_exception(error)
-            return future
+        pending = self._fetcher.begin(work)
         progress.enter("queue")
         self._tasks.put(_Task(ticket, work, pending, future))
         return future

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ais_loader.loading.bad_samples import BadSample, OnBad, good_samples
 from ais_loader.training.number_batches import entry_of, in_packs, sample_numbers
@@ -71,6 +71,19 @@ class Workers(Protocol):
         """End all workers, and abandon their work. May be called again. Without `wait`, do not wait for threads."""
 
 
+class _Refused:
+    """A batch whose request failed."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def finish(self) -> NoReturn:
+        raise self._error
+
+    def close(self) -> None:
+        pass
+
+
 class Fetcher:
     """Fetches, decodes and collates. It pickles, for workers in other processes.
 
@@ -86,8 +99,13 @@ class Fetcher:
         self._begins = "begin" in first
 
     def begin(self, work: Any) -> Any:
-        """Request the samples ahead, if the dataset can."""
-        return self.dataset.begin(work) if self._begins else None
+        """Request the samples ahead, if the dataset can. An error is raised by `finish`, as one of the batch."""
+        if not self._begins:
+            return None
+        try:
+            return self.dataset.begin(work)
+        except Exception as error:  # noqa: BLE001 - of any dataset
+            return _Refused(error)
 
     def finish(self, work: Any, pending: Any, progress: Progress) -> Fetched:
         """Return the batch. Raises the errors of the dataset, and of `collate`."""

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from loading_kit import Broken, Numbers
 
-from ais_loader import BatchLoader, Item, MapDataset, ShufflePlan, concat
+from ais_loader import BatchLoader, Entry, Item, MapDataset, ShufflePlan, concat
 from ais_loader.errors import EntryFailed, NodeUnavailable, ObjectNotFound
 from ais_loader.plans import BucketPlan, PackPlan
-from ais_loader.testing import throwaway_store
+from ais_loader.testing import throwaway_node, throwaway_store
 
 BATCHES = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
@@ -106,6 +106,14 @@ def test_entries_that_fail_and_decoders_that_raise() -> None:
         found = list(BatchLoader(MapDataset(client, tokens), packs, on_bad="substitute"))
         assert sorted({pack[0] for pack in found[0]}) == [b"0", b"1", b"4"]
         assert len(found[0]) == 4
+
+
+def test_a_request_that_is_refused_when_it_is_sent_counts_as_its_bad_entry() -> None:
+    with throwaway_node({str(at): str(at).encode() for at in range(3)}, bucket="b") as node:
+        dataset = MapDataset(node.url, [Entry("b", "0"), Entry("none", "1", etl="no-such-transform"), Entry("b", "2")])
+        loader = BatchLoader(dataset, [[0, 1, 2]], on_bad="skip")
+        assert list(loader) == [[b"0", b"2"]]
+        assert loader.bad.counts.total() == 1
 
 
 def test_numbers_without_a_bad_sample_are_not_counted() -> None:

@@ -138,7 +138,7 @@ def test_a_resumed_loader_announces_what_is_left(
 ) -> None:
     plan = plan_of(cold, filled(remote_bucket, 60))
     loader = loader_of(client, plan, expect_steps=4)
-    loader.load_state_dict(position_state(Position(0, 5), 1, plan.fingerprint))
+    loader.load_state_dict(position_state(Position(0, 5), 1, {"fingerprint": plan.fingerprint}))
     batches = iter(loader)
     assert next(batches) == contents(plan, 5)
     eventually(all_requested(remote_bucket, proxy, names_of(plan, 5, 6, 7, 8)))
