@@ -19,6 +19,7 @@ from ais_loader.loading.thread_workers import ThreadWorkers
 from ais_loader.loading.workers import Collate, Fetcher, Workers
 from ais_loader.plans.groups import Tail, whole_number
 from ais_loader.plans.number_plan import NumberPlan
+from ais_loader.training.batch_sampler import BatchSampler
 from ais_loader.training.datasets import fetches_entries
 from ais_loader.training.plan import Plan
 from ais_loader.training.plan_position import PlanPosition, PlanRun, is_distributed
@@ -317,6 +318,8 @@ class _Iteration:
 def _position(
     dataset: Any, batches: Any, rank: int | None, world_size: int | None, tail: Tail | None
 ) -> PlanPosition | SamplerPosition:
+    if isinstance(batches, BatchSampler) and rank is None and tail is None:
+        return batches.position
     if callable(getattr(batches, "batch", None)) and callable(getattr(batches, "steps", None)):
         if isinstance(batches, NumberPlan) and hasattr(dataset, "__len__") and len(dataset) != batches.n:
             raise InvalidRequest(f"the plan has n={batches.n:,} numbers, for {len(dataset):,} samples")

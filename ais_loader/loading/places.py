@@ -34,7 +34,6 @@ class Place:
     base: bytes
     """A state of the sampler, or the beginning of its epoch. It is pickled, as samplers may change what they return."""
     since: int
-    epoch: int | None
 
     def state(self) -> dict[str, Any]:
         """Return the state, as a separate copy."""
@@ -61,7 +60,7 @@ class Places:
             self._since = int(restored.get(SINCE, 0))
 
     def now(self) -> Place:
-        return Place(self._base, self._since, epoch_of(self._sampler))
+        return Place(self._base, self._since)
 
     def drawn(self) -> Place:
         """Return the place after one more batch."""
@@ -195,6 +194,8 @@ class SamplerPosition:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the sampler's epoch, if it has any. If it is not that of a loaded state, it starts at its beginning."""
+        if epoch != self.epoch:
+            self.run = self.place_handed = None
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
@@ -216,7 +217,7 @@ class SamplerPosition:
         """Return the sampler's state after the batch delivered last, regardless of what has been drawn since."""
         if (restored := self._not_yet_resumed()) is not None:
             return dict(restored)
-        if self.place_handed is not None and self.place_handed.epoch == epoch_of(self.sampler):
+        if self.place_handed is not None:  # the epoch of a sampler may be that of batches drawn since
             return self.place_handed.state()
         return own_state(self.sampler) or beginning(self.sampler)
 

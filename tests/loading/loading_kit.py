@@ -78,5 +78,29 @@ class Steps:
         self.at = state["at"]
 
 
+class Epochs(Steps):
+    """A sampler that goes to its next epoch when its last batch is drawn, before the trainer has it."""
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        super().__init__(batches)
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while self.at < len(self.batches):
+            self.at += 1
+            batch = self.batches[self.at - 1]
+            if self.at == len(self.batches):
+                self.at, self.epoch = 0, self.epoch + 1
+                yield batch
+                return
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
 def our_threads() -> list[str]:
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("ais-loader-d"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from loading_kit import Held, Numbers, Steps, our_threads
+from loading_kit import Epochs, Held, Numbers, Steps, our_threads
 from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import SequentialSampler
 
@@ -30,6 +30,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "lists": lambda: LISTS,
     "generator": lambda: iter(LISTS),
     "state": lambda: Steps(LISTS),
+    "epochs": lambda: Epochs(LISTS),
     "torch": lambda: TorchBatchSampler(SequentialSampler(range(N)), 3, drop_last=False),
     "batch sampler": lambda: BatchSampler(ShufflePlan(N, 3, seed=5), 0, 1),
 }
