@@ -13,7 +13,9 @@ from ais_loader.extras import needs
 from ais_loader.loading.bad_samples import POLICIES, BadSamples, OnBad
 from ais_loader.loading.engine import Engine
 from ais_loader.loading.places import SamplerPosition
+from ais_loader.loading.process_workers import START_METHODS, ProcessWorkers, StartMethod
 from ais_loader.loading.records import BatchRecord, Summary
+from ais_loader.loading.slots import check_pinning
 from ais_loader.loading.stall_watch import ON_STALL, OnStall, StallWatch
 from ais_loader.loading.thread_workers import ThreadWorkers
 from ais_loader.loading.workers import Collate, Fetcher, Workers
@@ -67,6 +69,9 @@ class BatchLoader:
         stall_s: float = 60.0,
         on_stall: OnStall = "wait",
         expect_steps: int = 64,
+        context: StartMethod = "fork",
+        max_restarts: int = 3,
+        pin_memory: bool = False,
     ) -> None:
         """
         Args:
@@ -98,13 +103,25 @@ class BatchLoader:
             expect_steps: The number of steps, at most 1,000, whose objects in remote buckets the store is told ahead.
                 It fetches cold ones before they are read. 0 disables it. It has no effect on an embedded store that the
                 dataset got as a path, and none for a sampler.
+            context: How worker processes are started: "fork", "spawn" or "forkserver". All but "fork" pickle the
+                dataset and `collate`.
+            max_restarts: The number of workers of an iteration that may be replaced because they died or stalled. What
+                they had is given to others. After that, LoaderError names the worker's signal and the batch.
+            pin_memory: Whether the shared memory that workers write into is page-locked. Needs workers and CUDA. Small
+                batches, and those that find no free memory, are not.
 
         Raises InvalidRequest, TypeError.
         """
         for name, value, least in (("workers", workers, 0), ("threads", threads, 1), ("in_flight", in_flight, 1)):
             whole_number("BatchLoader", name, value, least)
-        if isinstance(expect_steps, bool) or not isinstance(expect_steps, int) or not 0 <= expect_steps <= MAX_STEPS:
-            raise InvalidRequest(f"expect_steps={expect_steps!r}: need an int, 0 to {MAX_STEPS}")
+        whole_number("BatchLoader", "max_restarts", max_restarts, 0)
+        if context not in START_METHODS:
+            raise InvalidRequest(f"context={context!r}: need one of {', '.join(START_METHODS)}")
+        if pin_memory:
+            if not workers:
+                raise InvalidRequest("pin_memory=True: it is the memory of worker processes that is page-locked")
+            check_pinning()
+        whole_number("BatchLoader", "expect_steps", expect_steps, 0, MAX_STEPS)
         if not callable(on_bad) and on_bad not in POLICIES:
             raise InvalidRequest(f"on_bad={on_bad!r}: need one of {', '.join(POLICIES)}, or a function")
         if on_stall not in ON_STALL or not stall_s > 0:
@@ -119,6 +136,12 @@ class BatchLoader:
         """The samples that were skipped or substituted."""
         self._fetcher = Fetcher(dataset, collate, on_bad)
         self._worker_count, self._threads, self._in_flight = workers, threads, in_flight
+        self._processes: dict[str, Any] = {
+            "context": context,
+            "in_flight": in_flight,
+            "max_restarts": max_restarts,
+            "pin_memory": pin_memory,
+        }
         self._on_batch, self._stall_s, self._on_stall = on_batch, stall_s, on_stall
         self._expect_steps = expect_steps
         self._summary = Summary(workers=workers or threads)
@@ -180,7 +203,7 @@ class BatchLoader:
 
     def _workers(self) -> Workers:
         if self._worker_count:
-            raise InvalidRequest(f"workers={self._worker_count}: need 0, that is, threads")
+            return ProcessWorkers(self._fetcher, self._worker_count, **self._processes)
         return ThreadWorkers(self._fetcher, self._threads)
 
     @property

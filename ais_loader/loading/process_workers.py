@@ -1,0 +1,418 @@
+"""Process workers: processes that fetch, decode and collate, and write their batches into slots of shared memory.
+
+Each worker has a socket to the trainer, and a thread there that hands it batches: one to work on, and one whose data it
+requests ahead. A worker that dies, or is ended because it stalls, is replaced, and its batches go to the worker that is
+free first. No batch is lost or repeated, as a batch counts when it has arrived.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import socket
+import threading
+import time
+import traceback
+from concurrent.futures import Future
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from queue import Empty, PriorityQueue, SimpleQueue
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ais_loader.errors import LoaderError
+from ais_loader.extras import needs
+from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
+from ais_loader.loading.workers import Fetched, Fetcher, Progress
+from ais_loader.training.worker_exit import exit_with_trainer
+
+with needs("torch", "BatchLoader"):
+    import torch
+
+StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
+START_METHODS = ("fork", "spawn", "forkserver")
+_HELD = 2
+"""The batches that a worker has at a time: it requests the data of one while it decodes another."""
+_SLOTS_BESIDES = 3
+"""Slots of a worker besides its share of those in flight: being written, with the trainer, and about to be dropped."""
+_CLOSE_S = 1.0
+_DUMP_S = 1.0
+_STAGE_BYTES = 64
+_starting = threading.Lock()
+"""Lest a forked worker inherit the other end of a socket that is being made."""
+log = logging.getLogger(__name__)
+
+
+class _Task(NamedTuple):
+    ticket: int
+    work: Any
+    data: Any
+    future: Future[Fetched]
+
+
+class ProcessWorkers:
+    """Worker processes, which live until they are closed, and end within seconds after a trainer that was killed."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        workers: int,
+        *,
+        context: StartMethod = "fork",
+        in_flight: int = 3,
+        max_restarts: int = 3,
+        pin_memory: bool = False,
+    ) -> None:
+        """
+        Args:
+            max_restarts: The number of workers that may be replaced, all together. After that, all batches fail.
+        """
+        self._fetcher, self._context, self._pin_memory = fetcher, context, pin_memory
+        self._slots = -(-in_flight // workers) + _SLOTS_BESIDES
+        self._restarts_left = max_restarts
+        self._seed = int(torch.empty((), dtype=torch.int64).random_())
+        self._tasks: PriorityQueue[tuple[float, int, _Task | None]] = PriorityQueue()
+        self._order = itertools.count()
+        self._idle: set[int] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failed: LoaderError | None = None
+        self._told_full = False
+        self._workers: list[_Worker] = []
+        try:
+            for at in range(workers):
+                self._workers.append(self._start(at))
+        except BaseException:
+            self.close(wait=False)
+            raise
+        self._keepers = [
+            threading.Thread(target=self._keep, args=(at,), name=f"ais-loader-worker-{at}", daemon=True)
+            for at in range(workers)
+        ]
+        for keeper in self._keepers:
+            keeper.start()
+
+    def submit(self, ticket: int, work: Any) -> Future[Fetched]:
+        """Fetch the samples of `work`. Raises the errors of pickling it."""
+        task = _Task(ticket, work, ForkingPickler.dumps((ticket, work)), Future())
+        self._put(task)
+        return task.future
+
+    def progress(self, ticket: int) -> str:
+        """Return which worker has the work of a ticket, and its stage. The stacks of its threads are logged."""
+        with self._lock:
+            worker = self._holder(ticket)
+            if worker is None:
+                return "no worker has begun it"
+            stage = worker.stage().rstrip(".")  # before a signal, which may interrupt what stalls
+            log.warning("stacks of %s:\n%s", worker.name, worker.stacks())
+            return f"{worker.name} is in stage {stage}"
+
+    def restart(self, ticket: int) -> None:
+        with self._lock:
+            worker = self._holder(ticket)
+            for one in self._workers if worker is None else [worker]:  # all workers stall, and none can begin it
+                one.has_stalled = True
+                one.process.kill()
+                one.hang_up()
+
+    def close(self, *, wait: bool = True) -> None:
+        with self._lock:
+            self._closed = True
+        for _ in self._workers:
+            self._tasks.put((-1, next(self._order), None))
+        for worker in self._workers:
+            worker.hang_up()
+        deadline_s = time.monotonic() + (_CLOSE_S if wait else 0)
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline_s - time.monotonic()))
+            worker.process.kill()
+        for keeper in self.__dict__.get("_keepers", ()):
+            if keeper is not threading.current_thread():
+                keeper.join()
+        for worker in self._workers:
+            worker.close()
+        while not self._tasks.empty():
+            task = self._tasks.get()[2]
+            if task is not None:
+                task.future.cancel()
+        self._workers = []
+
+    def _put(self, task: _Task) -> None:
+        with self._lock:
+            if self._failed is None:
+                self._tasks.put((task.ticket, next(self._order), task))
+                return
+        task.future.set_exception(self._failed)
+
+    def _holder(self, ticket: int) -> _Worker | None:
+        return next((worker for worker in self._workers if ticket in worker.held), None)
+
+    def _start(self, at: int) -> _Worker:
+        self._seed += 1
+        others = [worker.conn for worker in self._workers] if self._context == "fork" else []
+        return _Worker(self._context, at, (self._fetcher, self._seed, self._slots), others, self._pin_memory)
+
+    # -- in the thread of each worker
+
+    def _keep(self, at: int) -> None:
+        while self._hand_out(at):
+            worker = self._workers[at]
+            wait([worker.conn, worker.process.sentinel])
+            if worker.conn.poll():
+                if self._receive(worker):
+                    continue
+            elif worker.process.is_alive():
+                continue
+            worker.process.kill()
+            worker.process.join()
+            worker.hang_up()  # what it has sent can be read, and then the end, whoever has inherited its socket
+            while worker.held and self._receive(worker):
+                pass
+            if not self._replace(at, worker):
+                return
+
+    def _hand_out(self, at: int) -> bool:
+        """Hand batches to a worker. Wait for one if it has none. Returns whether to go on."""
+        held = self._workers[at].held
+        while len(held) < _HELD and not (held and self._idle):
+            if not held:
+                self._idle.add(at)
+            try:
+                _, _, task = self._tasks.get(block=not held)
+            except Empty:
+                break
+            finally:
+                self._idle.discard(at)
+            if task is None:
+                self._tasks.put((-1, next(self._order), None))
+                break
+            held[task.ticket] = task
+            with contextlib.suppress(OSError):  # it has died, which is found out below
+                self._workers[at].conn.send_bytes(task.data)
+        return bool(held)
+
+    def _receive(self, worker: _Worker) -> bool:
+        """Receive a batch or an error. Returns False if the worker has died."""
+        try:
+            ticket, began_s, result = worker.conn.recv()
+            if isinstance(result, Parcel) and result.is_new:
+                file = recv_handle(worker.conn)
+        except (EOFError, OSError, RuntimeError, pickle.UnpicklingError):
+            return False
+        task = worker.held.pop(ticket)
+        if not isinstance(result, Parcel):
+            task.future.set_exception(_error_of(result, worker.name))
+            return True
+        try:
+            if result.is_new:
+                worker.slots.map(result.slot or 0, file)
+            fetched: Fetched = worker.slots.read(result)
+        except Exception as error:  # noqa: BLE001 - raised where the batch is consumed
+            task.future.set_exception(error.with_traceback(None))  # it would keep the slots
+            return True
+        finally:
+            if result.is_new:
+                os.close(file)
+        fetched.transfer_s = time.perf_counter() - began_s
+        if result.failure and not self._told_full:
+            self._told_full = True
+            log.warning("no shared memory for batches (%s): they go through sockets, which is slower", result.failure)
+        task.future.set_result(fetched)
+        return True
+
+    def _replace(self, at: int, worker: _Worker) -> bool:
+        """Start another worker in the place of one that died. Returns whether to go on."""
+        lost = [worker.held[ticket] for ticket in sorted(worker.held)]
+        with self._lock:
+            if self._closed:
+                for task in lost:
+                    task.future.cancel()
+                return False
+            if self._failed is None and self._restarts_left:
+                self._restarts_left -= 1
+                worker.close()
+                try:
+                    self._workers[at] = self._start(at)
+                except Exception as error:  # noqa: BLE001 - of fork, or of pickling the dataset
+                    self._failed = LoaderError(f"{worker.name} {worker.end}, and no other could be started: {error}")
+            elif self._failed is None:
+                first = f"at batch {lost[0].ticket}, {self._fetcher.name_of(lost[0].work)}" if lost else "without work"
+                self._failed = LoaderError(f"{worker.name} {worker.end}, {first}, and may not be replaced again")
+            failed = self._failed
+        for task in lost:
+            self._put(task)
+        while failed is not None:
+            with contextlib.suppress(Empty):
+                if (left := self._tasks.get_nowait()[2]) is not None:
+                    left.future.set_exception(failed)
+                    continue
+                self._tasks.put((-1, next(self._order), None))
+            break
+        return failed is None
+
+
+class _Worker:
+    """A worker process, in the trainer."""
+
+    def __init__(
+        self, method: StartMethod, at: int, work: tuple[Fetcher, int, int], others: list[Connection], pin_memory: bool
+    ) -> None:
+        self.held: dict[int, _Task] = {}
+        self.slots = SlotReader(pin_memory=pin_memory)
+        self.has_stalled = False
+        self.exitcode = 0
+        self.notes: int | None = os.memfd_create("ais-loader-notes", os.MFD_CLOEXEC)
+        context = multiprocessing.get_context(method)
+        with _starting:
+            self.conn, end = context.Pipe()
+            self.process: Any = context.Process(  # type: ignore[attr-defined]
+                target=_run,
+                args=(end, f"worker {at}", *work, [*others, self.conn] if method == "fork" else []),
+                name=f"ais-loader-worker-{at}",
+                daemon=True,
+            )
+            try:
+                self.process.start()
+                with contextlib.suppress(OSError):  # it has died already
+                    send_handle(self.conn, self.notes, self.process.pid)
+            except BaseException:
+                self.conn.close()
+                os.close(self.notes)
+                raise
+            finally:
+                end.close()
+        self.name = f"worker {at} (pid {self.process.pid})"
+
+    @property
+    def end(self) -> str:
+        """How it ended, in words."""
+        code = self.exitcode if self.notes is None else self.process.exitcode
+        if self.has_stalled:
+            return "stalled, and was ended"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+    def stage(self) -> str:
+        text = b"" if self.notes is None else os.pread(self.notes, _STAGE_BYTES, 0).rstrip(b"\0 ")
+        return text.decode() or "'start'"
+
+    def stacks(self) -> str:
+        """Return the stacks of its threads."""
+        if self.notes is None or not self.stage().endswith("."):
+            return "not available: it has not begun"
+        size = os.fstat(self.notes).st_size
+        os.kill(self.process.pid, signal.SIGUSR1)
+        deadline_s, text = time.monotonic() + _DUMP_S, b""
+        while time.monotonic() < deadline_s:
+            before, text = text, os.pread(self.notes, 1 << 20, size)
+            if text and text == before:
+                break
+            time.sleep(0.02)
+        return text.decode(errors="replace")
+
+    def hang_up(self) -> None:
+        """Let it end after its batch. What it has sent can still be received."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.conn.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Free what it had, once it has ended. May be called again."""
+        if self.notes is not None:
+            self.process.join()
+            self.exitcode = self.process.exitcode
+            self.process.close()
+            self.conn.close()
+            os.close(self.notes)
+            self.notes = None
+
+
+# -- in the worker
+
+
+class _NotedProgress(Progress):
+    """Progress that the trainer can read, also while this process stalls."""
+
+    notes = -1
+
+    def enter(self, stage: str) -> None:
+        text = f"{stage!r} since {time.strftime('%X')}."
+        os.pwrite(self.notes, text.encode()[:_STAGE_BYTES].ljust(_STAGE_BYTES), 0)
+
+
+def _run(conn: Connection, name: str, fetcher: Fetcher, seed: int, slots: int, others: list[Connection]) -> None:
+    exit_with_trainer()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer ends its workers
+    for other in others:
+        other.close()
+    torch.set_num_threads(1)  # the threads of a forked trainer do not exist here
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    notes = _NotedProgress.notes = recv_handle(conn)
+    os.pwrite(notes, b"'wait'.".ljust(_STAGE_BYTES), 0)
+    os.lseek(notes, 0, os.SEEK_END)
+    faulthandler.register(signal.SIGUSR1, notes, all_threads=True)
+    tasks: SimpleQueue[tuple[int, Any, Any] | None] = SimpleQueue()
+    threading.Thread(target=_begin, args=(conn, fetcher, tasks), name="ais-loader-begin", daemon=True).start()
+    writer = SlotWriter(slots)
+    while (task := tasks.get()) is not None:
+        ticket, work, pending = task
+        file = None
+        try:
+            if isinstance(pending, Exception):
+                raise pending
+            fetched = fetcher.finish(work, pending, _NotedProgress(name))
+            began_s = time.perf_counter()
+            result: Any
+            result, file = writer.write(fetched)
+        except BaseException as error:  # noqa: BLE001 - raised in the trainer
+            began_s, result = 0.0, _failure(error)
+        with contextlib.suppress(OSError):  # the trainer has hung up, and `tasks` ends
+            conn.send((ticket, began_s, result))
+            if file is not None:
+                send_handle(conn, file, os.getppid())
+        if file is not None:
+            os.close(file)
+        del task, work, pending
+
+
+def _begin(conn: Connection, fetcher: Fetcher, tasks: SimpleQueue[tuple[int, Any, Any] | None]) -> None:
+    """Receive batches, and request their samples ahead."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            ticket, work = conn.recv()
+            pending: Any
+            try:
+                pending = fetcher.begin(work)
+            except Exception as error:  # noqa: BLE001 - raised in the trainer
+                pending = error
+            tasks.put((ticket, work, pending))
+    tasks.put(None)
+
+
+def _failure(error: BaseException) -> tuple[bytes, str]:
+    """Return the error for the trainer, with its type if it can be pickled, and its traceback."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 - any error in a class of the caller's
+        data = pickle.dumps(RuntimeError(f"{type(error).__qualname__}: {error}"))
+    return data, text
+
+
+def _error_of(failure: tuple[bytes, str], name: str) -> Exception:
+    data, text = failure
+    error: BaseException = pickle.loads(data)
+    if not isinstance(error, Exception):  # SystemExit would end the trainer
+        error = RuntimeError(repr(error))
+    error.add_note(f"raised in {name}:\n{text}")
+    return error

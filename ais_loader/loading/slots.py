@@ -1,0 +1,170 @@
+"""Slots: recycled shared memory without names, through which a batch goes from a worker to the trainer.
+
+A worker pickles a batch, with its tensors and numpy arrays beside it (protocol 5), and copies all of that into a slot.
+The trainer maps the slot once. It gets arrays and tensors that are views of it, wherever they are in the batch. When it
+drops the last view, the slot is free again: the trainer sets its first byte to 0, and the worker looks at that byte.
+
+A slot is a memfd. Its memory is freed with the last process that maps it, however that ends. Its pages are allocated in
+advance, so that full memory is an error of the worker, and never a SIGBUS. A batch then goes through the socket. So do
+batches for which all slots are in use, and small ones.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ais_loader.errors import Unsupported
+from ais_loader.extras import needs
+
+with needs("torch", "BatchLoader"):
+    import torch
+
+_ALIGNED = 64
+_HEADER_BYTES = _ALIGNED
+_LENT = 0
+"""Place of the byte that is 1 from the worker's writing until the trainer has dropped the last view."""
+_SMALL_BYTES = 16 << 10
+_PAGE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Where a batch is: the spans of its parts in a slot, or the parts themselves. The last part is the pickle."""
+
+    slot: int | None = None
+    is_new: bool = False
+    """Whether the slot's file is sent after this."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    parts: list[bytearray] = field(default_factory=list)
+    failure: str = ""
+    """Why there is no memory for another slot."""
+
+
+class SlotWriter:
+    """The slots of a worker."""
+
+    def __init__(self, most: int) -> None:
+        self._slots: list[mmap.mmap] = []
+        self._most = most
+        self._failure = ""
+
+    def write(self, value: Any) -> tuple[Parcel, int | None]:
+        """Return where the value is, and the file of the slot if it is new: the caller sends and closes it.
+
+        Raises the errors of pickling.
+        """
+        buffers: list[pickle.PickleBuffer] = []
+        stream = io.BytesIO()
+        _Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
+        parts = [*(buffer.raw() for buffer in buffers), stream.getbuffer()]
+        spans, stop = [], _HEADER_BYTES
+        for part in parts:
+            start = -(-stop // _ALIGNED) * _ALIGNED
+            stop = start + part.nbytes
+            spans.append((start, stop))
+        found = None if stop < _SMALL_BYTES else self._free_slot(stop)
+        if found is None:
+            return Parcel(parts=[bytearray(part) for part in parts], failure=self._failure), None
+        number, file = found
+        slot = self._slots[number]
+        slot[_LENT] = 1
+        for (start, stop), part in zip(spans, parts, strict=True):
+            slot[start:stop] = part
+        return Parcel(number, file is not None, spans), file
+
+    def _free_slot(self, size_bytes: int) -> tuple[int, int | None] | None:
+        """Return the number of a free slot, and its file if it is new; None if there is none."""
+        free = [number for number, slot in enumerate(self._slots) if not slot[_LENT]]
+        for number in free:
+            if len(self._slots[number]) >= size_bytes:
+                return number, None
+        if self._failure or (not free and len(self._slots) >= self._most):
+            return None
+        size_bytes = -(-size_bytes * 5 // 4 // _PAGE_BYTES) * _PAGE_BYTES
+        file = os.memfd_create("ais-loader-slot", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(file, 0, size_bytes)
+            slot = mmap.mmap(file, size_bytes)
+        except OSError as error:
+            os.close(file)
+            self._failure = str(error)
+            return None
+        if len(self._slots) < self._most:
+            self._slots.append(slot)
+            return len(self._slots) - 1, file
+        self._slots[free[0]] = slot  # of one that is too small
+        return free[0], file
+
+
+class SlotReader:
+    """The slots of one worker, in the trainer. `read` may be called in any thread, by one at a time."""
+
+    def __init__(self, *, pin_memory: bool = False) -> None:
+        self._slots: dict[int, _Mapping] = {}
+        self._pin_memory = pin_memory
+
+    def map(self, number: int, file: int) -> None:
+        """Map a new slot, which replaces the one with its number. Raises OSError, and RuntimeError of CUDA."""
+        self._slots[number] = mapping = _Mapping(file, os.fstat(file).st_size)
+        if self._pin_memory:
+            mapping.pin()
+
+    def read(self, parcel: Parcel) -> Any:
+        """Return the value. It has views of the slot, which is free again when none is left."""
+        if parcel.slot is None:
+            *buffers, data = [memoryview(part) for part in parcel.parts]
+        else:
+            slot = self._slots[parcel.slot]
+            root: Any = np.frombuffer(slot, np.uint8)
+            weakref.finalize(root, _give_back, slot, os.getpid()).atexit = False
+            *buffers, data = [memoryview(root)[start:stop] for start, stop in parcel.spans]
+        return pickle.loads(data, buffers=buffers)
+
+
+class _Mapping(mmap.mmap):
+    """A slot's memory, page-locked if it was pinned."""
+
+    address: int | None = None
+
+    def pin(self) -> None:
+        address = np.frombuffer(self, np.uint8).ctypes.data
+        if error := int(torch.cuda.cudart().cudaHostRegister(address, len(self), 0)):
+            raise RuntimeError(f"pin_memory=True: cudaHostRegister of {len(self):,} bytes failed with {error}")
+        self.address = address
+
+    def __del__(self) -> None:
+        if self.address is not None:
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+
+
+def check_pinning() -> None:
+    """Raises Unsupported if there is no accelerator to lock pages for."""
+    if not torch.cuda.is_available():
+        raise Unsupported("pin_memory=True: there is no CUDA device here")
+
+
+def _give_back(slot: mmap.mmap, pid: int) -> None:
+    if os.getpid() == pid:  # not in a child that was forked while there were views
+        slot[_LENT] = 0
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.requires_grad or not value.numel():
+            return NotImplemented
+        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            return NotImplemented
+        flat = value.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        return _tensor, (pickle.PickleBuffer(flat.numpy()), value.dtype, tuple(value.shape))
+
+
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
