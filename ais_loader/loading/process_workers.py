@@ -166,11 +166,7 @@ class ProcessWorkers:
     def _keep(self, at: int) -> None:
         while self._hand_out(at):
             worker = self._workers[at]
-            wait([worker.conn, worker.process.sentinel])
-            if worker.conn.poll():
-                if self._receive(worker):
-                    continue
-            elif worker.process.is_alive():
+            if worker.conn in wait([worker.conn, worker.process.sentinel]) and self._receive(worker):
                 continue
             worker.process.kill()
             worker.process.join()

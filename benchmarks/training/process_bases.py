@@ -368,7 +368,8 @@ def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
             lambda: DataLoader(files, batch_sampler=works, num_workers=2, collate_fn=_stack)  # type: ignore[arg-type]
         )
         rates = run_rounds(contestants, rounds)
-        table = faults_table(bases, store)
+        fill(Path(folder) / "faults", 10_000, 10 << 10)
+        table = faults_table(bases, Path(folder) / "faults")
     claims = [Claim(one, plain, 1.8) for one in [*bases, "BatchLoader"]]
     setting = (
         f"{rounds} rounds of {EPOCHS} epochs with 2 workers, which are started each time; {objects:,} objects of "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -55,8 +54,6 @@ def test_a_worker_killed_while_it_delivers(tmp_path: Path, kill_s: str, monkeypa
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_a_killed_worker_with_other_start_methods(tmp_path: Path, context: str) -> None:
-    with nothing_left():
-        multiprocessing.get_context("forkserver").Process(target=int).start()  # its server stays
     assert numbers_of(loader(tmp_path, kill_during, context=context)) == EXPECTED
 
 
