@@ -40,6 +40,8 @@ EXTRAS = {
     "hdrh": "bench",
     "cryptography": "secure",
     "jwt": "secure",
+    "awscrt": "gateway",
+    "botocore": "gateway",
 }
 """Extra to install, by the name under which a package is imported."""
 

@@ -90,6 +90,7 @@ storage_node.metrics
 storage_node.server
 storage_node.ops
 ais_loader
+storage_node.gateway
 storage_node.cli
 """
 FLOORS = {
@@ -121,6 +122,7 @@ ROOMS = {
     ),
     "cryptography": ("storage_node.identity", "storage_node.rights"),
     "obstore": ("storage_node.remote",),
+    "botocore": ("storage_node.gateway",),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),
     "click": ("ais_loader.cli", "ais_loader.integrations.nemo", "storage_node.cli"),

@@ -19,8 +19,8 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ais_loader import errors
@@ -49,6 +49,10 @@ class PartInfo:
     """The part's CRC-32C."""
     version: str
     """The part's version, which is new whenever the part is stored again."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """The metadata that `put_part` stored with the part. They do not become the object's."""
+    modified_ns: int = 0
+    """The wall-clock time at which the part was stored, in nanoseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +95,60 @@ class MultipartUpload:
     def __repr__(self) -> str:
         return f"MultipartUpload({self.bucket!r}, {self.name!r}, upload_id={self.id!r})"
 
-    def put_part(self, number: int, data: Content) -> PartInfo:
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata with which the upload began."""
+        return dict(self._metadata)
+
+    def put_part(self, number: int, data: Content, *, metadata: Mapping[str, str] | None = None) -> PartInfo:
         """Store part `number`, from 1 to 10,000, or replace the part of the same number.
 
-        `data` is what `Bucket.put` accepts. Raises InvalidRequest for any other number, and for more than `part_bytes`
-        bytes if that was given; ObjectNotFound if the upload has been completed or aborted; and the errors of
-        `Bucket.put`.
+        `data` and `metadata` are what `Bucket.put` accepts. Raises InvalidRequest for any other number, and for more
+        than `part_bytes` bytes if that was given; ObjectNotFound if the upload has been completed or aborted; and the
+        errors of `Bucket.put`.
         """
-        if not isinstance(number, int) or not 1 <= number <= MAX_PARTS:
-            raise errors.InvalidRequest(f"part {number!r}: parts are numbered from 1 to {MAX_PARTS:,}")
+        name = self._part_name(number)
         source = Source(data)
         most_bytes = self.part_bytes
         if most_bytes is not None and source.size_bytes is not None and source.size_bytes > most_bytes:
             raise self._too_large(number, source.size_bytes)
-        name = part_name(self.id, number)
-        info = put_part(self._transport, self.bucket, name, source, {})
+        info = put_part(self._transport, self.bucket, name, source, dict(metadata or {}))
+        return self._checked(number, info)
+
+    def copy_part(
+        self,
+        number: int,
+        name: str,
+        *,
+        bucket: str | None = None,
+        version: str = "",
+        start: int = 0,
+        length: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> PartInfo:
+        """Store bytes of an object as part `number`. They do not leave the store.
+
+        Args:
+            name, bucket: The object; by default in the same bucket.
+            version: The version that the object must have.
+            start, length: The bytes to copy.
+            metadata: As for `put_part`.
+
+        Raises ObjectNotFound, also for the object; RangeError; and the errors of `put_part`.
+        """
+        part = self._part_name(number)
+        ranges = [make_range(bucket or self.bucket, name, version, start, length)]
+        made = self._transport.compose(make_request(self.bucket, part, ranges, metadata=dict(metadata or {})))
+        return self._checked(number, made)
+
+    def _part_name(self, number: int) -> str:
+        if not isinstance(number, int) or not 1 <= number <= MAX_PARTS:
+            raise errors.InvalidRequest(f"part {number!r}: parts are numbered from 1 to {MAX_PARTS:,}")
+        return part_name(self.id, number)
+
+    def _checked(self, number: int, info: ObjectInfo) -> PartInfo:
+        """Check a part that has been stored, and remove it if it may not be there."""
+        most_bytes = self.part_bytes
         # Check after the put: a completion or abort removes the parts stored before it, and this check removes later
         # ones.
         try:
@@ -113,7 +156,7 @@ class MultipartUpload:
             if most_bytes is not None and info.size_bytes > most_bytes:
                 raise self._too_large(number, info.size_bytes)
         except (errors.ObjectNotFound, errors.InvalidRequest):
-            remove(self._transport, self.bucket, name)
+            remove(self._transport, self.bucket, info.name)
             raise
         return _part(info)
 
@@ -125,27 +168,46 @@ class MultipartUpload:
         found = self._transport.objects(self.bucket, prefix=self._folder, page_size=_PAGE_SIZE)
         return [_part(info) for info in found if not info.name.endswith(_MARKER)]
 
-    def complete(self, *, size_bytes: int | None = None, checksum: int | None = None) -> ObjectInfo:
+    def complete(
+        self,
+        *,
+        size_bytes: int | None = None,
+        checksum: int | None = None,
+        parts: Sequence[PartInfo] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = False,
+        if_version: str | None = None,
+    ) -> ObjectInfo:
         """Make the object from its parts, in the order of their numbers, on the store. It replaces one of that name.
 
         Args:
             size_bytes, checksum: The size and CRC-32C that the object must have. Otherwise no object is made.
+            parts: The parts to use, as `parts` lists them, in this order. Others are dropped. By default all parts,
+                which must then be numbered from 1 without a gap.
+            metadata: Metadata that replace those with which the upload began.
+            if_absent, if_version: As for `Bucket.put`. If the condition does not hold, the upload stays as it is.
 
         The parts are gone afterwards. If the call is interrupted, repeat it.
         Raises InvalidRequest unless the parts are numbered from 1 without a gap, and all but the last have `part_bytes`
-        bytes if that was given; ObjectNotFound if the upload has been completed or aborted; ContentMismatch,
-        CorruptObject, and the errors of `Bucket.put`.
+        bytes if that was given; ObjectNotFound if the upload has been completed or aborted, or one of `parts` was
+        replaced; ContentMismatch, VersionConflict, CorruptObject, and the errors of `Bucket.put`.
         """
         marker = self._marker()
         if _DONE in marker.metadata:
             self._clean_up()
             return self._transport.head(self.bucket, self.name)
-        found = self.parts()
-        self._check_whole(found)
+        found = list(parts) if parts is not None else self.parts()
+        if parts is None:
+            self._check_whole(found)
         ranges = [
             make_range(self.bucket, part_name(self.id, part.number), part.version, 0, part.size_bytes) for part in found
         ]
-        request = make_request(self.bucket, self.name, ranges, metadata=self._metadata)
+        chosen = self._metadata if metadata is None else dict(metadata)
+        request = make_request(self.bucket, self.name, ranges, metadata=chosen)
+        if if_absent:
+            request.object.condition.if_absent = True
+        if if_version is not None:
+            request.object.condition.if_version = if_version
         if size_bytes is not None:
             request.object.size_bytes = size_bytes
         if checksum is not None:
@@ -261,7 +323,8 @@ def sweep_uploads(transport: Transport, bucket: str, older_than_s: float) -> lis
 
 
 def _part(info: ObjectInfo) -> PartInfo:
-    return PartInfo(int(info.name.rpartition("/")[2]), info.size_bytes, info.checksum, info.version)
+    number = int(info.name.rpartition("/")[2])
+    return PartInfo(number, info.size_bytes, info.checksum, info.version, info.metadata, info.modified_ns)
 
 
 def _no_upload(upload_id: str, name: str) -> errors.ObjectNotFound:

@@ -79,6 +79,22 @@ made = create_token(
 )[0]
 assert verify_token(made, read_public_keys(public), audience="a", now_s=time.time()).tenant == "t"
 """,
+    "store,gateway": """
+import json, pathlib, subprocess, urllib.request
+keys = pathlib.Path("keys.json")
+keys.touch(0o600)
+keys.write_text(json.dumps([{"access_key": "k", "secret_key": "s"}]))
+command = [BIN / "ais-loader", "gateway", url, "--keys", keys, "--port", "0", "--json"]
+with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+    address = json.loads(serving.stdout.readline())["url"]
+    import botocore.session
+    s3 = botocore.session.get_session().create_client(
+        "s3", "us-east-1", endpoint_url=address, aws_access_key_id="k", aws_secret_access_key="s"
+    )
+    assert s3.get_object(Bucket="b", Key="0.txt")["Body"].read() == b"zero"
+    serving.terminate()
+assert serving.returncode == 0
+""",
     "fsspec": """
 import fsspec
 with fsspec.open("ais://b/0.txt", store=url) as file:

@@ -165,6 +165,8 @@ OF_PACKAGE |= {
             "asyncio.run(made())"
         ),
     },
+    "botocore": {"signatures": "import storage_node.gateway.signature"},
+    "awscrt": {"a checksum": "from storage_node.gateway.checksums import Crc; Crc('crc64nvme')"},
     "cloudpickle": {},
     "packaging": {},
     "flask": {"FlaskServer": SERVER.replace("KIND", "FlaskServer")},

@@ -1,0 +1,299 @@
+"""HTTP server of the gateway: reads requests, has them verified and answered in threads, and sends the answers.
+
+Memory is bounded in both directions. A body is taken as fast as it is decoded, and kept in a file beyond 256 KiB. An
+answer is read from the store as fast as the client takes it. Clients that send or take nothing are disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ais_loader.errors import LoaderError
+from ais_loader.extras import needs
+from storage_node.gateway import xml
+from storage_node.gateway.bodies import Body
+from storage_node.gateway.clients import Clients
+from storage_node.gateway.errors import S3Error, of_store
+from storage_node.gateway.keys import Account
+from storage_node.gateway.request import Request, Response, decoded, query_pairs
+from storage_node.gateway.router import Call, route, split_path
+from storage_node.gateway.signature import Signed, verify
+
+with needs("aiohttp", "ais-loader gateway", extra="gateway"):
+    from aiohttp import web
+    from aiohttp.web_protocol import RequestHandler
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_BATCH_BYTES = 256 << 10
+_INLINE_BYTES = 64 << 10
+"""Bodies up to this size are decoded on the event loop, which costs less than a change of threads."""
+_FEED_THREADS = 4
+_SMALL_BODY_BYTES = 64 << 10
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on what a client may take of the gateway."""
+
+    requests: int = 64
+    """Requests that are answered at once. Others wait."""
+    connections: int = 1024
+    """Connections; further ones are closed at once."""
+    wait_s: float = 10.0
+    """How long a request waits to be answered, before the client is told to slow down."""
+    idle_s: float = 30.0
+    """How long a client may send or take nothing, also while it sends headers."""
+    headers: int = 128
+    """Number of headers."""
+    line_bytes: int = 16 << 10
+    """Size of the request line, and of a header."""
+
+
+class Gateway:
+    """Answers requests on the S3 interface of a store."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        keys: Mapping[str, Account] | None,
+        *,
+        domains: tuple[str, ...] = (),
+        with_members: bool = False,
+        spool: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """
+        Args:
+            keys: Accounts by access keys. None: requests need no signature.
+            domains: Names below which a bucket is a host, as in virtual-host style.
+            with_members: Serve members of archives as `shard.tar/member`.
+            spool: Folder of temporary files with the bodies of requests.
+        """
+        self._clients, self._keys = clients, keys
+        self._domains, self._with_members, self._spool = domains, with_members, spool
+        self.limits = limits or Limits()
+        self._threads = ThreadPoolExecutor(self.limits.requests, thread_name_prefix="gateway")
+        self._feeds = ThreadPoolExecutor(_FEED_THREADS, thread_name_prefix="gateway-body")
+        self._slots = asyncio.Semaphore(self.limits.requests)
+        self._runner: web.ServerRunner | None = None
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listen, and return the port. Raises OSError."""
+        server = _BoundedServer(
+            self._handle,
+            most_connections=self.limits.connections,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=self.limits.idle_s,
+            lingering_time=2.0,
+            max_line_size=self.limits.line_bytes,
+            max_field_size=self.limits.line_bytes,
+            max_headers=self.limits.headers,
+        )
+        self._runner = web.ServerRunner(server)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, ssl_context=tls)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Let running requests finish for a few seconds, then end."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._feeds.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        request_id = uuid.uuid4().hex[:16].upper()
+        try:
+            return await self._answer(http, request_id)
+        except S3Error as error:
+            refused = error
+        except LoaderError as error:
+            refused = of_store(error)
+        except ConnectionError:
+            raise
+        except TimeoutError:
+            refused = S3Error("RequestTimeout", "nothing arrived, or was taken, for too long")
+        except Exception:
+            log.exception("request %s failed", request_id)
+            refused = S3Error("InternalError", "the request failed; the log of the gateway says why")
+        return await self._refuse(http, refused, request_id)
+
+    async def _refuse(self, http: web.BaseRequest, error: S3Error, request_id: str) -> web.StreamResponse:
+        body = b""
+        if http.method != "HEAD" and error.status != 304:
+            body = xml.error_document(error, http.rel_url.raw_path[:1024], request_id)
+        answer = web.Response(status=error.status, body=body, headers=_headers(request_id))
+        if body:
+            answer.content_type = "application/xml"
+        if not http.content.at_eof():
+            answer.force_close()
+        return answer
+
+    async def _answer(self, http: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        path, _, query = http._message.path.partition("?")
+        headers = _joined(http)
+        host = headers.get("host", "")
+        parameters = dict(query_pairs(query))
+        bucket, key = split_path(path, host, self._domains)
+        signed = self._verified(http.method, path, query, headers, bucket)
+        call = route(http.method, bucket, key, parameters, headers)
+        body = self._body(http, call, headers, signed)
+        try:
+            if body is not None:
+                await self._receive(http, body)
+            request = Request(
+                http.method,
+                path,
+                parameters,
+                headers,
+                bucket,
+                key,
+                self._clients.of(signed.account),
+                body,
+                self._with_members,
+                signed.account.access_key if signed.account is not None else "",
+            )
+            try:
+                await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
+            except TimeoutError:
+                raise S3Error("SlowDown", "too many requests are being answered") from None
+            try:
+                response = await self._run(call.answer, request)
+                return await self._send(http, response, request_id)
+            finally:
+                self._slots.release()
+        finally:
+            if body is not None:
+                body.close()
+
+    def _verified(self, method: str, path: str, query: str, headers: Mapping[str, str], bucket: str) -> Signed:
+        if self._keys is None:
+            return Signed(None, headers.get("x-amz-content-sha256", ""))
+        bucket_path = path
+        if not decoded(path).startswith(f"/{bucket}"):
+            bucket_path = f"/{bucket}{path}"
+        return verify(method, path, query, headers, bucket_path, self._keys)
+
+    def _body(self, http: web.BaseRequest, call: Call, headers: Mapping[str, str], signed: Signed) -> Body | None:
+        has_body = "content-length" in headers or "transfer-encoding" in headers
+        if not call.most_bytes and not http.can_read_body:
+            return None
+        if call.name in ("PutObject", "UploadPart") and not has_body:
+            raise S3Error("MissingContentLength", "need Content-Length")
+        most_bytes = call.most_bytes or _SMALL_BODY_BYTES
+        length = headers.get("content-length", "0")
+        if not signed.payload.startswith("STREAMING-") and int(length) > most_bytes:
+            raise S3Error("EntityTooLarge", f"the body has more than {most_bytes:,} bytes")
+        return Body(headers, signed, folder=self._spool, most_bytes=most_bytes)
+
+    async def _receive(self, http: web.BaseRequest, body: Body) -> None:
+        """Take the body. Raises S3Error, also if it ends early."""
+        if http.headers.get("Expect", "").lower() == "100-continue":
+            await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            http.writer.output_size = 0
+        loop = asyncio.get_running_loop()
+        pending: list[bytes] = []
+        pending_bytes = 0
+        try:
+            while data := await asyncio.wait_for(http.content.readany(), self.limits.idle_s):
+                pending.append(data)
+                pending_bytes += len(data)
+                if pending_bytes >= _BATCH_BYTES:
+                    await loop.run_in_executor(self._feeds, body.feed, b"".join(pending))
+                    pending, pending_bytes = [], 0
+        except (web.HTTPException, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise S3Error("IncompleteBody", "the connection ended before the body") from None
+        except Exception as error:
+            if isinstance(error, (S3Error, LoaderError)):
+                raise
+            raise S3Error("IncompleteBody", f"the body is not valid: {type(error).__name__}") from None
+        rest = b"".join(pending)
+        if pending_bytes <= _INLINE_BYTES:
+            body.feed(rest)
+            body.finish()
+        else:
+            await loop.run_in_executor(self._feeds, body.feed, rest)
+            await loop.run_in_executor(self._feeds, body.finish)
+
+    async def _send(self, http: web.BaseRequest, response: Response, request_id: str) -> web.StreamResponse:
+        headers = response.headers | _headers(request_id)
+        if isinstance(response.body, bytes) and (response.body or response.size_bytes is None):
+            answer: web.StreamResponse = web.Response(status=response.status, headers=headers, body=response.body)
+            if http.method == "HEAD" or response.status == 204:
+                answer = web.Response(status=response.status, headers=headers)
+            return answer
+        answer = web.StreamResponse(status=response.status, headers=headers)
+        if response.size_bytes is not None:
+            answer.content_length = response.size_bytes
+        else:
+            answer.enable_chunked_encoding()
+        await answer.prepare(http)
+        if isinstance(response.body, bytes):  # of HEAD, or empty
+            await answer.write_eof()
+            return answer
+        chunks: Iterator[Any] = response.body
+        try:
+            while (chunk := await self._run(next, chunks, _END)) is not _END:
+                await asyncio.wait_for(answer.write(chunk), self.limits.idle_s)
+            await asyncio.wait_for(answer.write_eof(), self.limits.idle_s)
+        except BaseException as error:
+            # The status has been sent. Without the end of the body, the client knows that it is not complete.
+            if http.transport is not None:
+                http.transport.abort()
+            if isinstance(error, (ConnectionError, asyncio.CancelledError)):
+                raise
+            log.warning("request %s ended in the middle of its answer: %s", request_id, error)
+            raise ConnectionResetError("the answer ended early") from None
+        finally:
+            close = getattr(chunks, "close", None)
+            if close is not None:
+                with suppress(Exception):
+                    await self._run(close)
+        return answer
+
+
+class _BoundedServer(web.Server):
+    """A server that closes connections beyond a number."""
+
+    def __init__(self, handler: Any, *, most_connections: int, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self._most_connections = most_connections
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > self._most_connections:
+            transport.abort()
+
+
+def _joined(http: web.BaseRequest) -> dict[str, str]:
+    """Return the headers by names in lower case. Raises S3Error unless they are UTF-8."""
+    found: dict[str, str] = {}
+    for name, value in http.headers.items():
+        name = name.lower()
+        found[name] = f"{found[name]},{value}" if name in found else value
+    try:
+        "".join(found.values()).encode()
+    except UnicodeEncodeError:
+        raise S3Error("InvalidArgument", "a header is not UTF-8") from None
+    return found
+
+
+def _headers(request_id: str) -> dict[str, str]:
+    return {"x-amz-request-id": request_id, "server": "ais-loader"}

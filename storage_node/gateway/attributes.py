@@ -1,0 +1,155 @@
+"""Attributes that S3 has and objects of the store do not: they are kept in the object's own metadata.
+
+`x-amz-meta-KEY` is the metadata key KEY. Keys that begin with "s3." are the gateway's. ETag and checksums are kept with
+the CRC-32C and size of the bytes that they describe. If the bytes were changed by other means, such as an append, they
+no longer count.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import hashlib
+import re
+from collections.abc import Mapping
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.transport.base import require_metadata
+from ais_loader.values.entry import ObjectInfo
+from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG, is_reserved
+from storage_node.gateway import checksums
+from storage_node.gateway.bodies import Body
+from storage_node.gateway.errors import S3Error
+
+OWN = "s3."
+"""Prefix of the gateway's keys."""
+ETAG, CHECKSUM, PARTS = f"{OWN}etag", f"{OWN}checksum", f"{OWN}parts"
+META = "x-amz-meta-"
+_KEPT_HEADERS = (
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+    "content-language",
+    "content-type",
+    "expires",
+)
+_RESPONSE = {f"response-{name}": name for name in _KEPT_HEADERS}
+_DEFAULT_TYPE = "binary/octet-stream"
+_UNSUPPORTED = ("x-amz-tagging", "x-amz-server-side-encryption", "x-amz-object-lock-mode", "x-amz-website-redirect")
+_PARTS_TEXT_BYTES = 1024
+
+
+def metadata_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a new object, from the headers of a request. Raises S3Error."""
+    found = {}
+    for name, value in headers.items():
+        if name.startswith(META):
+            key = name[len(META) :]
+            if key.startswith(OWN) or is_reserved(key):
+                raise S3Error("InvalidArgument", f"{name}: keys that begin with {OWN!r} or 'ais.' are reserved")
+            found[key] = value
+        elif name in _KEPT_HEADERS:
+            if name == "content-encoding":
+                value = ",".join(one.strip() for one in value.split(",") if one.strip().lower() != "aws-chunked")
+            if value:
+                found[OWN + name] = value
+        elif name.startswith(_UNSUPPORTED):
+            raise S3Error("NotImplemented", f"the header {name} is not supported")
+    try:
+        require_metadata(found)
+    except InvalidRequest as error:
+        code = "MetadataTooLarge" if sum(len(k) + len(v) for k, v in found.items()) > 2048 else "InvalidArgument"
+        raise S3Error(code, str(error)) from None
+    return found
+
+
+def of_body(body: Body) -> dict[str, str]:
+    """Return the metadata that describe the bytes of a request."""
+    found = {ETAG: sealed(body.md5, body.crc32c, body.size_bytes)}
+    if body.checksum is not None and body.checksum[0] != "crc32c":  # the store has CRC-32C itself
+        found[CHECKSUM] = sealed("=".join(body.checksum), body.crc32c, body.size_bytes)
+    return found
+
+
+def of_bytes(info: ObjectInfo) -> dict[str, str]:
+    """Return those metadata of an object that hold for a copy of its bytes."""
+    kept = (ETAG, CHECKSUM, PARTS)
+    return {key: info.metadata[key] for key in kept if unsealed(info, key)}
+
+
+def sealed(value: str, crc32c: int, size_bytes: int) -> str:
+    """Return a value with the CRC-32C and size of the bytes that it describes."""
+    return f"{value} {crc32c:08x} {size_bytes}"
+
+
+def unsealed(info: ObjectInfo, key: str) -> str:
+    """Return a value that describes the object's bytes; "" if there is none, or it describes others."""
+    parts = info.metadata.get(key, "").split(" ")
+    return parts[0] if parts[1:] == [f"{info.checksum:08x}", str(info.size_bytes)] else ""
+
+
+def etag(info: ObjectInfo) -> str:
+    """Return the object's ETag, without quotes. It changes with the bytes, and is the MD5 where a client sent them."""
+    if found := unsealed(info, ETAG):
+        return found
+    remote = info.version.removeprefix(ETAG_VERSION) if not info.is_stored else info.metadata.get(REMOTE_ETAG, "")
+    if remote:
+        return remote.strip('"')
+    # No client sent these bytes through a gateway. The end keeps clients from taking it for the MD5.
+    return f"{hashlib.md5(info.version.encode(), usedforsecurity=False).hexdigest()}-0"
+
+
+def checksum(info: ObjectInfo) -> tuple[str, str] | None:
+    """Return algorithm and value of a checksum of the object."""
+    if found := unsealed(info, CHECKSUM):
+        algorithm, _, value = found.partition("=")
+        return algorithm, value
+    if info.is_stored:
+        return "crc32c", checksums.encoded(info.checksum.to_bytes(4, "big"))
+    return None
+
+
+def last_modified(info: ObjectInfo) -> str:
+    return email.utils.formatdate(info.modified_ns // 1_000_000_000, usegmt=True)
+
+
+def headers_of(info: ObjectInfo, query: Mapping[str, str], *, with_checksum: bool) -> dict[str, str]:
+    """Return the headers that describe an object. Parameters `response-*` replace some."""
+    found = {"etag": f'"{etag(info)}"', "last-modified": last_modified(info), "accept-ranges": "bytes"}
+    found["content-type"] = _DEFAULT_TYPE
+    for key, value in info.metadata.items():
+        if key.startswith(OWN):
+            name = key[len(OWN) :]
+            if name in _KEPT_HEADERS:
+                found[name] = value
+        elif not is_reserved(key) and _TOKEN.match(key) and "\n" not in value and "\r" not in value:
+            found[META + key] = value
+    for parameter, name in _RESPONSE.items():
+        if parameter in query:
+            if "\n" in query[parameter] or "\r" in query[parameter]:
+                raise S3Error("InvalidArgument", f"{parameter}: a header has no line endings")
+            found[name] = query[parameter]
+    if with_checksum and (known := checksum(info)) is not None:
+        found[checksums.HEADER + known[0]] = known[1]
+        found["x-amz-checksum-type"] = "COMPOSITE" if "-" in known[1] else "FULL_OBJECT"
+    return found
+
+
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
+
+
+def parts_text(sizes: list[int]) -> str:
+    """Return the sizes of an upload's parts as text, runs of equal ones once; "" if it would be too long."""
+    runs: list[list[int]] = []
+    for size in sizes:
+        if runs and runs[-1][0] == size:
+            runs[-1][1] += 1
+        else:
+            runs.append([size, 1])
+    text = ",".join(f"{size}x{count}" for size, count in runs)
+    return text if len(text) <= _PARTS_TEXT_BYTES else ""
+
+
+def part_sizes(info: ObjectInfo) -> list[int]:
+    """Return the sizes of the parts that the object was made of; none if it was not, or they are not known."""
+    found = [run.split("x") for run in unsealed(info, PARTS).split(",") if run]
+    return [int(size) for size, count in found for _ in range(int(count))]

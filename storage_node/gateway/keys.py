@@ -1,0 +1,52 @@
+"""Key file: access keys, with their secrets and the tenant and token with which the gateway calls the store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ais_loader.errors import InvalidRequest
+from storage_node.store.permissions import others_access
+
+_FIELDS = {"access_key", "secret_key", "tenant", "token_file"}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """An access key."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    tenant: str = ""
+    """The name under which nodes account its reads."""
+    token_file: str = ""
+    """The file with the token that nodes ask for; "" for that of the gateway."""
+
+
+def read_keys(path: Path) -> dict[str, Account]:
+    """Read a key file: JSON, a list of objects with `access_key`, `secret_key`, and optionally `tenant`, `token_file`.
+
+    Raises InvalidRequest for any other content, and for a file that other users may read; OSError.
+    """
+    if why := others_access(path):
+        raise InvalidRequest(f"{path}: {why}; use `chmod 600`")
+    try:
+        rows = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InvalidRequest(f"{path}: not JSON: {error}") from None
+    if not isinstance(rows, list) or not rows:
+        raise InvalidRequest(f"{path}: need a list of at least one access key")
+    found: dict[str, Account] = {}
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not all(isinstance(value, str) for value in row.values()):
+            raise InvalidRequest(f"{path}: key {number}: need an object whose values are strings")
+        if unknown := row.keys() - _FIELDS:
+            raise InvalidRequest(f"{path}: key {number}: unknown fields {', '.join(sorted(unknown))}")
+        account = Account(**{"access_key": "", "secret_key": "", **row})
+        if not account.access_key or not account.secret_key:
+            raise InvalidRequest(f"{path}: key {number}: need access_key and secret_key")
+        if "/" in account.access_key or account.access_key in found:
+            raise InvalidRequest(f"{path}: key {number}: the access key is there twice, or has a slash")
+        found[account.access_key] = account
+    return found

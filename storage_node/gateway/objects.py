@@ -1,0 +1,274 @@
+"""Calls on single objects: put, get, head, delete, copy, attributes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ais_loader import errors
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.compose_request import make_range, make_request
+from ais_loader.objects.object_file import ObjectFile
+from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.urls import split_member
+from storage_node.gateway import attributes, conditions, xml
+from storage_node.gateway.errors import S3Error
+from storage_node.gateway.listing import stamp
+from storage_node.gateway.names import name_of
+from storage_node.gateway.request import Request, Response, decoded, xml_response
+
+_AT_ONCE_BYTES = 1 << 20
+"""Bodies of at most this size are read before the answer begins, so that errors have a status."""
+_READ_AHEAD_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
+_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
+_MAX_DIGITS = 19
+COPY_SOURCE = "x-amz-copy-source"
+
+
+def put_object(request: Request) -> Response:
+    """Answer PutObject. Raises S3Error."""
+    name = name_of(request.key)
+    body = request.body
+    assert body is not None
+    if request.key.endswith("/") and body.size_bytes:
+        raise S3Error(
+            "InvalidArgument", f"key {request.key[:80]!r}: it ends with '/', and markers of folders are empty"
+        )
+    bucket = request.client.bucket(request.bucket)
+    metadata = attributes.metadata_of(request.headers) | attributes.of_body(body)
+    condition = conditions.of_write(bucket, name, request.headers)
+    data = body.read() if body.is_in_memory else body.file()
+    info = bucket.put(
+        name,
+        data,
+        metadata=metadata,
+        checksum=body.crc32c,
+        if_absent=condition.if_absent,
+        if_version=condition.if_version,
+    )
+    headers = {"etag": f'"{attributes.etag(info)}"'}
+    if body.checksum is not None:
+        headers[f"x-amz-checksum-{body.checksum[0]}"] = body.checksum[1]
+        headers["x-amz-checksum-type"] = "FULL_OBJECT"
+    return Response(headers=headers)
+
+
+def get_object(request: Request) -> Response:
+    """Answer GetObject and HeadObject. Raises S3Error."""
+    bucket = request.client.bucket(request.bucket)
+    name, member = _named(request)
+    with_checksum = request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
+    file: ObjectFile | None = None
+    if request.method == "HEAD" and member is None:
+        info = bucket.head(name)
+    else:
+        file = bucket.open(name, member=member, read_ahead_bytes=_READ_AHEAD_BYTES)
+        info = file.info if member is None else replace(file.info, metadata={})
+    try:
+        return _answer(request, info, file, with_checksum=with_checksum and member is None)
+    except BaseException:
+        if file is not None:
+            file.close()
+        raise
+
+
+def _named(request: Request) -> tuple[str, str | None]:
+    """Return the names of the object and of its member, if the key names one."""
+    if request.with_members:
+        shard, member = split_member(request.key)
+        if member:
+            return name_of(shard), member
+    return name_of(request.key), None
+
+
+def _answer(request: Request, info: ObjectInfo, file: ObjectFile | None, *, with_checksum: bool) -> Response:
+    conditions.check_read(info, request.headers)
+    chosen = _part(request, info)
+    part_headers = {}
+    if chosen is not None:
+        part_headers["x-amz-mp-parts-count"] = str(len(attributes.part_sizes(info)) or 1)
+    else:
+        chosen = _range(request.headers.get("range"), info.size_bytes)
+        if chosen is not None and not _holds(request.headers.get("if-range"), info):
+            chosen = None
+    headers = attributes.headers_of(info, request.query, with_checksum=with_checksum and chosen is None)
+    headers |= part_headers
+    start, length = chosen if chosen is not None else (0, info.size_bytes)
+    status = 200
+    if chosen is not None and info.size_bytes:
+        status = 206
+        headers["content-range"] = f"bytes {start}-{start + length - 1}/{info.size_bytes}"
+    if request.method == "HEAD" or file is None or not length:
+        if file is not None:
+            file.close()
+        return Response(status, headers, size_bytes=length)
+    if length <= _AT_ONCE_BYTES:
+        file.seek(start)
+        data = file.read(length)
+        file.close()
+        return Response(status, headers, data)
+    return Response(status, headers, _chunks(file, start, length), length)
+
+
+def _chunks(file: ObjectFile, start: int, length: int) -> Iterator[bytes]:
+    with file:
+        file.seek(start)
+        while length:
+            chunk = file.read1(min(length, _CHUNK_BYTES))
+            length -= len(chunk)
+            yield chunk
+
+
+def _part(request: Request, info: ObjectInfo) -> tuple[int, int] | None:
+    """Return the place of the part that the query names."""
+    text = request.query.get("partNumber")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 6) or not 1 <= int(text) <= 10_000:
+        raise S3Error("InvalidArgument", "partNumber: need 1 to 10000")
+    if "range" in request.headers:
+        raise S3Error("InvalidRequest", "partNumber and Range exclude each other")
+    number = int(text)
+    sizes = attributes.part_sizes(info) or [info.size_bytes]
+    if number > len(sizes):
+        raise S3Error("InvalidPartNumber", f"the object has no part {number}")
+    return sum(sizes[: number - 1]), sizes[number - 1]
+
+
+def _range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
+    """Return start and length; None for the whole object, also for headers that are to be ignored. Raises S3Error."""
+    match = _RANGE.match(header.replace(" ", "")) if header else None
+    if match is None or match[1] == match[2] == "":
+        return None
+    if max(len(match[1]), len(match[2])) > _MAX_DIGITS:
+        raise S3Error("InvalidRange", "the range is not satisfiable")
+    if not match[1]:
+        length = min(int(match[2]), size_bytes)
+        start = size_bytes - length
+    else:
+        start = int(match[1])
+        last = min(int(match[2]) if match[2] else size_bytes - 1, size_bytes - 1)
+        if match[2] and int(match[2]) < start:
+            return None
+        length = last - start + 1
+    if length <= 0 or start >= size_bytes:
+        raise S3Error("InvalidRange", "the range is not satisfiable")
+    return start, length
+
+
+def _holds(header: str | None, info: ObjectInfo) -> bool:
+    """Whether `If-Range` allows a part of the object."""
+    return header is None or header.strip().strip('"') in (attributes.etag(info), attributes.last_modified(info))
+
+
+def delete_object(request: Request) -> Response:
+    """Answer DeleteObject. An object that does not exist is deleted successfully, as in S3. Raises S3Error."""
+    bucket = request.client.bucket(request.bucket)
+    name = name_of(request.key)
+    condition = conditions.of_write(bucket, name, request.headers)
+    if condition.if_absent:
+        raise S3Error("NotImplemented", "If-None-Match of a deletion")
+    try:
+        bucket.delete(name, if_version=condition.if_version)
+    except errors.ObjectNotFound:
+        if condition.if_version is not None:
+            raise
+    return Response(204)
+
+
+class CopySource:
+    """The object that a copy is made of, in the version that it had when the conditions were checked."""
+
+    def __init__(self, request: Request) -> None:
+        """Raises S3Error."""
+        text = request.headers[COPY_SOURCE]
+        path, _, version = text.partition("?versionId=")
+        if version not in ("", "null"):
+            raise S3Error("NoSuchVersion", "the only version is null")
+        self.bucket, _, key = decoded(path).removeprefix("/").partition("/")
+        if not self.bucket or not key:
+            raise S3Error("InvalidArgument", f"{COPY_SOURCE}: need BUCKET/KEY")
+        self.name = name_of(key)
+        self.info = request.client.bucket(self.bucket).head(self.name)
+        conditions.check_read(self.info, request.headers, f"{COPY_SOURCE}-")
+
+    @property
+    def version(self) -> str:
+        return self.info.version if self.info.is_stored else ""
+
+    def range(self, header: str | None) -> tuple[int, int]:
+        """Return start and length of the bytes to copy. Raises S3Error."""
+        if header is None:
+            return 0, self.info.size_bytes
+        match = _RANGE.match(header)
+        if match is None or not match[1] or not match[2] or max(map(len, match.groups())) > _MAX_DIGITS:
+            raise S3Error("InvalidArgument", f"{COPY_SOURCE}-range: need bytes=FIRST-LAST")
+        first, last = int(match[1]), int(match[2])
+        if last < first or last >= self.info.size_bytes:
+            raise S3Error("InvalidRange", f"{COPY_SOURCE}-range: the range is not satisfiable")
+        return first, last - first + 1
+
+
+def copy_object(request: Request) -> Response:
+    """Answer CopyObject. The bytes do not leave the store. Raises S3Error."""
+    source, name = CopySource(request), name_of(request.key)
+    directive = request.headers.get("x-amz-metadata-directive", "COPY").upper()
+    if directive not in ("COPY", "REPLACE"):
+        raise S3Error("InvalidArgument", "x-amz-metadata-directive: need COPY or REPLACE")
+    same = (source.bucket, source.name) == (request.bucket, name)
+    if same and directive == "COPY":
+        raise S3Error("InvalidRequest", "a copy of an object to itself needs x-amz-metadata-directive: REPLACE")
+    metadata: dict[str, str] | None = None
+    if directive == "REPLACE":
+        metadata = attributes.metadata_of(request.headers) | attributes.of_bytes(source.info)
+    bucket = request.client.bucket(request.bucket)
+    condition = conditions.of_write(bucket, name, request.headers)
+    if same and condition == conditions.WriteCondition():
+        condition = conditions.WriteCondition(if_version=source.version)
+    parts = [make_range(source.bucket, source.name, source.version)]
+    made = compose(bucket, name, parts, metadata, condition)
+    body = xml.tags(LastModified=stamp(made.modified_ns), ETag=f'"{attributes.etag(made)}"')
+    return xml_response(xml.document("CopyObjectResult", [body]))
+
+
+def compose(
+    bucket: Bucket,
+    name: str,
+    parts: list,  # type: ignore[type-arg]
+    metadata: dict[str, str] | None,
+    condition: conditions.WriteCondition,
+) -> ObjectInfo:
+    """Make an object of parts of others. `metadata` None: that of the first part's object."""
+    request = make_request(bucket.name, name, parts, metadata=metadata)
+    if condition.if_absent:
+        request.object.condition.if_absent = True
+    elif condition.if_version:
+        request.object.condition.if_version = condition.if_version
+    return bucket.client._transport.compose(request)
+
+
+def object_attributes(request: Request) -> Response:
+    """Answer GetObjectAttributes. Raises S3Error."""
+    info = request.client.bucket(request.bucket).head(name_of(request.key))
+    conditions.check_read(info, request.headers)
+    wanted = {one.strip() for one in request.headers.get("x-amz-object-attributes", "").split(",")}
+    if not wanted & {"ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize"}:
+        raise S3Error("InvalidArgument", "x-amz-object-attributes: need ETag, Checksum, ObjectParts, StorageClass, ...")
+    parts = []
+    if "ETag" in wanted:
+        parts.append(xml.tag("ETag", attributes.etag(info)))
+    if "Checksum" in wanted and (known := attributes.checksum(info)) is not None:
+        kind = "COMPOSITE" if "-" in known[1] else "FULL_OBJECT"
+        named = xml.tag(f"Checksum{known[0].upper()}", known[1])
+        parts.append(xml.nest("Checksum", [named, xml.tag("ChecksumType", kind)]))
+    if "ObjectParts" in wanted and (sizes := attributes.part_sizes(info)):
+        parts.append(xml.nest("ObjectParts", [xml.tag("PartsCount", len(sizes))]))
+    if "StorageClass" in wanted:
+        parts.append(xml.tag("StorageClass", "STANDARD"))
+    if "ObjectSize" in wanted:
+        parts.append(xml.tag("ObjectSize", info.size_bytes))
+    made = xml_response(xml.document("GetObjectAttributesResponse", parts))
+    made.headers["last-modified"] = attributes.last_modified(info)
+    return made

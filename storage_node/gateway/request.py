@@ -1,0 +1,68 @@
+"""Requests and answers, independent of the HTTP server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+from storage_node.gateway.errors import S3Error
+
+if TYPE_CHECKING:
+    from ais_loader.objects.client import Client
+    from ais_loader.values.source import Buffer
+    from storage_node.gateway.bodies import Body
+
+
+@dataclass(slots=True)
+class Request:
+    """A request whose signature has been verified, and whose body has arrived."""
+
+    method: str
+    path: str
+    """The path as it was sent, percent-encoded."""
+    query: dict[str, str]
+    """Parameters, decoded. Those without a value have an empty one."""
+    headers: Mapping[str, str]
+    """Headers by their names in lower case."""
+    bucket: str
+    key: str
+    client: Client
+    body: Body | None = None
+    """None if the call takes none."""
+    with_members: bool = False
+    """Keys such as `shard.tar/member` name members of archives."""
+    owner: str = ""
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer. `body` is sent with its length if it is bytes, and otherwise with `size_bytes`, or in chunks."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | Iterator[Buffer] = b""
+    size_bytes: int | None = None
+    """Length of a body that is an iterator. None: not known, and the body is sent in chunks."""
+
+
+def xml_response(body: bytes, status: int = 200) -> Response:
+    """Return an answer with a document."""
+    return Response(status, {"content-type": "application/xml"}, body)
+
+
+def decoded(text: str, *, plus: bool = False) -> str:
+    """Decode percent-encoding once. Raises S3Error unless the result is UTF-8."""
+    try:
+        return unquote_to_bytes(text.replace("+", " ") if plus else text).decode()
+    except UnicodeError:
+        raise S3Error("InvalidURI", f"{text[:200]!r} is not the percent-encoding of UTF-8") from None
+
+
+def query_pairs(query: str) -> list[tuple[str, str]]:
+    """Return the parameters of a query, decoded, in their order. Raises S3Error."""
+    parts = [part.partition("=") for part in query.split("&") if part]
+    if len(parts) > 100:
+        raise S3Error("InvalidURI", "the query has too many parameters")
+    return [(decoded(name, plus=True), decoded(value, plus=True)) for name, _, value in parts]

@@ -1,0 +1,118 @@
+"""Router: which call a request is, by its method, path and parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from storage_node.gateway import buckets, listing, multipart, objects
+from storage_node.gateway.bodies import MAX_BYTES
+from storage_node.gateway.bundle import MAX_BODY_BYTES, bundle
+from storage_node.gateway.errors import S3Error
+from storage_node.gateway.request import Request, Response, decoded
+
+_DOCUMENT_BYTES = 2 << 20
+_BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}(@[A-Za-z0-9_.-]{1,63})?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the interface."""
+
+    name: str
+    """The name in S3's documentation."""
+    answer: Callable[[Request], Response]
+    most_bytes: int = 0
+    """Largest body; 0 if it takes none."""
+
+
+Level = Literal["service", "bucket", "object"]
+_ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
+    # By level and method: the parameter that selects a call, "" for none. The first that the query has decides.
+    ("service", "GET"): [("", Call("ListBuckets", buckets.list_buckets))],
+    ("bucket", "GET"): [
+        ("location", Call("GetBucketLocation", buckets.bucket_location)),
+        ("versioning", Call("GetBucketVersioning", buckets.bucket_versioning)),
+        ("uploads", Call("ListMultipartUploads", multipart.list_uploads)),
+        ("versions", Call("ListObjectVersions", listing.list_versions)),
+        ("", Call("ListObjects", listing.list_objects)),
+    ],
+    ("bucket", "PUT"): [("", Call("CreateBucket", buckets.create_bucket, _DOCUMENT_BYTES))],
+    ("bucket", "HEAD"): [("", Call("HeadBucket", buckets.head_bucket))],
+    ("bucket", "DELETE"): [("", Call("DeleteBucket", buckets.delete_bucket))],
+    ("bucket", "POST"): [
+        ("delete", Call("DeleteObjects", buckets.delete_objects, _DOCUMENT_BYTES)),
+        ("bundle", Call("Bundle", bundle, MAX_BODY_BYTES)),
+    ],
+    ("object", "GET"): [
+        ("uploadId", Call("ListParts", multipart.list_parts)),
+        ("attributes", Call("GetObjectAttributes", objects.object_attributes)),
+        ("", Call("GetObject", objects.get_object)),
+    ],
+    ("object", "HEAD"): [("", Call("HeadObject", objects.get_object))],
+    ("object", "PUT"): [
+        ("uploadId", Call("UploadPart", multipart.put_part, MAX_BYTES)),
+        ("", Call("PutObject", objects.put_object, MAX_BYTES)),
+    ],
+    ("object", "DELETE"): [
+        ("uploadId", Call("AbortMultipartUpload", multipart.abort_upload)),
+        ("", Call("DeleteObject", objects.delete_object)),
+    ],
+    ("object", "POST"): [
+        ("uploads", Call("CreateMultipartUpload", multipart.create_upload)),
+        ("uploadId", Call("CompleteMultipartUpload", multipart.complete_upload, _DOCUMENT_BYTES)),
+    ],
+}
+_COPIES = {
+    "PutObject": Call("CopyObject", objects.copy_object),
+    "UploadPart": Call("UploadPartCopy", multipart.copy_part),
+}
+_NOT_IMPLEMENTED = frozenset(
+    (
+        *("accelerate", "acl", "analytics", "cors", "encryption", "intelligent-tiering", "inventory", "legal-hold"),
+        *("lifecycle", "logging", "metadataTable", "metrics", "notification", "object-lock", "ownershipControls"),
+        *("policy", "policyStatus", "publicAccessBlock", "replication", "requestPayment", "restore", "retention"),
+        *("select", "session", "tagging", "torrent", "website"),
+    )
+)
+"""Parameters that select calls which are not implemented."""
+
+
+def route(method: str, bucket: str, key: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Call:
+    """Return the call that a request is. Raises S3Error."""
+    if bucket and not _BUCKET.match(bucket):
+        raise S3Error("InvalidBucketName", f"bucket {bucket[:80]!r}: need 1 to 63 letters, digits, '-', '_' and '.'")
+    level: Level = "object" if key else "bucket" if bucket else "service"
+    if unknown := _NOT_IMPLEMENTED.intersection(query):
+        raise S3Error("NotImplemented", f"?{min(unknown)} is not implemented")
+    if level == "bucket" and method == "PUT" and "versioning" in query:
+        raise S3Error("NotImplemented", "objects have one version")
+    if query.get("versionId", "null") not in ("", "null"):
+        raise S3Error("NoSuchVersion", "the only version is null")
+    for parameter, call in _ROUTES.get((level, method), ()):
+        if not parameter or parameter in query:
+            if objects.COPY_SOURCE in headers:
+                return _COPIES.get(call.name, call)
+            return call
+    if method in ("GET", "HEAD", "PUT", "DELETE", "POST"):
+        raise S3Error("NotImplemented", f"{method} of a {level} with these parameters is not implemented")
+    raise S3Error("MethodNotAllowed", f"the method {method[:20]!r} is not allowed")
+
+
+def split_path(path: str, host: str, domains: tuple[str, ...]) -> tuple[str, str]:
+    """Return bucket and key, from the path or, in virtual-host style, from the host. Raises S3Error.
+
+    Args:
+        path: As it was sent, percent-encoded.
+        domains: Names of the gateway. BUCKET.DOMAIN is a bucket.
+    """
+    if not path.startswith("/"):
+        raise S3Error("InvalidURI", "the path must begin with '/'")
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    for domain in domains:
+        if name.lower().endswith(f".{domain.lower()}"):
+            return name[: -len(domain) - 1], decoded(path[1:])
+    bucket, _, key = path[1:].partition("/")
+    return decoded(bucket), decoded(key)

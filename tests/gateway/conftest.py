@@ -1,0 +1,72 @@
+"""A gateway over an embedded store and over a node, and clients of S3 for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from ais_loader import Client
+from ais_loader.testing import NodeProcess, throwaway_folder
+from storage_node.gateway.clients import Clients
+from storage_node.gateway.keys import Account
+from storage_node.gateway.serve import GatewayThread
+
+ACCOUNT = Account("the-key", "the-secret")
+_NUMBERS = itertools.count()
+
+
+class Served:
+    """A running gateway and the client of its store."""
+
+    def __init__(self, gateway: GatewayThread, clients: Clients) -> None:
+        self.url, self.port = gateway.url, gateway.port
+        self.client: Client = clients.of(ACCOUNT)
+
+    def s3(self, **config: Any) -> Any:
+        """Return a client of boto3 with these settings of its `Config`."""
+        settings = {"retries": {"total_max_attempts": 1}, **config}
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id=ACCOUNT.access_key,
+            aws_secret_access_key=ACCOUNT.secret_key,
+            region_name="us-east-1",
+            config=Config(**settings),
+        )
+
+
+@pytest.fixture(scope="session", params=["embedded", "node"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    with throwaway_folder() as folder:
+        if request.param == "embedded":
+            yield from _serve(str(folder / "store"))
+        else:
+            with NodeProcess(folder / "drive") as node:
+                yield from _serve(node.url)
+
+
+def _serve(url: str) -> Iterator[Served]:
+    clients = Clients(url, [ACCOUNT])
+    try:
+        with GatewayThread(clients, {ACCOUNT.access_key: ACCOUNT}, with_members=True) as gateway:
+            yield Served(gateway, clients)
+    finally:
+        clients.close()
+
+
+@pytest.fixture(scope="session")
+def s3(served: Served) -> Any:
+    return served.s3()
+
+
+@pytest.fixture
+def bucket(served: Served) -> str:
+    """A new bucket's name."""
+    name = f"g{next(_NUMBERS)}"
+    served.client.create_bucket(name)
+    return name
