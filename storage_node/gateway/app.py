@@ -23,7 +23,7 @@ from storage_node.gateway.bodies import Body
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import S3Error, of_store
 from storage_node.gateway.keys import Account
-from storage_node.gateway.request import Request, Response, decoded, query_pairs
+from storage_node.gateway.request import Request, Response, query_pairs
 from storage_node.gateway.router import Call, route, split_path
 from storage_node.gateway.signature import Signed, verify
 
@@ -150,7 +150,8 @@ class Gateway:
         host = headers.get("host", "")
         parameters = dict(query_pairs(query))
         bucket, key = split_path(path, host, self._domains)
-        signed = self._verified(http.method, path, query, headers, bucket)
+        bucket_path = path if split_path(path, "", ()) == (bucket, key) else f"/{bucket}{path}"
+        signed = self._verified(http.method, path, query, headers, bucket_path)
         call = route(http.method, bucket, key, parameters, headers)
         body = self._body(http, call, headers, signed)
         try:
@@ -181,12 +182,9 @@ class Gateway:
             if body is not None:
                 body.close()
 
-    def _verified(self, method: str, path: str, query: str, headers: Mapping[str, str], bucket: str) -> Signed:
+    def _verified(self, method: str, path: str, query: str, headers: Mapping[str, str], bucket_path: str) -> Signed:
         if self._keys is None:
             return Signed(None, headers.get("x-amz-content-sha256", ""))
-        bucket_path = path
-        if not decoded(path).startswith(f"/{bucket}"):
-            bucket_path = f"/{bucket}{path}"
         return verify(method, path, query, headers, bucket_path, self._keys)
 
     def _body(self, http: web.BaseRequest, call: Call, headers: Mapping[str, str], signed: Signed) -> Body | None:

@@ -203,6 +203,6 @@ def _token(last: str) -> str:
 
 def _after(token: str) -> str:
     try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except ValueError:
         raise S3Error("InvalidArgument", "the continuation token is not valid") from None

@@ -25,6 +25,7 @@ class Served:
 
     def __init__(self, gateway: GatewayThread, clients: Clients) -> None:
         self.url, self.port = gateway.url, gateway.port
+        self.clients = clients
         self.client: Client = clients.of(ACCOUNT)
 
     def s3(self, **config: Any) -> Any:
