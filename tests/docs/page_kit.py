@@ -5,7 +5,7 @@ What a fence's language means here:
 - `python`: run in the namespace of the blocks before it. A whole program (with `if __name__ == "__main__":`) is written
   to a file and run by itself, and so is one whose first line is a file's name (`# train.py`).
 - `console`: lines that begin with `$ ` are run by bash; lines below them, if any, are the answer, in which `...`
-  stands for anything. `ais-loader serve` and `ui` run until the page is over.
+  stands for anything. `ais-loader serve`, `gateway` and `ui` run until the page is over.
 - `text` right below one of these is what it printed.
 - `toml` must be settings that a node takes.
 
@@ -13,7 +13,7 @@ Two comments may stand right before a block. `<!-- not run: REASON -->` says why
 lines that are run before it and that a reader does not need to see: commands, which begin with `$ `, then Python.
 
 A page names folders and addresses as readers have them; here `/data/`, `/nfs/` and so on are below the scratch folder,
-and 7480 is a free port.
+and 7480 is a free port, as is 9000, that of a gateway.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def run_page(page: Path, scratch: Path, text: str | None = None, python: str = s
 
     def here(said: str) -> str:
         said = _FOLDERS.sub(rf"{scratch}/\1", said)
-        return re.sub(r"\b(?:127\.0\.0\.1|10\.0\.0\.5|localhost):7480\b", f"127.0.0.1:{port}", said)
+        return re.sub(r"\b(?:127\.0\.0\.1|10\.0\.0\.5|localhost):(?:7480|9000)\b", f"127.0.0.1:{port}", said)
 
     found = blocks(page.read_text() if text is None else text)
     steps = [_step(block, port, here) for block in found if not block.not_run and block.language != "yaml"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND_TIMEOUT_S = 100
-SERVERS = ("ais-loader serve", "ais-loader ui")
+SERVERS = ("ais-loader serve", "ais-loader gateway", "ais-loader ui")
 """Commands that do not end by themselves: the lines up to the first with an address are their answer."""
 FILE_NAME = re.compile(r"# ([\w-]+\.\w+)\n")
 
@@ -91,7 +91,7 @@ class Page:
 
     def serve(self, command: str, port: str) -> str:
         """Start a node; what a terminal shows until it is ready."""
-        if command.startswith("ais-loader serve"):
+        if command.startswith(("ais-loader serve", "ais-loader gateway")):
             command += f" --port {port}"
         words = ["bash", "-c", f"exec {command}"]
         node = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
