@@ -281,11 +281,11 @@ class NodeServer:
         Raises OSError. `held` closes the resources that the part's `stop` does not close.
         """
         listen, batches, methods = self.config.listen, lifecycle.batches, lifecycle.methods
-        gate = lifecycle.gate
-        guard, lane_guard = (gate.guard, partial(gate.guard, over_lane=True)) if gate is not None else (None, None)
         rates = batches.node.rates
-        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT, rated_for(rates, lane_guard))
-        secure = bool(listen.cert_file)
+        carried = methods.of_lanes(
+            LANE_METHODS, Role.CLIENT, rated_for(rates, partial(lifecycle.guard, over_lane=True))
+        )
+        secure = bool(listen.cert_file) or self._socket_path is not None
         self.lanes = lanes = LaneListener(
             batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
         )
@@ -301,7 +301,7 @@ class NodeServer:
             note_tenant(details)
             idle.note_call()
 
-        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call, rated_for(rates, guard)),))
+        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call, rated_for(rates, lifecycle.guard)),))
         carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
         self.peer_lanes = peer_lanes = LaneListener(
             batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
@@ -313,7 +313,11 @@ class NodeServer:
         audited = lifecycle.audit.guard if lifecycle.audit is not None else None
         peer_server = grpc.aio.server(options=_options(self.config), interceptors=(lifecycle.check,))
         peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE, guard=audited),))
-        self.port = self._bound(server, listen.host, listen.port, peers=False)
+        if self._socket_path is None:
+            self.port = self._bound(server, listen.host, listen.port, peers=False)
+        else:
+            held.callback(self._socket_path.unlink, missing_ok=True)
+            server.add_insecure_port(unix_endpoint(self._socket_path))
         self.peer_port = self._listen_for_peers(peer_server)
         by_opener = {"clients": lanes, "peers": peer_lanes}
         running = RunningNode(

@@ -121,7 +121,8 @@ class BatchLoader:
             if not workers:
                 raise InvalidRequest("pin_memory=True: it is the memory of worker processes that is page-locked")
             check_pinning()
-        whole_number("BatchLoader", "expect_steps", expect_steps, 0, MAX_STEPS)
+        if isinstance(expect_steps, bool) or not isinstance(expect_steps, int) or not 0 <= expect_steps <= MAX_STEPS:
+            raise InvalidRequest(f"expect_steps={expect_steps!r}: need an int, 0 to {MAX_STEPS}")
         if not callable(on_bad) and on_bad not in POLICIES:
             raise InvalidRequest(f"on_bad={on_bad!r}: need one of {', '.join(POLICIES)}, or a function")
         if on_stall not in ON_STALL or not stall_s > 0:

@@ -24,7 +24,7 @@ GRANTED: ContextVar[Granted | None] = ContextVar("granted", default=None)
 class Granted:
     """The tenant and rights of one token. Belongs to the node's event loop."""
 
-    __slots__ = ("_endpoints", "_live", "claims", "ended", "scopes", "tenant")
+    __slots__ = ("_endpoints", "_live", "claims", "ended", "scopes", "tenant", "used_s")
 
     def __init__(self, claims: Claims, endpoints: Callable[[], Iterable[str]] = tuple) -> None:
         """`endpoints`: returns the addresses that clients are not told. Raises InvalidRequest for a scope of a later

@@ -110,8 +110,8 @@ def _change_transform(granted: Granted, request: Any) -> None:
     granted.require_of_transform(Right.ETL_CREATE, request.name)
 
 
-def _start_job(buckets: JobBuckets, granted: Granted, request: etl_pb.StartJobRequest) -> None:
-    job = request.job
+def require_job(granted: Granted, job: etl_pb.TransformJob) -> None:
+    """Check the rights that a job needs on its buckets. Raises AccessDenied, BucketNotFound."""
     for right, bucket in (
         (Right.READ, job.bucket),
         (Right.ETL_JOB, job.bucket),
@@ -121,15 +121,16 @@ def _start_job(buckets: JobBuckets, granted: Granted, request: etl_pb.StartJobRe
         granted.require(right, bucket)
     if job.synchronize:
         granted.require(Right.DELETE, job.to_bucket)
+
+
+def _start_job(buckets: JobBuckets, granted: Granted, request: etl_pb.StartJobRequest) -> None:
+    job = request.job
+    require_job(granted, job)
     # A new job replaces one of its name that has ended. Names are shared by all tenants, so that a name is taken is all
     # that others learn, and the same whether that job runs or has ended.
     found = buckets(job.name)
     if found is not None and not all(granted.scopes.may(Right.ETL_JOB, bucket) for bucket in found):
         raise TransformExists(f"the name {job.name!r} of a job is taken: choose another one")
-
-
-def _start_job(granted: Granted, request: etl_pb.StartJobRequest) -> None:
-    require_job(granted, request.job)
 
 
 def _copy(granted: Granted, request: etl_pb.CopyObjectRequest) -> None:

@@ -74,7 +74,7 @@ def test_a_batch_that_always_kills_its_worker_is_an_error(tmp_path: Path) -> Non
     with nothing_left():
         running = iter(loader(tmp_path, kill_always, workers=1))
         before = []
-        with pytest.raises(LoaderError, match=r"killed by SIGKILL, at batch \d+, sample \d+, and may not") as raised:
+        with pytest.raises(LoaderError, match=r"killed by SIGKILL, at batch \d+, sample \d+, …, and may not") as raised:
             for batch in running:
                 before += numbers_of([batch])
         assert 50 in EXPECTED[len(before)]
