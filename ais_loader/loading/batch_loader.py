@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
@@ -29,6 +29,9 @@ from ais_loader.training.plan_sender import MAX_STEPS, PlanSender
 
 with needs("torch", "BatchLoader"):
     import torch.distributed
+
+Output: TypeAlias = Literal["samples", "packed"]
+OUTPUTS = ("samples", "packed")
 
 
 class BatchLoader:
@@ -60,6 +63,7 @@ class BatchLoader:
         threads: int = 2,
         in_flight: int = 3,
         collate: Collate | None = None,
+        output: Output = "samples",
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
@@ -86,6 +90,8 @@ class BatchLoader:
             in_flight: The number of batches that are drawn and not delivered: requested, being decoded, or ready.
             collate: A function from a list of samples to a batch. It runs in the worker. Without it, a batch is that
                 list.
+            output: With "packed", a batch is a PackedBatch, or what `collate` makes of one: the entries of a MapDataset
+                without a decoder, end to end in one array, which crosses from worker processes without a copy.
             rank, world_size: The part of the plan to read here. By default, they come from torch.distributed when the
                 iteration starts, or else from the environment (RANK, WORLD_SIZE). If neither is set, everything is
                 read. A sampler decides by itself.
@@ -131,11 +137,17 @@ class BatchLoader:
             raise InvalidRequest("on_stall='restart': a thread cannot be ended; it needs worker processes")
         if not (hasattr(dataset, "__getitems__") or hasattr(dataset, "__getitem__") or hasattr(dataset, "begin")):
             raise TypeError(f"a dataset turns numbers into samples, got {type(dataset).__name__}; need a MapDataset")
+        if output not in OUTPUTS:
+            raise InvalidRequest(f"output={output!r}: need one of {', '.join(OUTPUTS)}")
+        if output == "packed" and not (fetches_entries(dataset) and dataset.is_raw and on_bad == "raise"):
+            raise InvalidRequest(
+                "output='packed': it needs a MapDataset without decode and transform, and on_bad='raise'"
+            )
         self.position = _position(dataset, batches, rank, world_size, tail)
         self.dataset, self.batches = dataset, batches
         self.bad = BadSamples(max_bad)
         """The samples that were skipped or substituted."""
-        self._fetcher = Fetcher(dataset, collate, on_bad)
+        self._fetcher = Fetcher(dataset, collate, on_bad, packed=output == "packed")
         self._worker_count, self._threads, self._in_flight = workers, threads, in_flight
         self._processes: dict[str, Any] = {
             "context": context,

@@ -80,6 +80,8 @@ class _Refused:
     def finish(self) -> NoReturn:
         raise self._error
 
+    packed = finish
+
     def close(self) -> None:
         pass
 
@@ -91,8 +93,10 @@ class Fetcher:
     which returns the samples, and `close()`. Otherwise, `__getitems__(work)` returns them, or `__getitem__` each.
     """
 
-    def __init__(self, dataset: Any, collate: Collate | None = None, on_bad: OnBad = "raise") -> None:
-        self.dataset, self.collate, self.on_bad = dataset, collate, on_bad
+    def __init__(
+        self, dataset: Any, collate: Collate | None = None, on_bad: OnBad = "raise", *, packed: bool = False
+    ) -> None:
+        self.dataset, self.collate, self.on_bad, self.packed = dataset, collate, on_bad, packed
         # A subclass that has its own way to get samples has not its parent's way to begin.
         order = [vars(kind) for kind in type(dataset).__mro__]
         first: Any = next((own for own in order if {"begin", "__getitems__", "__getitem__"} & own.keys()), {})
@@ -127,7 +131,8 @@ class Fetcher:
     def samples(self, work: Any, pending: Any = None) -> Any:
         """Return the samples of a batch, or of a part of it."""
         if self._begins:
-            return (self.begin(work) if pending is None else pending).finish()
+            pending = self.begin(work) if pending is None else pending
+            return pending.packed() if self.packed else pending.finish()
         numbers = sample_numbers(work)
         many = getattr(self.dataset, "__getitems__", None)
         return in_packs([self.dataset[one] for one in numbers] if many is None else list(many(numbers)), work)

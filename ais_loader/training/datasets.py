@@ -19,15 +19,17 @@ from ais_loader.training.number_batches import (
     checked_index,
     has_ranges,
     in_packs,
+    is_packed,
     sample_numbers,
     samples_of,
 )
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
 from ais_loader.training.sample_parts import SampleLike, SampleParts, flat_entries, mapped, pinned_sample
-from ais_loader.training.take_samples import Decode, OnBatch, decoder, take_samples
+from ais_loader.training.take_samples import Decode, OnBatch, decoder, take_packed, take_samples
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, to_entry
 from ais_loader.values.entry_table import EntryTable
+from ais_loader.values.packed import PackedBatch
 from ais_loader.values.requests import OnError, batch_options
 
 with needs("torch", "datasets"):
@@ -113,6 +115,11 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether samples are the bytes of their entries."""
+        return self._decode is None
+
     def __getitem__(self, index: int | slice) -> Any:
         """Return the sample at an index, or the list of samples in a slice, with one request."""
         if isinstance(index, slice):
@@ -193,6 +200,15 @@ class PendingSamples:
         batch, parts = self._batch or dataset._begin(indices)
         samples = take_samples(batch, dataset._decode, dataset._on_batch, parts)
         return in_packs(samples, indices, are_pieces=has_ranges(indices))
+
+    def packed(self) -> PackedBatch:
+        """Return the entries as they are, end to end. Call this or `finish`, once. Raises the errors of reading."""
+        dataset = self._dataset
+        batch, parts = self._batch or dataset._begin(self._indices)
+        if parts is not None or is_packed(self._indices):
+            batch.close()
+            raise InvalidRequest("output='packed': a sample of several entries, or a pack, has no place in one array")
+        return take_packed(batch, dataset._on_batch)
 
     def close(self) -> None:
         """Abandon data that has not arrived."""

@@ -17,7 +17,7 @@ from ais_loader.values.entry import Entry, EntryLike, ObjectInfo, to_entry
 
 def sample_numbers(batch: Iterable[Any]) -> list[int]:
     """Return the numbers of the samples to fetch, of a batch of numbers or of packs."""
-    if _is_packed(batch):
+    if is_packed(batch):
         return [number for pack in batch for number, *_ in pack]
     return list(as_integers(batch))
 
@@ -69,7 +69,7 @@ def in_packs(samples: list[Any], batch: Iterable[Any], *, are_pieces: bool = Fal
 
     `are_pieces`: the samples are the pieces already.
     """
-    if not _is_packed(batch):
+    if not is_packed(batch):
         return samples
     coming = iter(samples)
     if are_pieces:
@@ -88,7 +88,8 @@ def part_digests(parts: Iterable[Any]) -> list[tuple[int, str]]:
     return found
 
 
-def _is_packed(batch: Iterable[Any]) -> bool:
+def is_packed(batch: Iterable[Any]) -> bool:
+    """Whether this is a batch of packs."""
     return isinstance(batch, list) and bool(batch) and isinstance(batch[0], list)
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from ais_loader.training.sample_parts import SampleParts, is_complete, place_of, raw
 from ais_loader.values.batch import Batch
+from ais_loader.values.packed import PackedBatch
 from ais_loader.values.timing import BatchTiming
 
 Decode: TypeAlias = Callable[[Any], Any]
@@ -31,8 +32,7 @@ def take_samples(
     They do not refer to the batch's buffers unless `decode` kept a view. This is the one place to change how a batch's
     bytes reach another process.
     """
-    if HEARD.batches is not None:
-        HEARD.batches.append(batch)
+    _note(batch)
     with batch:
         batch.between_frames = "decode"
         if parts is not None:
@@ -42,6 +42,21 @@ def take_samples(
     if on_batch is not None:
         on_batch(batch.timing)
     return samples
+
+
+def take_packed(batch: Batch, on_batch: OnBatch | None = None) -> PackedBatch:
+    """Return the entries of one fetched batch, end to end."""
+    _note(batch)
+    with batch:
+        packed = batch.packed()
+    if on_batch is not None:
+        on_batch(batch.timing)
+    return packed
+
+
+def _note(batch: Batch) -> None:
+    if HEARD.batches is not None:
+        HEARD.batches.append(batch)
 
 
 def _decoded(batch: Batch, decode: Decode) -> Iterator[Any]:
