@@ -354,6 +354,12 @@ class DriveFull(StoreError):
     kind = "drive-full"
 
 
+class QuotaExceeded(StoreError):
+    """The object would exceed the quota of its bucket. Nothing was stored. Delete something, or raise the quota."""
+
+    kind = "quota-exceeded"
+
+
 class DriveFailed(StoreError):
     """The drive that owns the name is missing, disabled or broken."""
 

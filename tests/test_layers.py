@@ -52,7 +52,7 @@ storage_node.store.format
 storage_node.store.drive.preconditions
 storage_node.store.files
 storage_node.store.archives
-storage_node.store.store_record
+storage_node.store.store_record storage_node.store.quotas
 storage_node.store.drive
 storage_node.store.damaged_copies
 storage_node.store.pool

@@ -21,7 +21,7 @@ from ais_loader.values.size_of_text import size_of_text
 from ais_loader.wire.remote import Remote
 
 _LIMITS = ("max_requests_per_s", "max_bytes_per_day")
-_SIZES = ("cache_bytes", "max_bytes_per_day")
+_SIZES = ("cache_bytes", "max_bytes_per_day", "quota_bytes")
 _REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate", "cache_bytes", "write", *_LIMITS)
 
 
@@ -63,6 +63,22 @@ def _parse_bucket(text: str) -> Target:
     help="Store .tar.zst and .tar.lz4 in many frames, so that reading a member costs about the member's size.",
 )
 @click.option(
+    "--quota",
+    "quota_size",
+    metavar="SIZE",
+    default="0",
+    show_default=True,
+    help="Refuse writes beyond this size of all objects together, as in 200GB; 0 for no limit.",
+)
+@click.option(
+    "--quota-objects",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Refuse writes beyond this number of objects; 0 for no limit.",
+)
+@click.option(
     "--remote",
     metavar="URL",
     help="A remote bucket: its objects live at s3://, gs://, az://, https:// or file://, and are stored when read.",
@@ -98,6 +114,8 @@ def create(
     copies: int,
     min_copies: int,
     reframe: bool,
+    quota_size: str,
+    quota_objects: int,
     remote: str | None,
     endpoint: str,
     region: str,
@@ -126,6 +144,8 @@ def create(
                 min_copies=min_copies,
                 reframe=reframe,
                 remote=place,
+                quota_bytes=size_of_text(quota_size),
+                quota_objects=quota_objects,
             )
         except BucketExists:
             raise click.ClickException(
@@ -176,6 +196,8 @@ def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None
     validate=, write=, and cache_bytes=, as in cache_bytes=200GB, change a part of it. max_requests_per_s=100 and
     max_bytes_per_day=2TB limit what each node asks of the place.
 
+    quota_bytes=200GB and quota_objects=1000000 refuse writes that would exceed them, and 0 removes them.
+
     In a cluster, copies=3 changes the number of copies of all objects in the bucket. While copies are being made or
     removed, `show` says that the bucket is settling.
     """
@@ -210,6 +232,10 @@ def _assigned(text: str) -> tuple[str, Any]:
     key, _, value = (part.strip() for part in text.partition("="))
     if key in ("copies", "min_copies") and value.isascii() and value.isdigit():
         return key, int(value)
+    if key == "quota_objects" and value.isascii() and value.isdigit():
+        return key, int(value)
+    if key == "quota_bytes" and value:
+        return key, size_of_text(value)
     if key == "reframe" and value.lower() in ("yes", "no", "true", "false"):
         return key, value.lower() in ("yes", "true")
     if key in _REMOTE_KEYS and "=" in text:
@@ -217,7 +243,8 @@ def _assigned(text: str) -> tuple[str, Any]:
             return key, _rule(value)
         return key, size_of_text(value) if key in _SIZES else value
     raise click.UsageError(
-        f"{text!r}: need copies=N, min_copies=N, reframe=yes or no, or {', '.join(_REMOTE_KEYS)} with a value"
+        f"{text!r}: need copies=N, min_copies=N, reframe=yes or no, quota_bytes=SIZE, quota_objects=N, or "
+        f"{', '.join(_REMOTE_KEYS)} with a value"
     )
 
 
@@ -232,6 +259,8 @@ def _properties(found: BucketInfo) -> dict[str, Any]:
         "min_copies": found.min_copies,
         "reframe": found.reframe,
         "settling": found.settling,
+        "quota_bytes": found.quota_bytes,
+        "quota_objects": found.quota_objects,
         "remote": remote,
     }
 
@@ -242,11 +271,12 @@ def _show(found: BucketInfo, *, as_json: bool) -> None:
         click.echo(json.dumps(properties))
         return
     place = properties.pop("remote") or {}
+    properties = {key: value for key, value in properties.items() if not key.startswith("quota") or value}
     properties |= {"remote" if key == "url" else key: value for key, value in place.items() if value}
     for key, value in properties.items():
         if key in _SIZES:
             value = f"{value} ({size_text(value)})"
-        click.echo(f"{key:<11}  {value if not isinstance(value, bool) else 'yes' if value else 'no'}")
+        click.echo(f"{key:<13}  {value if not isinstance(value, bool) else 'yes' if value else 'no'}")
 
 
 @bucket.command()

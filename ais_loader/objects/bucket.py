@@ -40,6 +40,7 @@ from ais_loader.objects.sample_table import SampleTable, bucket_samples
 from ais_loader.objects.transformed_file import spooled
 from ais_loader.transport.base import (
     MAX_COPIES,
+    MAX_QUOTA,
     BucketChange,
     BucketInfo,
     Transport,
@@ -109,6 +110,8 @@ class Bucket(BucketComposing, BucketTransforming):
         min_copies: int | None = None,
         reframe: bool | None = None,
         remote: Remote | str | None = None,
+        quota_bytes: int | None = None,
+        quota_objects: int | None = None,
     ) -> BucketInfo:
         """Change the bucket's properties, which `Client.create_bucket` describes. None leaves a property unchanged.
 
@@ -116,16 +119,23 @@ class Bucket(BucketComposing, BucketTransforming):
         a cluster, applies to every object: the cluster makes or removes copies in the background, and `info().settling`
         is True until it has finished. `remote` makes the bucket a remote one, or changes its place: stored copies stay
         and are validated by the new rule. `remote=""` removes it: the stored copies are then all that there is.
+        `quota_bytes` and `quota_objects` apply to writes from now on, and 0 removes them. The first quota of a bucket
+        takes one scan of its objects. If they exceed it already, they stay.
 
-        Raises BucketNotFound, StoreReadOnly; InvalidRequest if the store cannot keep that number of copies;
-        NodeUnavailable if you change `copies` while a snapshot of the bucket is being made.
+        Raises BucketNotFound, StoreReadOnly; Unsupported for a quota in a cluster; InvalidRequest if the store cannot
+        keep that number of copies; NodeUnavailable if you change `copies` while a snapshot of the bucket is being made.
         """
         copies = None if copies is None else whole_number("copies", copies, least=1, most=MAX_COPIES)
         min_copies = None if min_copies is None else whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
         place: Remote | Literal[""] | None = None if remote is None else "" if remote == "" else Remote.of(remote)
         if place:
             place = kept_inventory(self._transport, self.name, place)
-        info = self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe, place))
+        if quota_bytes is not None:
+            quota_bytes = whole_number("quota_bytes", quota_bytes, least=0, most=MAX_QUOTA)
+        if quota_objects is not None:
+            quota_objects = whole_number("quota_objects", quota_objects, least=0, most=MAX_QUOTA)
+        change = BucketChange(copies, min_copies, reframe, place, quota_bytes, quota_objects)
+        info = self._transport.set_bucket(self.name, change)
         if place is not None:
             forget_inventories(self._transport, self.name)
         return info

@@ -16,7 +16,15 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.tracebacks import short_traceback
 from ais_loader.transforms.etl import Transforms
-from ais_loader.transport.base import MAX_COPIES, BucketInfo, PendingUploads, RemoteUsage, Transport, whole_number
+from ais_loader.transport.base import (
+    MAX_COPIES,
+    MAX_QUOTA,
+    BucketInfo,
+    PendingUploads,
+    RemoteUsage,
+    Transport,
+    whole_number,
+)
 from ais_loader.transport.fork_safety import GATE
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike
@@ -211,6 +219,8 @@ class Client:
         min_copies: int = 1,
         reframe: bool = False,
         remote: Remote | str | None = None,
+        quota_bytes: int = 0,
+        quota_objects: int = 0,
     ) -> Bucket:
         """Create a bucket. An existing bucket keeps its properties.
 
@@ -224,15 +234,25 @@ class Client:
                 members would otherwise require decompressing everything before it. See docs/settings.md.
             remote: A place in S3, GCS, Azure, on an HTTP server or in a folder, as a `Remote` or its URL. The bucket's
                 objects are those at that place, and the store keeps copies of what is read. See docs/remote.md.
+            quota_bytes: The maximum size of all objects together; 0 for no limit. What would exceed it is refused with
+                `QuotaExceeded`. Not for remote buckets, and not in a cluster. See docs/sharing.md.
+            quota_objects: The maximum number of objects, in the same way.
 
         Raises BucketExists (unless `exist_ok`; and if an existing bucket has another `remote`), InvalidName,
-        InvalidRequest, StoreReadOnly.
+        InvalidRequest, Unsupported, StoreReadOnly.
         """
         copies = whole_number("copies", copies, least=1, most=MAX_COPIES)
         min_copies = whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
         place = None if remote is None else Remote.of(remote)
         found = self._transport.create_bucket(
-            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe, remote=place
+            name,
+            copies=copies,
+            exist_ok=exist_ok,
+            min_copies=min_copies,
+            reframe=reframe,
+            remote=place,
+            quota_bytes=whole_number("quota_bytes", quota_bytes, least=0, most=MAX_QUOTA),
+            quota_objects=whole_number("quota_objects", quota_objects, least=0, most=MAX_QUOTA),
         )
         if place is not None and found.remote != place:
             raise errors.BucketExists(

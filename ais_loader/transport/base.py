@@ -89,6 +89,10 @@ class BucketInfo:
     """`copies` was changed, and replicas are still being added or removed."""
     remote: Remote | None = None
     """The place of a remote bucket's objects; None for any other bucket."""
+    quota_bytes: int = 0
+    """The maximum size of its objects, all together; 0 if there is none."""
+    quota_objects: int = 0
+    """The maximum number of its objects; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class BucketChange:
     reframe: bool | None = None
     remote: Remote | Literal[""] | None = None
     """An empty string removes it; the stored objects stay."""
+    quota_bytes: int | None = None
+    quota_objects: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +221,8 @@ class Transport(Protocol):
         min_copies: int = 1,
         reframe: bool = False,
         remote: Remote | None = None,
+        quota_bytes: int = 0,
+        quota_objects: int = 0,
     ) -> BucketInfo: ...
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo: ...
     def bucket(self, name: str) -> BucketInfo: ...
@@ -406,6 +414,7 @@ def usage_row(node: str, row: remote_pb.RemoteUsageRow) -> RemoteUsage:
 
 
 MAX_COPIES = 2**32 - 1
+MAX_QUOTA = 2**62
 """Largest number of copies of an object that a request can carry. A store keeps at most one on each host."""
 MAX_METADATA_BYTES = 4096
 """Largest size of keys and values together, in UTF-8; the limit of the nodes."""

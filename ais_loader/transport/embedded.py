@@ -172,10 +172,19 @@ class EmbeddedTransport:
         min_copies: int = 1,
         reframe: bool = False,
         remote: Remote | None = None,
+        quota_bytes: int = 0,
+        quota_objects: int = 0,
     ) -> BucketInfo:
         require_text(name, errors.InvalidName, "bucket name")
         made = self._store_to_write().create_bucket(
-            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe, remote=remote
+            name,
+            copies=copies,
+            exist_ok=exist_ok,
+            min_copies=min_copies,
+            reframe=reframe,
+            remote=remote,
+            quota_bytes=quota_bytes,
+            quota_objects=quota_objects,
         )
         return _bucket_info(name, made)
 
@@ -184,7 +193,15 @@ class EmbeddedTransport:
         store = self._store_to_write()
         if change.remote is not None and (place := self._remote_bucket(name)) is not None:
             self._remote_here().require_settable(place, change.remote)
-        changed = store.set_bucket(name, change.copies, change.min_copies, change.reframe, change.remote)
+        changed = store.set_bucket(
+            name,
+            change.copies,
+            change.min_copies,
+            change.reframe,
+            change.remote,
+            change.quota_bytes,
+            change.quota_objects,
+        )
         return _bucket_info(name, changed)
 
     def bucket(self, name: str) -> BucketInfo:
@@ -724,4 +741,12 @@ def _reader(paths: list[str], options: EmbeddedOptions, of_a_writer: bool) -> Em
 
 
 def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
-    return BucketInfo(name, record.uuid, record.copies, reframe=record.reframe, remote=record.remote)
+    return BucketInfo(
+        name,
+        record.uuid,
+        record.copies,
+        reframe=record.reframe,
+        remote=record.remote,
+        quota_bytes=record.quota_bytes,
+        quota_objects=record.quota_objects,
+    )

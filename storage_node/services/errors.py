@@ -41,6 +41,7 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.Unsupported: grpc.StatusCode.FAILED_PRECONDITION,
     errors.VersionConflict: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
+    errors.QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NodeUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.RemoteUnavailable: grpc.StatusCode.UNAVAILABLE,

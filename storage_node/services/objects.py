@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
-from storage_node.cluster.map.buckets import ClusterBuckets, requested_remote, requested_settings
+from storage_node.cluster.map.buckets import ClusterBuckets, requested_quotas, requested_remote, requested_settings
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Filtered
 from storage_node.cluster.replication.write_plan import Result
@@ -76,6 +76,8 @@ class BucketsService:
                 min_copies=request.min_copies or 1,
                 reframe=request.reframe,
                 remote=requested_remote(request) or None,
+                quota_bytes=request.quota_bytes,
+                quota_objects=request.quota_objects,
             )
 
         if (view := self._cluster.view) is not None:
@@ -97,7 +99,9 @@ class BucketsService:
         await self._guard.require_settable(request.name, requested_remote(request))
         if (view := self._cluster.view) is not None:
             return await self._cluster.set(view, request)
-        changed = await self._node.read(self._store.set_bucket, request.name, *requested_settings(request))
+        changed = await self._node.read(
+            self._store.set_bucket, request.name, *requested_settings(request), *requested_quotas(request)
+        )
         return _bucket(request.name, changed)
 
     async def DeleteBucket(self, request: pb.DeleteBucketRequest, context: Context) -> pb.DeleteBucketResponse:
@@ -468,6 +472,8 @@ def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
         min_copies=1,
         reframe=record.reframe,
         remote=record.remote.to_wire() if record.remote is not None else None,
+        quota_bytes=record.quota_bytes,
+        quota_objects=record.quota_objects,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import replace
 from typing import Literal
 
 from ais_loader.errors import (
@@ -13,6 +14,7 @@ from ais_loader.errors import (
     BucketNotEmpty,
     BucketNotFound,
     InvalidRequest,
+    LoaderError,
     NodeUnavailable,
     SnapshotNotFound,
     SnapshotReadOnly,
@@ -22,6 +24,7 @@ from storage_node.store.failpoints import failpoint
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name, unfinished_name
 from storage_node.store.pool.drive_set import DriveSet
+from storage_node.store.quotas import Use
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.refused_buckets import refusal
 from storage_node.store.store_record import BucketRecord
@@ -108,6 +111,8 @@ class Buckets:
         min_copies: int = 1,
         reframe: bool = False,
         remote: Remote | None = None,
+        quota_bytes: int = 0,
+        quota_objects: int = 0,
     ) -> BucketRecord:
         """See `Store.create_bucket`."""
         self._drives.require_open()
@@ -124,9 +129,19 @@ class Buckets:
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             self._drives.require_writable()
             of_cluster = bucket_uuid is not None  # the cluster repeats it to drives that miss it now
-            self._record.commit(
-                record.with_bucket(name, copies, bucket_uuid, reframe=reframe, remote=remote), whoever=of_cluster
+            changed = record.with_bucket(
+                name,
+                copies,
+                bucket_uuid,
+                reframe=reframe,
+                remote=remote,
+                quota_bytes=quota_bytes,
+                quota_objects=quota_objects,
             )
+            _require_settable(changed.buckets[name])
+            if changed.buckets[name].has_quota:
+                self._count(changed.buckets[name])
+            self._record.commit(changed, whoever=of_cluster)
             return self._record.current.buckets[name]
 
     def set(
@@ -136,17 +151,50 @@ class Buckets:
         min_copies: int | None,
         reframe: bool | None,
         remote: Remote | Literal[""] | None,
+        quota_bytes: int | None = None,
+        quota_objects: int | None = None,
     ) -> BucketRecord:
         """See `Store.set_bucket`."""
         self._drives.require_writable()
         _require_one_copy(copies=copies, min_copies=min_copies)
         with self._record.lock:
             found = self.to_change(name)
-            new_reframe = found.reframe if reframe is None else reframe
-            new_remote = found.remote if remote is None else remote or None
-            if (new_reframe, new_remote) != (found.reframe, found.remote):
-                self._record.commit(self._record.current.with_settings(name, reframe=new_reframe, remote=new_remote))
+            changed = replace(
+                found,
+                reframe=found.reframe if reframe is None else reframe,
+                remote=found.remote if remote is None else remote or None,
+                quota_bytes=found.quota_bytes if quota_bytes is None else quota_bytes,
+                quota_objects=found.quota_objects if quota_objects is None else quota_objects,
+            )
+            if changed != found:
+                _require_settable(changed)
+                if changed.has_quota and not found.has_quota:
+                    self._count(changed)
+                self._record.commit(self._record.current.with_settings(name, changed))
+                if found.has_quota and not changed.has_quota:
+                    self._count_no_more(changed)
             return self._record.current.buckets[name]
+
+    def use(self, name: str) -> Use | None:
+        """Return the use of a bucket with a quota on the drives that are there; None for other buckets. Raises
+        BucketNotFound."""
+        found = self.get(name)
+        return self._record.quotas.use(found.uuid_bytes) if found.has_quota else None
+
+    def _count(self, bucket: BucketRecord) -> None:
+        """Count a bucket on every drive, before its quota is in force. A drive that is missing does so when it is back.
+        Raises DriveFailed, StoreFormatError."""
+        try:
+            for drive in self._drives.live():
+                drive.changes.usage.start(bucket.uuid_bytes)
+        except BaseException:
+            self._count_no_more(bucket)
+            raise
+
+    def _count_no_more(self, bucket: BucketRecord) -> None:
+        for drive in self._drives.live():
+            with contextlib.suppress(LoaderError):  # it is counted in vain until the drive is opened again
+                drive.changes.usage.stop(bucket.uuid_bytes)
 
     def delete(self, name: str, *, force: bool = False, of_cluster: bool = False) -> int:
         """See `Store.delete_bucket`."""
@@ -182,10 +230,18 @@ class Buckets:
                 if moving:
                     seen |= gone
             drive.trim(bytes.fromhex(bucket_uuid))
+            drive.changes.usage.stop(bytes.fromhex(bucket_uuid))
         if self._drives.all_live():
             with self._record.lock:
                 self._record.commit(self._record.current.purged(bucket_uuid))
         return purged
+
+
+def _require_settable(bucket: BucketRecord) -> None:
+    if bucket.has_quota and bucket.remote is not None:
+        raise InvalidRequest(
+            "a remote bucket has no quota: its objects are elsewhere, and `cache_bytes` limits the copies of them"
+        )
 
 
 def _require_one_copy(**counts: int | None) -> None:

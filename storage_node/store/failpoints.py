@@ -27,6 +27,8 @@ POINTS = (
     "record.staged",
     "record.one_drive",
     "bucket.recorded",
+    "quota.scanned",
+    "quota.counted",
     "retain.marked",
     "snapshot.cut",
     "snapshot.held",

@@ -26,6 +26,7 @@ MARK_PREFIX = b"k"
 DELETION_PREFIX = b"d"
 PENDING_PREFIX = b"p"
 SPARSE_PREFIX = b"c"
+USAGE_PREFIX = b"q"
 COUNTER_KEY = b"m:counter"
 """Key of a number that exceeds every generation issued so far."""
 MAX_GENERATION = (1 << 62) - 1
@@ -176,6 +177,11 @@ def name_of_retained(key: bytes) -> str:
 
 def ended_of_retained(key: bytes) -> int:
     return int.from_bytes(key[-8:], "big")
+
+
+def usage_key(bucket_uuid: bytes, stripe: int | None = None) -> bytes:
+    """Return the key of a part of a bucket's count; without a stripe, of the mark that all parts are there."""
+    return USAGE_PREFIX + bucket_uuid + (b"" if stripe is None else bytes([stripe]))
 
 
 def chunk_count(size_bytes: int) -> int:

@@ -35,6 +35,9 @@ class RecordKeeper:
         self._options = options
         self.lock = threading.Lock()
         """Held during a change of the record, from reading it to the end of the commit."""
+        self.quotas = options.quotas
+        """Quotas of the record's buckets, if the store is open for writing."""
+        self.quotas.follow(record)
         self.current = record  # guarded by lock for changes
         """The current record; replaced as a whole."""
         self._read_at_s = time.monotonic()
@@ -129,6 +132,7 @@ class RecordKeeper:
     def _follow(self, record: StoreRecord, also: Sequence[Drive] = ()) -> None:
         """Use this record from now on. The caller holds `lock`."""
         before, self.current = self.current, record
+        self.quotas.follow(record)
         if (before.drives, before.active, before.former) == (record.drives, record.active, record.former):
             return
         if not self._drives.writable:

@@ -31,6 +31,7 @@ from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.membership import DrivePool
 from storage_node.store.pool.open import DriveOptions, OpenDrives, drive_folders, open_drives
+from storage_node.store.quotas import Use
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.replica_state import ReplicaState, not_found_message, stale_message
 from storage_node.store.snapshots import Snapshots
@@ -214,9 +215,11 @@ class Store:
         min_copies: int = 1,
         reframe: bool = False,
         remote: Remote | None = None,
+        quota_bytes: int = 0,
+        quota_objects: int = 0,
     ) -> BucketRecord:
         """Create a bucket. `bucket_uuid`: it is this node's part of a cluster's bucket, with uuid and copies from the
-        cluster.
+        cluster. `quota_bytes`, `quota_objects`: maximum size and number of its objects; 0: none.
 
         Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
@@ -228,6 +231,8 @@ class Store:
             min_copies=min_copies,
             reframe=reframe,
             remote=remote,
+            quota_bytes=quota_bytes,
+            quota_objects=quota_objects,
         )
 
     def set_bucket(
@@ -237,12 +242,19 @@ class Store:
         min_copies: int | None = None,
         reframe: bool | None = None,
         remote: Remote | Literal[""] | None = None,
+        quota_bytes: int | None = None,
+        quota_objects: int | None = None,
     ) -> BucketRecord:
-        """Change settings that are not None; an empty `remote` removes it.
+        """Change settings that are not None; an empty `remote` removes it, and so does 0 a quota.
 
-        Raises BucketNotFound, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed.
+        The first quota of a bucket takes one scan of it. Raises BucketNotFound, InvalidRequest, StoreReadOnly, Closed,
+        DriveFull, DriveFailed.
         """
-        return self._buckets.set(name, copies, min_copies, reframe, remote)
+        return self._buckets.set(name, copies, min_copies, reframe, remote, quota_bytes, quota_objects)
+
+    def use(self, bucket: str) -> Use | None:
+        """See `Buckets.use`."""
+        return self._buckets.use(bucket)
 
     def delete_bucket(self, name: str, *, force: bool = False, of_cluster: bool = False) -> int:
         """Delete an empty bucket, or with `force` also its objects. Returns how many objects were deleted.

@@ -36,6 +36,14 @@ class BucketRecord:
     """Whether archives in one frame are stored with many, see `reframe_on_put`. In a cluster this is in the map."""
     remote: Remote | None = None
     """Place of a remote bucket's objects. In a cluster this is in the map."""
+    quota_bytes: int = 0
+    """Maximum size of its objects; 0: none."""
+    quota_objects: int = 0
+    """Maximum number of its objects; 0: none."""
+
+    @property
+    def has_quota(self) -> bool:
+        return bool(self.quota_bytes or self.quota_objects)
 
     @property
     def uuid_bytes(self) -> bytes:
@@ -153,8 +161,11 @@ class StoreRecord:
         *,
         reframe: bool = False,
         remote: Remote | None = None,
+        quota_bytes: int = 0,
+        quota_objects: int = 0,
     ) -> StoreRecord:
-        bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, copies, reframe, remote)
+        identity = bucket_uuid or uuid.uuid4().hex
+        bucket = BucketRecord(identity, copies, reframe, remote, quota_bytes, quota_objects)
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
     def with_etl(self, etl: str) -> StoreRecord:
@@ -163,8 +174,8 @@ class StoreRecord:
     def with_revoked_tokens(self, tokens: Mapping[str, int]) -> StoreRecord:
         return replace(self, revision=self.revision + 1, revoked_tokens=dict(tokens))
 
-    def with_settings(self, name: str, *, reframe: bool, remote: Remote | None) -> StoreRecord:
-        bucket = replace(self.buckets[name], reframe=reframe, remote=remote)
+    def with_settings(self, name: str, bucket: BucketRecord) -> StoreRecord:
+        """Replace the settings of a bucket."""
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
     def without_bucket(self, name: str) -> StoreRecord:
@@ -257,6 +268,10 @@ def encode(record: StoreRecord) -> bytes:
     fields = {**asdict(record), "segments": SEGMENT_FORMAT}
     if not record.revoked_tokens:  # versions that know no tokens read a record without any
         del fields["revoked_tokens"]
+    for bucket in fields["buckets"].values():  # nor quotas
+        for key in ("quota_bytes", "quota_objects"):
+            if not bucket[key]:
+                del bucket[key]
     return encode_checked("record", RECORD_VERSION, fields)
 
 

@@ -255,6 +255,8 @@ def test_properties_of_a_bucket_are_shown_and_changed(run: Run, bucket_name: str
         "min_copies": 1,
         "reframe": True,
         "settling": False,
+        "quota_bytes": 0,
+        "quota_objects": 0,
         "remote": None,
     }
     assert shown in [json.loads(line) for line in run("bucket", "ls", "--json").stdout.splitlines()]

@@ -19,7 +19,9 @@ from typing import Any
 
 from ais_loader.errors import BucketNotFound
 from storage_node.store import failpoints
+from storage_node.store.drive.bucket_usage import wrong_counts
 from storage_node.store.fsck.fsck import check
+from storage_node.store.quotas import Use
 from storage_node.store.store import Store
 from tests.store.store_kit import names, read
 
@@ -153,6 +155,19 @@ def holdings(store: Store, buckets: Sequence[str]) -> dict[str, State]:
         for name in listed:
             found[f"{bucket}/{name}"] = state_of(f"{bucket}/{name}", read(store, name, bucket))
     return found
+
+
+def assert_counted(store: Store) -> None:
+    """Exactly the buckets with a quota are counted, on every drive, and the counts are what a scan finds."""
+    for drive in store.drives:
+        assert drive is not None
+        assert not list(wrong_counts(drive.catalog))
+        for name, bucket in store.buckets().items():
+            assert (drive.changes.usage.use(bucket.uuid_bytes) is not None) == bucket.has_quota, name
+    for name, bucket in store.buckets().items():
+        entries = [entry for _, entry in store.objects(name)]
+        found = Use(len(entries), sum(entry.size_bytes for entry in entries))
+        assert store.use(name) == (found if bucket.has_quota else None), name
 
 
 def assert_tidy(roots: Sequence[Path]) -> None:

@@ -23,12 +23,22 @@ from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.store import Store
 from tests.faults import power_kit
-from tests.faults.crash_kit import Expected, Journal, State, assert_tidy, content, holdings, state_of
+from tests.faults.crash_kit import (
+    Expected,
+    Journal,
+    State,
+    assert_counted,
+    assert_tidy,
+    content,
+    holdings,
+    state_of,
+)
 from tests.store.store_kit import names, read
 
 BUCKETS = ("main", "other")
 SIZES = (64, 300, 5_000, BLOCK_BYTES, BLOCK_BYTES + 70, 3 * BLOCK_BYTES)
 MANY = tuple(f"many/{number}" for number in range(20))  # so many that both drives have some
+QUOTA_BYTES = 1 << 40
 Durability = Literal["process", "power"]
 
 
@@ -86,7 +96,7 @@ class Worker:
 
     def create_bucket(self, bucket: str) -> None:
         self.journal.begin(self.worker, {f"{bucket}/": 1}, [[f"{bucket}/"]])
-        self.store.create_bucket(bucket)
+        self.store.create_bucket(bucket, quota_bytes=0 if bucket == "other" else QUOTA_BYTES)
         self._acknowledge({f"{bucket}/": 1})
 
     def delete_bucket(self, bucket: str, holding: Sequence[str]) -> None:
@@ -189,6 +199,10 @@ def operate(
             worker.put_many([f"main/{name}" for name in ("old", "large", *MANY)], [500] * (2 + len(MANY)))
         elif operation == "compact":
             compact(store)
+        elif operation == "set_quota":
+            store.set_bucket("other", quota_objects=1000)
+        elif operation == "remove_quota":
+            store.set_bucket("main", quota_bytes=0)
         elif operation == "create_bucket":
             worker.create_bucket("created")
         elif operation == "delete_bucket":
@@ -212,6 +226,8 @@ def restore(roots: list[str], journal: str, sure: dict[str, State]) -> None:
             for name, size in (("old", 400), ("large", 2 * BLOCK_BYTES + 5), ("kept", 64)):
                 if f"{bucket}/{name}" not in worker.sure_now:
                     worker.put(f"{bucket}/{name}", size)
+        store.set_bucket("main", quota_bytes=QUOTA_BYTES)
+        store.set_bucket("other", quota_objects=0)
         worker.put_many([f"other/{name}" for name in MANY], [90] * len(MANY))
         if "created/" in worker.sure_now:
             worker.delete_bucket("created", [])
@@ -229,6 +245,7 @@ def judge(roots: list[str], journals: list[str], out: str, machine_went_down: bo
     with Store.open(roots, compact_bytes_per_s=0) as store:
         found = holdings(store, [*BUCKETS, "created"])
         assert not store.record.current.purging, "a deleted bucket was not finished"
+        assert_counted(store)
         assert not [name for root in roots for name in os.listdir(Path(root, "staging"))], "leftover staging"
     expected.judge(found)
     assert_tidy([Path(root) for root in roots])

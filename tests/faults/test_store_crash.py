@@ -58,6 +58,17 @@ OPERATIONS = {
     },
     "delete": {"delete.committed", "reap.unlinked"},
     "bury": {"delete.committed", "reap.unlinked"},
+    "set_quota": {
+        "quota.scanned",
+        "quota.counted",
+        "quota.scanned:2",
+        "quota.counted:2",
+        "record.staged",
+        "record.one_drive",
+        "record.staged:2",
+        "record.one_drive:2",
+    },
+    "remove_quota": {"record.staged", "record.one_drive", "record.staged:2", "record.one_drive:2"},
     "create_bucket": {"record.staged", "record.one_drive", "record.staged:2", "record.one_drive:2"},
     "delete_bucket": {
         "record.staged",

@@ -102,10 +102,19 @@ class RemoteTransport(RemoteBucketCalls):
         min_copies: int = 1,
         reframe: bool = False,
         remote: Remote | None = None,
+        quota_bytes: int = 0,
+        quota_objects: int = 0,
     ) -> BucketInfo:
         made = self._any(
             lambda node: node.create_bucket(
-                name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe, remote=remote
+                name,
+                copies=copies,
+                exist_ok=exist_ok,
+                min_copies=min_copies,
+                reframe=reframe,
+                remote=remote,
+                quota_bytes=quota_bytes,
+                quota_objects=quota_objects,
             )
         )
         self.members.refresh(force=True)

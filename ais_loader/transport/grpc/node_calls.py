@@ -208,7 +208,16 @@ class NodeCalls:
     # -- buckets
 
     def create_bucket(
-        self, name: str, *, copies: int, exist_ok: bool, min_copies: int, reframe: bool, remote: Remote | None
+        self,
+        name: str,
+        *,
+        copies: int,
+        exist_ok: bool,
+        min_copies: int,
+        reframe: bool,
+        remote: Remote | None,
+        quota_bytes: int,
+        quota_objects: int,
     ) -> BucketInfo:
         require_text(name, errors.InvalidName, "bucket name")
         request = pb.CreateBucketRequest(
@@ -218,6 +227,8 @@ class NodeCalls:
             min_copies=min_copies,
             reframe=reframe,
             remote=remote.to_wire() if remote is not None else None,
+            quota_bytes=quota_bytes,
+            quota_objects=quota_objects,
         )
         return _bucket_info(self._call(lambda conn: conn.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
 
@@ -243,6 +254,10 @@ class NodeCalls:
             request.copies = change.copies
         if change.min_copies is not None:
             request.min_copies = change.min_copies
+        if change.quota_bytes is not None:
+            request.quota_bytes = change.quota_bytes
+        if change.quota_objects is not None:
+            request.quota_objects = change.quota_objects
         if change.remote is not None:
             request.remote.CopyFrom(change.remote.to_wire() if change.remote else pb.Remote())
         return _bucket_info(self._call(lambda conn: conn.buckets.SetBucket(request, timeout=CALL_TIMEOUT_S)))
@@ -604,6 +619,8 @@ def _bucket_info(bucket: pb.Bucket) -> BucketInfo:
         bucket.reframe,
         bucket.settling,
         Remote.from_wire(bucket.remote) if bucket.HasField("remote") else None,
+        bucket.quota_bytes,
+        bucket.quota_objects,
     )
 
 

@@ -19,6 +19,7 @@ from ais_loader.errors import (
     LoaderError,
     SnapshotNotFound,
     SnapshotReadOnly,
+    Unsupported,
 )
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -58,9 +59,10 @@ class ClusterBuckets:
         return described(found)
 
     async def create(self, view: ClusterView, request: pb.CreateBucketRequest) -> pb.Bucket:
-        """Create a bucket. Raises InvalidName, InvalidRequest, BucketExists, ChangeFailed."""
+        """Create a bucket. Raises InvalidName, InvalidRequest, Unsupported, BucketExists, ChangeFailed."""
         name, exist_ok = request.name, request.exist_ok
         check_bucket_name(name)
+        _require_no_quota(request)
         if exist_ok and name in view.buckets:
             return described(view.buckets[name])
         make = mutations.create_bucket(
@@ -84,8 +86,9 @@ class ClusterBuckets:
         return described(found)
 
     async def set(self, view: ClusterView, request: pb.SetBucketRequest) -> pb.Bucket:
-        """Change properties of a bucket. Raises BucketNotFound, InvalidRequest, ChangeFailed."""
+        """Change properties of a bucket. Raises BucketNotFound, InvalidRequest, Unsupported, ChangeFailed."""
         name = request.name
+        _require_no_quota(request)
         meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
@@ -231,6 +234,20 @@ def requested_remote(request: pb.SetBucketRequest | pb.CreateBucketRequest) -> R
     if not request.HasField("remote"):
         return None
     return Remote.from_wire(request.remote) if request.remote.url else ""
+
+
+def requested_quotas(request: pb.SetBucketRequest) -> tuple[int | None, int | None]:
+    """Return quota_bytes and quota_objects; None for values that stay."""
+    return (
+        request.quota_bytes if request.HasField("quota_bytes") else None,
+        request.quota_objects if request.HasField("quota_objects") else None,
+    )
+
+
+def _require_no_quota(request: pb.SetBucketRequest | pb.CreateBucketRequest) -> None:
+    """Raise Unsupported for a quota: a node counts its own replicas only."""
+    if request.quota_bytes or request.quota_objects:
+        raise Unsupported("a bucket of a cluster has no quota; a single node and an embedded store have them")
 
 
 def requested_settings(

@@ -68,6 +68,7 @@ import xxhash
 from ais_loader.errors import BucketNotFound, LoaderError, OutcomeUnknown, StoreFormatError, VersionConflict
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import put_blocks
+from storage_node.store.drive.bucket_usage import BucketUsage, Change, Grants
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.commit_files import CommitFiles, PendingObject, SequenceNumbers
 from storage_node.store.drive.ended_versions import Ended, Garbage, Retention
@@ -117,6 +118,10 @@ class Stripes:
 
     def all(self) -> contextlib.ExitStack:
         return self._hold(range(len(self._locks)))
+
+    def number(self, key: bytes) -> int:
+        """Return the number of a key's stripe. Counts on drives depend on it (bucket_usage.py)."""
+        return xxhash.xxh3_64_intdigest(key) % len(self._locks)
 
     def _hold(self, numbers: Iterable[int]) -> contextlib.ExitStack:
         with contextlib.ExitStack() as held:
@@ -241,6 +246,8 @@ class Transactions:
         self.deletions = DeletionLog(catalog)
         self.stripes = Stripes()
         self.journal = UploadJournal(catalog, files, cache, self.stripes.of, require_writable, sync=sync)
+        self.usage = BucketUsage(catalog, self.stripes.number, self.stripes.all, sync=sync)
+        """Counts of the buckets with a quota."""
         self.dead_buckets: set[bytes] = set()  # guarded by all stripes
 
     # -- putting
@@ -258,13 +265,19 @@ class Transactions:
         failpoint("put.staged")
         sync = self._sync or durable
         files = CommitFiles(self._files, self.generations, self._clock, objects, stage, epoch=self._epoch, sync=sync)
+        grants = self.usage.grants()
         try:
-            return self._commit(objects, files, elsewhere or {})
+            return self._commit(objects, files, elsewhere or {}, grants)
         finally:
             files.discard()
+            grants.end()
 
     def _commit(
-        self, objects: Sequence[PendingObject], files: CommitFiles, elsewhere: Mapping[bytes, CatalogEntry]
+        self,
+        objects: Sequence[PendingObject],
+        files: CommitFiles,
+        elsewhere: Mapping[bytes, CatalogEntry],
+        grants: Grants,
     ) -> list[CatalogEntry | LoaderError]:
         # Before the stripes are held, because syncing is slow. An object that is overtaken meanwhile gets another
         # counter below.
@@ -312,6 +325,11 @@ class Transactions:
                 if before is not None and newer is not None and pending.version is not None:
                     results[at] = before
                     continue
+                # With a version, it has been decided elsewhere.
+                asks = self.usage.any and pending.version is None
+                if asks and (refused := grants.ask(key, before, entries[at].size_bytes)) is not None:
+                    results[at] = refused
+                    continue
                 if pending.version is None and entries[at].counter <= floor:
                     # A snapshot was made after the number was issued, and must not see this object.
                     self._clock.advance_past(floor)
@@ -326,7 +344,7 @@ class Transactions:
                     entry = CatalogEntry._make((*entry[:-1], writes))
                 newest[key] = results[at] = entries[at] = entry
                 chosen.append(_Chosen(key, pending, entry))
-            ended = self._publish(chosen, files, current) if chosen else Ended([], [])
+            ended = self._publish(chosen, files, current, grants) if chosen else Ended([], [])
         self.defer_unlink(ended)
         return results
 
@@ -378,7 +396,13 @@ class Transactions:
             )
         return version
 
-    def _publish(self, chosen: Sequence[_Chosen], files: CommitFiles, current: dict[bytes, CatalogEntry]) -> Ended:
+    def _publish(
+        self,
+        chosen: Sequence[_Chosen],
+        files: CommitFiles,
+        current: dict[bytes, CatalogEntry],
+        grants: Grants | None = None,
+    ) -> Ended:
         """Write intents, rename the files, commit. Returns what was replaced."""
         objects = [(pending, entry) for _, pending, entry in chosen]
         intents = WriteBatch(raw_mode=True)
@@ -390,6 +414,7 @@ class Transactions:
         failpoint("put.intended")
         commit = WriteBatch(raw_mode=True)
         ending: list[tuple[bytes, CatalogEntry, int]] = []
+        changes: list[Change] = []
         try:
             files.publish(objects)
             for intent_key in intent_keys:
@@ -397,6 +422,7 @@ class Transactions:
             for key, pending, entry in chosen:
                 if key in current:
                     ending.append((key, current[key], entry.counter))
+                changes.append(Change(key, current.get(key), entry))
                 current[key] = entry
                 commit.put(key, fmt.encode_entry(entry))
                 blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
@@ -408,6 +434,7 @@ class Transactions:
             # A move changes nothing about an upload that may be under way.
             put = {key: entry for key, pending, entry in chosen if pending.moved is None}
             journaled = self.journal.note(commit, put)
+            counted = self.usage.change(commit, changes)
             if files.sync:
                 self._files.sync_names(entry.path for _, _, entry in chosen)
             failpoint("put.published")
@@ -416,6 +443,7 @@ class Transactions:
         except BaseException:
             self._garbage.abandon(self._not_entered(chosen))
             raise
+        self.usage.committed(counted, grants)
         self.journal.committed(journaled)
         self.deletions.forget(keys)
         failpoint("put.committed")
@@ -593,9 +621,11 @@ class Transactions:
         ends = {key: tombstone.counter for key, tombstone in entries.items() if tombstone is not None}
         ended = self.retention.end(batch, ((key, entry, ends.get(key, now)) for key, entry in before.items()))
         journaled = self.journal.note(batch, entries)
+        counted = self.usage.change(batch, (Change(key, before.get(key), entry) for key, entry in entries.items()))
         if entries:
             with self._cache.changing(entries):
                 self._catalog.write(batch, sync=self._sync)
+            self.usage.committed(counted)
             self.journal.committed(journaled)
             self.deletions.committed(deletions or {})
         failpoint("delete.committed")
@@ -616,6 +646,7 @@ class Transactions:
                 dead = [fmt.decode_entry(before)] if before is not None else []
             dead = [other for other in dead if not other.is_tombstone]
             batch = WriteBatch(raw_mode=True)
+            counted = self.usage.change(batch, [Change(key, dead[0] if dead else None, entry)])
             now = 0
             if entry is None:
                 batch.delete(key)
@@ -627,6 +658,7 @@ class Transactions:
             ended = self.retention.end(batch, ((key, other, now) for other in dead))
             with self._cache.changing([key]):
                 self._catalog.write(batch, sync=True)
+            self.usage.committed(counted)
         self.defer_unlink(ended)
 
     # -- snapshots

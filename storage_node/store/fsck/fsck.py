@@ -249,6 +249,7 @@ def _check_drive(
             findings.extend(suspect.finding for suspect in exam.entries())
             findings.extend(suspect.finding for suspect in exam.strays())
             findings.extend(suspect.finding for suspect in exam.copies())
+            findings.extend(suspect.finding for suspect in exam.counts())
         except (LoaderError, OSError) as error:
             problem = str(error)
             findings.append(Finding("drive-unusable", str(root), problem))
@@ -349,6 +350,10 @@ class _Remedies:
             self.store.record.change(lambda record: record.with_epoch(epoch))
         return f"the record was raised to epoch {epoch}"
 
+    def _wrong_count(self, suspect: Suspect) -> str:
+        self.drive.changes.usage.start(suspect.key[1:17])
+        return "counted anew"
+
     def _misplaced(self, suspect: Suspect) -> str | None:
         record = self.store.record.current
         if record.snapshots:
@@ -394,3 +399,4 @@ def _all(exam: Scan) -> Iterator[Suspect]:
     yield from exam.entries()
     yield from exam.strays()
     yield from exam.copies()
+    yield from list(exam.counts())

@@ -40,6 +40,7 @@ KINDS: dict[str, Severity] = {
     "foreign-file": "warning",
     "staging": "warning",
     "record-differs": "warning",
+    "wrong-count": "warning",
     "no-xattr": "warning",
     "open-permissions": "warning",
     # States that are in order, and completed actions.

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ais_loader.errors import CorruptObject, StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import read_blocks
+from storage_node.store.drive.bucket_usage import wrong_counts
 from storage_node.store.drive.catalog import Catalog
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.ended_versions import NamedFiles, is_object_path, named_by
@@ -231,6 +232,10 @@ class Scan:
             return "the file is wrong about whether the object has ended, and when"
         return None
 
+    def counts(self) -> Iterator[Suspect]:
+        """Compare the counts for quotas with the entries. Call after `entries`, whose repair may change them."""
+        return wrong_count(self._drive, self._names)
+
     # -- files, each against the catalog
 
     def strays(self) -> Iterator[Suspect]:
@@ -302,6 +307,17 @@ class Scan:
         whose = f"an old version, {identity.version}, of {identity.name!r}" if identity else "it does not say of what"
         finding = Finding("orphan", drive, f"a file that nothing names: {whose}", shown(path))
         return Suspect(finding, identity=identity, file=path)
+
+
+def wrong_count(drive: Drive, names: Mapping[bytes, str]) -> Iterator[Suspect]:
+    """Yield the buckets with a quota whose count on this drive is wrong."""
+    for bucket_uuid, stored, found in wrong_counts(drive.catalog):
+        message = (
+            f"the count for its quota says {stored.objects:,} objects and {stored.size_bytes:,} bytes; there are "
+            f"{found.objects:,} and {found.size_bytes:,}"
+        )
+        bucket = names.get(bucket_uuid, bucket_uuid.hex())
+        yield Suspect(Finding("wrong-count", str(drive.root), message, bucket=bucket), fmt.OBJECT_PREFIX + bucket_uuid)
 
 
 def damaged_copy(root: Path, file: bytes) -> Suspect:

@@ -36,6 +36,7 @@ from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.permissions import FOLDER_MODE, close_to_others
+from storage_node.store.quotas import Quotas
 from storage_node.store.store_record import StoreRecord
 
 log = logging.getLogger(__name__)
@@ -67,10 +68,12 @@ class DriveOptions:
     """Limits of each drive."""
     clock: VersionClock = field(default_factory=VersionClock)
     """Version clock of the store, if it is open for writing."""
+    quotas: Quotas = field(default_factory=Quotas)
+    """Quotas of the store's buckets, if it is open for writing."""
 
     def open(self, root: Path, identity: DriveIdentity, record: StoreRecord) -> Drive:
         """Open a drive. Raises what `Drive` raises."""
-        return Drive(
+        drive = Drive(
             root,
             identity,
             writable=self.writable,
@@ -80,6 +83,14 @@ class DriveOptions:
             clock=self.clock,
             upkeep=self.upkeep,
         )
+        if self.writable:
+            with_quota = {bucket.uuid_bytes for bucket in record.buckets.values() if bucket.has_quota}
+            try:
+                drive.changes.usage.join(self.quotas, identity.drive_uuid, with_quota)
+            except BaseException:
+                drive.close()
+                raise
+        return drive
 
 
 def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
