@@ -176,10 +176,10 @@ class Buckets:
             return self._record.current.buckets[name]
 
     def use(self, name: str) -> Use | None:
-        """Return the use of a bucket with a quota on the drives that are there; None for other buckets. Raises
-        BucketNotFound."""
+        """Return the use of a bucket with a quota, on the drives that are there; None for other buckets, and for a
+        store that is open for reading. Raises BucketNotFound."""
         found = self.get(name)
-        return self._record.quotas.use(found.uuid_bytes) if found.has_quota else None
+        return self._record.quotas.use(found.uuid_bytes) if found.has_quota and self._drives.writable else None
 
     def _count(self, bucket: BucketRecord) -> None:
         """Count a bucket on every drive, before its quota is in force. A drive that is missing does so when it is back.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, QuotaExceeded
+from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound, QuotaExceeded
 from ais_loader.wire.remote import Remote
 from storage_node.store import format as fmt
 from storage_node.store import store_record as records
@@ -315,4 +315,29 @@ def test_a_rebuilt_catalog_is_counted_anew(tmp_path: Path) -> None:
     rebuild([root], all_drives=True)
     with store_at(root) as store:
         assert store.use(BUCKET) == Use(2, 5)
+        assert_counted(store)
+
+
+def test_a_failed_write_leaves_no_wrong_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "a"
+    with store_at(root) as store:
+        store.set_bucket(BUCKET, quota_objects=3)
+        put(store, "a", b"1")
+        [drive] = store.drive_set.live()
+        write = drive.catalog.write
+
+        def fails_once(batch: WriteBatch, *, sync: bool, is_commit: bool = True) -> None:
+            """Report an error for a commit that has been applied, as RocksDB may when its log is replayed."""
+            write(batch, sync=sync, is_commit=is_commit)
+            if is_commit:
+                monkeypatch.undo()
+                raise DriveFailed("a test")
+
+        monkeypatch.setattr(drive.catalog, "write", fails_once)
+        with pytest.raises(DriveFailed):
+            put(store, "b", b"22")
+        for name in ("c", "d"):  # the grant of the failed one has ended
+            put(store, name, b"333")
+    with store_at(root) as store:
+        assert store.use(BUCKET) == scan(store) == Use(4, 9)
         assert_counted(store)

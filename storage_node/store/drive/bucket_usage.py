@@ -8,6 +8,10 @@ stripes of its names, so no other one changes their parts. It puts the changed p
 entries. So the sum of the parts is at all times what a scan of the entries gives, also after a crash. It costs commits
 into other buckets nothing.
 
+A write that failed may have reached RocksDB's log all the same, and be replayed before parts that were computed without
+it. From then on the count of its buckets is kept in memory, and the next commit into one removes its mark (below): the
+next start counts it anew.
+
 A count begins when a bucket gets a quota, or when a drive is opened that has none. For a moment no commit runs: a scan
 of the catalog begins, which sees the catalog as it is then, and from then on commits add their changes in memory. When
 the scan has ended, no commit runs for another moment, and both together are written. A key of the bucket alone says
@@ -51,6 +55,8 @@ class _Count:
     def __init__(self, parts: dict[int, Use], *, is_stored: bool) -> None:
         self.parts = parts  # each is guarded by its stripe
         self.is_stored = is_stored  # guarded by all stripes
+        self.is_doubted = False
+        """Whether a write has failed, so that the stored parts may be wrong. Never undone; set with a stripe held."""
 
     def part(self, stripe: int) -> Use:
         return self.parts.get(stripe, Use())
@@ -111,13 +117,7 @@ class BucketUsage:
             failpoint("quota.scanned")
             with self._all_stripes():
                 count.parts = {at: count.part(at).plus(scanned.get(at, Use())) for at in count.parts | scanned}
-                batch = WriteBatch(raw_mode=True)
-                batch.put(fmt.usage_key(bucket_uuid), b"")
-                for at, part in count.parts.items():
-                    batch.put(fmt.usage_key(bucket_uuid, at), _PART.pack(*part))
-                with contextlib.suppress(DriveFull):
-                    self._catalog.write(batch, sync=self._sync)
-                    count.is_stored = True
+                self._store(bucket_uuid, count)
                 self._quotas.count(self._drive, bucket_uuid, count.total())
             failpoint("quota.counted")
         except BaseException:
@@ -125,6 +125,20 @@ class BucketUsage:
                 self._counts.pop(bucket_uuid, None)
                 self._quotas.count(self._drive, bucket_uuid, None)
             raise
+
+    def _store(self, bucket_uuid: bytes, count: _Count) -> None:
+        if count.is_doubted:
+            return
+        batch = WriteBatch(raw_mode=True)
+        batch.put(fmt.usage_key(bucket_uuid), b"")
+        for at, part in count.parts.items():
+            batch.put(fmt.usage_key(bucket_uuid, at), _PART.pack(*part))
+        try:
+            self._catalog.write(batch, sync=self._sync)
+        except DriveFull:
+            count.is_doubted = True
+        else:
+            count.is_stored = True
 
     def stop(self, bucket_uuid: bytes) -> None:
         """Count a bucket no more. Raises LoaderError."""
@@ -173,10 +187,17 @@ class BucketUsage:
                 parts[stripe] = parts.get(stripe, Use()).plus(change)
         for bucket_uuid, parts in changed.items():
             count = self._counts[bucket_uuid]
-            if count.is_stored:
+            if count.is_doubted:
+                batch.delete(fmt.usage_key(bucket_uuid))
+            elif count.is_stored:
                 for stripe, change in parts.items():
                     batch.put(fmt.usage_key(bucket_uuid, stripe), _PART.pack(*count.part(stripe).plus(change)))
         return changed
+
+    def failed(self, changed: Changes) -> None:
+        """Record that the write of a commit has failed: whether it is applied, the next start shows."""
+        for bucket_uuid in changed:
+            self._counts[bucket_uuid].is_doubted = True
 
     def committed(self, changed: Changes, grants: Grants | None = None) -> None:
         """Keep changes that have been committed, and end the grants of their commit."""

@@ -68,7 +68,7 @@ import xxhash
 from ais_loader.errors import BucketNotFound, LoaderError, OutcomeUnknown, StoreFormatError, VersionConflict
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import put_blocks
-from storage_node.store.drive.bucket_usage import BucketUsage, Change, Grants
+from storage_node.store.drive.bucket_usage import BucketUsage, Change, Changes, Grants
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.commit_files import CommitFiles, PendingObject, SequenceNumbers
 from storage_node.store.drive.ended_versions import Ended, Garbage, Retention
@@ -415,6 +415,8 @@ class Transactions:
         commit = WriteBatch(raw_mode=True)
         ending: list[tuple[bytes, CatalogEntry, int]] = []
         changes: list[Change] = []
+        counted: Changes = {}
+        is_counting = self.usage.any
         try:
             files.publish(objects)
             for intent_key in intent_keys:
@@ -422,7 +424,8 @@ class Transactions:
             for key, pending, entry in chosen:
                 if key in current:
                     ending.append((key, current[key], entry.counter))
-                changes.append(Change(key, current.get(key), entry))
+                if is_counting:
+                    changes.append(Change(key, current.get(key), entry))
                 current[key] = entry
                 commit.put(key, fmt.encode_entry(entry))
                 blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
@@ -441,6 +444,7 @@ class Transactions:
             with self._cache.changing(keys):
                 self._catalog.write(commit, sync=files.sync)
         except BaseException:
+            self.usage.failed(counted)
             self._garbage.abandon(self._not_entered(chosen))
             raise
         self.usage.committed(counted, grants)
@@ -623,8 +627,12 @@ class Transactions:
         journaled = self.journal.note(batch, entries)
         counted = self.usage.change(batch, (Change(key, before.get(key), entry) for key, entry in entries.items()))
         if entries:
-            with self._cache.changing(entries):
-                self._catalog.write(batch, sync=self._sync)
+            try:
+                with self._cache.changing(entries):
+                    self._catalog.write(batch, sync=self._sync)
+            except BaseException:
+                self.usage.failed(counted)
+                raise
             self.usage.committed(counted)
             self.journal.committed(journaled)
             self.deletions.committed(deletions or {})
@@ -656,8 +664,12 @@ class Transactions:
                 batch.put(key, fmt.encode_entry(entry))
                 put_blocks(batch, entry.generation, blocks)
             ended = self.retention.end(batch, ((key, other, now) for other in dead))
-            with self._cache.changing([key]):
-                self._catalog.write(batch, sync=True)
+            try:
+                with self._cache.changing([key]):
+                    self._catalog.write(batch, sync=True)
+            except BaseException:
+                self.usage.failed(counted)
+                raise
             self.usage.committed(counted)
         self.defer_unlink(ended)
 
