@@ -24,6 +24,7 @@ from typing import Literal
 
 import pytest
 
+from storage_node.store.permissions import FOLDER_MODE
 from tests.faults.crash_kit import CrashServer
 
 Extent = Literal["nothing more", "all names", "any mixture"]
@@ -151,7 +152,7 @@ class PowerCut:
                     self._files[inode] = path
 
     def leave(self, target: Path) -> None:
-        target.mkdir()
+        target.mkdir(FOLDER_MODE)
         self._leave_folder(self._top, target)
 
     def _keeps_more(self) -> bool:
@@ -166,7 +167,7 @@ class PowerCut:
             if entry.kind == "l":
                 path.symlink_to(os.fsdecode(_unhex(entry.what)))
             elif entry.kind == "d":
-                path.mkdir()
+                path.mkdir(FOLDER_MODE)
                 self._leave_folder(entry.what, path)
             else:
                 self._leave_file(entry.what, path)
@@ -176,8 +177,8 @@ class PowerCut:
         identity = self._synced.identities.get(inode, b"")
         pinned = self._shadow / "inodes" / inode
         source = pinned if pinned.exists() else self._files.get(inode)
+        target.touch(0o600)
         if source is None:
-            target.touch()
             return
         if self._keeps_more():
             size = self._draw.randint(min(size, source.stat().st_size), source.stat().st_size)
