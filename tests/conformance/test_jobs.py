@@ -71,6 +71,20 @@ def test_failures_are_left_out_and_told(client: Client) -> None:
     assert len(list(client.bucket("to2").objects())) == 147
 
 
+def test_results_are_held_to_the_quota_of_their_bucket(client: Client) -> None:
+    try:
+        client.create_bucket("small", quota_objects=20)
+    except errors.Unsupported:
+        pytest.skip("a bucket of a cluster has no quota")
+    job = client.bucket("b").transform("small", etl="upper", wait=False)
+    with pytest.raises(errors.TransformIncomplete, match="a quota of 20 objects"):
+        job.wait(timeout_s=60)
+    assert (job.counts.transformed, job.counts.failed) == (20, 130)
+    assert len(list(client.bucket("small").objects())) == 20
+    with pytest.raises(errors.QuotaExceeded, match="a quota of 20 objects"):
+        client.bucket("b").copy("in/003.txt", "copied", to_bucket="small", etl="upper")
+
+
 def test_one_object_and_a_pipeline(client: Client) -> None:
     info = client.bucket("b").copy("in/003.txt", "copied", etl=Stage("upper") >> "upper")
     assert client.bucket("b").get("copied") == b"TEXT 3" and info.size_bytes == 6
