@@ -7,6 +7,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,10 @@ from ais_loader.wire.remote import Remote
 from storage_node.store import format as fmt
 from storage_node.store import store_record as records
 from storage_node.store.drive.catalog import Catalog, WriteBatch
+from storage_node.store.drive.drive import Drive
 from storage_node.store.fsck.fsck import check, rebuild, repair
 from storage_node.store.names import PARTS_PREFIX
+from storage_node.store.pool.open import DriveOptions
 from storage_node.store.quotas import Use
 from storage_node.store.store import Store
 from tests.faults.crash_kit import assert_counted
@@ -341,3 +344,24 @@ def test_a_failed_write_leaves_no_wrong_count(tmp_path: Path, monkeypatch: pytes
     with store_at(root) as store:
         assert store.use(BUCKET) == scan(store) == Use(4, 9)
         assert_counted(store)
+
+
+def test_a_drive_that_comes_while_a_quota_is_set_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with store_at(tmp_path / "a") as store:
+        put_many(store, {f"{number}": b"x" for number in range(30)})
+        opened = DriveOptions.open
+
+        def open_and_set(*arguments: Any) -> Drive:
+            """Set a quota after the new drive has been opened, and before it is in the store."""
+            drive = opened(*arguments)
+            store.set_bucket(BUCKET, quota_objects=30)
+            return drive
+
+        monkeypatch.setattr(DriveOptions, "open", open_and_set)
+        store.pool.add_drive(tmp_path / "b")
+        while store.pool.moving:
+            assert not store.pool.move_some().problem
+        assert store.use(BUCKET) == Use(30, 30)
+        assert_counted(store)
+        with pytest.raises(QuotaExceeded):
+            put(store, "new", b"x")

@@ -186,7 +186,7 @@ class DrivePool:
         with self._record.lock, self._drives.placement_lock.alone():
             self._drives.require_open()
             if self._drives.writable:
-                self._refuse_deleted(drive)
+                self._prepare(drive)
                 drive.set_cuts(self._record.current.cuts)
                 with contextlib.suppress(OSError):  # other drives have it, and a full drive must open to be emptied
                     records.write(drive.root, self._record.current)
@@ -255,7 +255,7 @@ class DrivePool:
             self._drives.require_open()
             self._require_no_snapshots(losing=whoever)
             for drive in also:
-                self._refuse_deleted(drive)
+                self._prepare(drive)
             self._record.commit(change(self._record.current), also, whoever=whoever)
         failpoint("drive.recorded")
 
@@ -269,8 +269,10 @@ class DrivePool:
         if any(not (losing and one.of_cluster) for one in named):
             raise InvalidRequest("the store has snapshots: delete them before drives come or go")
 
-    def _refuse_deleted(self, drive: Drive) -> None:
-        """Refuse deleted buckets on a new drive. The record's lock is held, and the drive has no commits yet."""
+    def _prepare(self, drive: Drive) -> None:
+        """Refuse deleted buckets on a new drive, and count those that have got a quota since it was opened. The
+        record's lock is held, and the drive has no commits yet."""
+        self._options.count(drive, self._record.current)
         for bucket_uuid in self._record.deleted_buckets:
             drive.refuse_bucket(bucket_uuid)
 

@@ -84,13 +84,17 @@ class DriveOptions:
             upkeep=self.upkeep,
         )
         if self.writable:
-            with_quota = {bucket.uuid_bytes for bucket in record.buckets.values() if bucket.has_quota}
             try:
-                drive.changes.usage.join(self.quotas, identity.drive_uuid, with_quota)
+                self.count(drive, record)
             except BaseException:
                 drive.close()
                 raise
         return drive
+
+    def count(self, drive: Drive, record: StoreRecord) -> None:
+        """Have a drive that has no commits yet count the buckets with a quota, and no others. Raises LoaderError."""
+        with_quota = {bucket.uuid_bytes for bucket in record.buckets.values() if bucket.has_quota}
+        drive.changes.usage.join(self.quotas, drive.identity.drive_uuid, with_quota)
 
 
 def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
