@@ -11,7 +11,6 @@ They are counted (`ais_loader_refusals_total`).
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias
@@ -29,6 +28,7 @@ from storage_node.audit.reads import READ, digest_of, named
 from storage_node.audit.subject import CALL, CLIENT, NOBODY, NODE, OPERATOR, ORIGIN, SESSION, Origin, Subject, source_of
 from storage_node.limits.call_slots import Received, tenant_of
 from storage_node.services.access import CALLER, Role
+from storage_node.services.calls import answering
 from storage_node.settings.config import ServerConfig
 
 CHANGE = "change"
@@ -165,18 +165,7 @@ class AuditGuard:
         logged = self._logged.get(method)
         if logged is None and method not in OPENS:
             return handler
-        response = "stream" if handler.response_streaming else "unary"
-        behaviour = getattr(handler, f"stream_{response}")
-        is_generator = inspect.isasyncgenfunction(behaviour)
-
-        async def answered(requests: AsyncIterator[Any], context: Any) -> Any:
-            answers = behaviour(requests, context)
-            if not is_generator:
-                return await answers
-            async with aclosing(answers):
-                async for answer in answers:
-                    await context.write(answer)
-            return None
+        field, answered = answering(handler)
 
         async def call(requests: AsyncIterator[Any], context: Any) -> Any:
             if not over_lane:
@@ -202,7 +191,7 @@ class AuditGuard:
             finally:
                 self._append(logged[0], method, line, tenant_of(context))
 
-        return handler._replace(**{f"stream_{response}": call})
+        return handler._replace(**{field: call})
 
     def _append_part(self, event: str, method: str) -> Callable[[_CallLine, Any], None]:
         """Return a function that appends the line of what a call has done, if that is much."""

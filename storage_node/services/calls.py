@@ -94,27 +94,31 @@ def rated(handler: grpc.RpcMethodHandler, rates: TenantRates) -> grpc.RpcMethodH
 
     `handler` is one of `guarded`: it takes a stream of requests.
     """
-    response = "stream" if handler.response_streaming else "unary"
-    method = getattr(handler, f"stream_{response}")
+    field, answer = answering(handler)
 
-    async def require(context: Any) -> None:
+    async def call(requests: AsyncIterator[Any], context: Any) -> Any:
         if (why := rates.take(tenant_of(context))) is not None:
             await abort(context, Overloaded(f"{why}: try again later"))
+        return await answer(requests, context)
 
-    if inspect.isasyncgenfunction(method):
+    return handler._replace(**{field: call})
 
-        async def answers(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            await require(context)
-            async for answer in method(requests, context):
-                yield answer
 
-        return handler._replace(**{f"stream_{response}": answers})
+def answering(handler: grpc.RpcMethodHandler) -> tuple[str, Callable[[AsyncIterator[Any], Any], Awaitable[Any]]]:
+    """Return the field that has the method of a handler, one of `guarded`, and a coroutine function that answers a call
+    as the method does. It writes the responses of a generator to the call's context; a single one it returns.
+    """
+    field = f"stream_{'stream' if handler.response_streaming else 'unary'}"
+    method = getattr(handler, field)
+    if not inspect.isasyncgenfunction(method):
+        return field, method
 
-    async def answer(requests: AsyncIterator[Any], context: Any) -> Any:
-        await require(context)
-        return await method(requests, context)
+    async def answer(requests: AsyncIterator[Any], context: Any) -> None:
+        async with aclosing(method(requests, context)) as responses:
+            async for response in responses:
+                await context.write(response)
 
-    return handler._replace(**{f"stream_{response}": answer})
+    return field, answer
 
 
 def _decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:

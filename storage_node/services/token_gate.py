@@ -12,7 +12,6 @@ the listener for clients. Everything else that they do is at the listener for pe
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from storage_node.rights.keys import read_public_keys
 from storage_node.rights.methods import Need, needs_of_methods
 from storage_node.rights.tokens import TokenRefused, verify_token
 from storage_node.services.access import CALLER, Role
+from storage_node.services.calls import answering
 from storage_node.services.errors import Context, abort
 from storage_node.store.names import without_hints
 
@@ -87,16 +87,14 @@ class TokenGate:
         """Return a handler that serves only calls with a sufficient token. `over_lane`: of a lane, which has the token
         with which it was opened. The response of a call is that of `handler`."""
         method = path.rpartition(".")[2]
-        response = "stream" if handler.response_streaming else "unary"
-        behaviour = getattr(handler, f"stream_{response}")
-        is_generator = inspect.isasyncgenfunction(behaviour)
+        field, answer = answering(handler)
 
         async def call(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
                 granted = GRANTED.get() if over_lane else await self._granted(method, path, context)
                 if granted is None and not over_lane:  # a node or an operator
-                    return await behaviour(requests, context)
-                return await self._call(method, granted, behaviour, is_generator, requests, context)
+                    return await answer(requests, context)
+                return await self._call(method, granted, answer, requests, context)
             except LoaderError as error:
                 if isinstance(error, AccessDenied):
                     self._refused(error)
@@ -109,14 +107,13 @@ class TokenGate:
                 log.exception("%s failed", method)
                 await abort(context, LoaderError("internal error, see the node's log"))
 
-        return handler._replace(**{f"stream_{response}": call})
+        return handler._replace(**{field: call})
 
     async def _call(
         self,
         method: str,
         granted: Granted | None,
-        behaviour: Callable[..., Any],
-        is_generator: bool,
+        answer: Callable[[AsyncIterator[Any], Any], Awaitable[Any]],
         requests: AsyncIterator[Any],
         context: Any,
     ) -> Any:
@@ -128,14 +125,8 @@ class TokenGate:
         async with lasting(granted), aclosing(self._checked(need, granted, requests)) as checked:
             if need.shown is not None:
                 context = _Showing(context, partial(need.shown, granted))
-            answers = behaviour(checked, context)
-            if is_generator:
-                async with aclosing(answers):
-                    async for answer in answers:
-                        await context.write(answer)
-                return None
-            answer = await answers
-            return need.shown(granted, answer) if need.shown is not None and answer is not None else answer
+            response = await answer(checked, context)
+            return need.shown(granted, response) if need.shown is not None and response is not None else response
 
     async def _granted(self, method: str, path: str, context: Context) -> Granted | None:
         """Return what the token of a call grants; None for a node or an operator. Raises TokenRefused."""
