@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from storage_node.audit.chain import Link, encode
-from storage_node.audit.log_files import CLOSE, FOLDER_NAME, OPEN, last_link, numbers_in, path_of
+from storage_node.audit.log_files import CLOSE, FOLDER_NAME, OPEN, cut_torn_end, last_link, numbers_in, path_of
 from storage_node.settings.declarations import AuditSettings
 from storage_node.store.permissions import FOLDER_MODE, private
 from storage_node.store.store import Store
+from storage_node.store.store_record import sync_folder
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class AuditLog:
         self._link = last_link(self.folder)
         number = max(numbers, default=1)
         path = path_of(self.folder, number)
-        torn_bytes = _cut(path)
+        torn_bytes = cut_torn_end(path)
         if path.exists() and path.stat().st_size >= self._file_bytes:
             number += 1
         self._remove_old(numbers, number)
@@ -172,7 +173,7 @@ class AuditLog:
         self._fd = private(path_of(self.folder, number), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._number, self._size_bytes = number, os.fstat(self._fd).st_size
         if is_new:
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         if self._is_running and not is_new:
             return
         fields = {"time": _time_text(time.time()), "event": OPEN, "file": number, "oldest": self._oldest(number)}
@@ -230,26 +231,6 @@ def audit_log(settings: AuditSettings, store: Store, node_uuid: bytes) -> AuditL
     else:
         folder = drive / FOLDER_NAME
     return AuditLog(folder, uuid, file_bytes=settings.file_bytes, files=settings.files)
-
-
-def _cut(path: Path) -> int:
-    """Remove a line without an end from the end of a file; return its bytes. Raises OSError."""
-    try:
-        with open(path, "rb+") as file:
-            data = file.read()
-            whole_bytes = data.rfind(b"\n") + 1
-            file.truncate(whole_bytes)
-            return len(data) - whole_bytes
-    except FileNotFoundError:
-        return 0
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _time_text(at_s: float) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from storage_node.audit.chain import FIRST, BrokenLine, Line, Link, decode
 
@@ -16,6 +17,7 @@ CLOSE = "close"
 """Event of the line that a node writes when it stops."""
 _NAME = re.compile(r"audit-(\d{8})\.jsonl")
 _MAX_DEPTH = 3
+_TAIL_BYTES = 64 << 10
 
 
 def path_of(folder: Path, number: int) -> Path:
@@ -51,12 +53,37 @@ def logs_below(folder: Path, depth: int = _MAX_DEPTH) -> Iterator[Path]:
 def last_link(folder: Path) -> Link:
     """Return the end of the chain: the newest line that is whole. Raises OSError."""
     for number in reversed(numbers_in(folder)):
-        for line in reversed(path_of(folder, number).read_bytes().split(b"\n")):
-            try:
-                return decode(line).link
-            except BrokenLine:
-                continue
+        with open(path_of(folder, number), "rb") as file:
+            for line in _lines_backwards(file):
+                try:
+                    return decode(line).link
+                except BrokenLine:
+                    continue
     return Link(0, FIRST)
+
+
+def cut_torn_end(path: Path) -> int:
+    """Remove a line without an end from the end of a file; return its bytes. Raises OSError."""
+    try:
+        with open(path, "rb+") as file:
+            torn_bytes = len(next(_lines_backwards(file)))
+            file.truncate(file.seek(0, os.SEEK_END) - torn_bytes)
+            return torn_bytes
+    except FileNotFoundError:
+        return 0
+
+
+def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:
+    """Iterate over the lines of a file from its end, without their newlines. The first one is what follows the last
+    newline, often empty. A full log file is large, and only its end is read."""
+    left_bytes, rest = file.seek(0, os.SEEK_END), b""
+    while left_bytes:
+        size_bytes = min(max(_TAIL_BYTES, len(rest)), left_bytes)  # doubled in a line that is longer
+        left_bytes -= size_bytes
+        file.seek(left_bytes)
+        rest, *lines = (file.read(size_bytes) + rest).split(b"\n")
+        yield from reversed(lines)
+    yield rest
 
 
 def lines_of(path: Path) -> Iterator[Line]:

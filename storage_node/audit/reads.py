@@ -26,11 +26,8 @@ _DIGEST_BYTES = 16
 def digest_of(objects: Iterable[tuple[str, str, str]]) -> str:
     """Return the digest of buckets, names and members, in their order: BLAKE2b, 16 bytes, of all of them, each followed
     by a NUL, which no name has."""
-    return _hashed(text for one in objects for text in one)
-
-
-def _hashed(texts: Iterable[str]) -> str:
-    return hashlib.blake2b("".join(f"{one}\0" for one in texts).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    data = "".join(f"{text}\0" for one in objects for text in one).encode()
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def named(objects: Iterable[tuple[str, str, str]]) -> dict[str, list[str | list[str]]]:

@@ -159,7 +159,17 @@ def test_a_log_rotates_under_load_and_loses_nothing(tmp_path: Path) -> None:
     assert not verify(files_of(tmp_path)).problem
 
 
-@pytest.mark.parametrize("torn", [b"", b"x", b'{"seq":9,"node":"', b"\0" * 5000])
+@pytest.mark.parametrize(
+    "torn",
+    [
+        b"",
+        b"x",
+        b'{"seq":9,"node":"',
+        b"\0" * 5000,
+        pytest.param(b"\0" * 300_000, id="zeros"),
+        pytest.param(b'{"seq":9,"names":"' + b"n" * (200 << 10), id="a long line"),
+    ],
+)
 def test_a_log_goes_on_after_a_torn_end(tmp_path: Path, torn: bytes) -> None:
     with log_in(tmp_path) as log:
         append(log, 5)

@@ -33,6 +33,7 @@ from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.format import Version
 from storage_node.store.permissions import private
 from storage_node.store.replica_state import clock_s
+from storage_node.store.store_record import sync_folder
 
 FILE_NAME = "withheld.json"
 _FORMAT = 1
@@ -286,10 +287,6 @@ def _write(roots: Sequence[Path], nodes: Sequence[bytes]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, root / FILE_NAME)
-            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_folder(root)
         except OSError as error:
             log.warning("%s cannot be written: %s", root / FILE_NAME, error)
