@@ -169,7 +169,8 @@ class _Chunked:
         if self._state == "data":
             piece, self._rest = self._rest[: self._left], self._rest[self._left :]
             self._left -= len(piece)
-            self._hash.update(piece)
+            if self._signer is not None:
+                self._hash.update(piece)
             found.append(piece)
             if not self._left:
                 self._end_chunk()

@@ -39,10 +39,7 @@ def page(bucket: Bucket, prefix: str, delimiter: str, after: str, most: int) -> 
     A folder follows `after` if its own name does, like a key.
     """
     found = Page()
-    if prefix.startswith("/"):  # names that begin so are the store's own
-        bucket.info()
-        return found
-    if not most:
+    if not most or prefix.startswith("/"):  # names that begin so are the store's own
         bucket.info()
         return found
     for one in _walk(bucket, prefix, delimiter, after, most):

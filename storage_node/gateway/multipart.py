@@ -14,7 +14,7 @@ from storage_node.gateway import attributes, checksums, conditions, xml
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.listing import encoding, max_keys, owner_of, stamp
 from storage_node.gateway.names import key_of, name_of
-from storage_node.gateway.objects import COPY_SOURCE, CopySource
+from storage_node.gateway.objects import COPY_SOURCE, CopySource, part_number
 from storage_node.gateway.request import Request, Response, xml_response
 from storage_node.store.checksum import combine
 
@@ -54,16 +54,9 @@ def _upload(request: Request) -> MultipartUpload:
         raise S3Error("NoSuchUpload", "there is no upload of this id and key") from None
 
 
-def _number(request: Request) -> int:
-    text = request.query.get("partNumber", "")
-    if not (text.isascii() and text.isdigit() and len(text) < 6) or not 1 <= int(text) <= 10_000:
-        raise S3Error("InvalidArgument", "partNumber: need 1 to 10000")
-    return int(text)
-
-
 def put_part(request: Request) -> Response:
     """Answer UploadPart. Raises S3Error."""
-    number, upload, body = _number(request), _upload(request), request.body
+    number, upload, body = part_number(request.query.get("partNumber", "")), _upload(request), request.body
     assert body is not None
     metadata = {_MD5: body.md5}
     headers = {"etag": f'"{body.md5}"'}
@@ -82,7 +75,7 @@ def copy_part(request: Request) -> Response:
 
     The ETag of such a part is no MD5, because the gateway does not see its bytes.
     """
-    number, upload, source = _number(request), _upload(request), CopySource(request)
+    number, upload, source = part_number(request.query.get("partNumber", "")), _upload(request), CopySource(request)
     start, length = source.range(request.headers.get(f"{COPY_SOURCE}-range"))
     # The text that is hashed has no other copy: the version and the range.
     text = f"{source.bucket}/{source.name} {source.info.version} {start} {length}"

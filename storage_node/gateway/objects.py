@@ -126,15 +126,20 @@ def _part(request: Request, info: ObjectInfo) -> tuple[int, int] | None:
     text = request.query.get("partNumber")
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 6) or not 1 <= int(text) <= 10_000:
-        raise S3Error("InvalidArgument", "partNumber: need 1 to 10000")
+    number = part_number(text)
     if "range" in request.headers:
         raise S3Error("InvalidRequest", "partNumber and Range exclude each other")
-    number = int(text)
     sizes = attributes.part_sizes(info) or [info.size_bytes]
     if number > len(sizes):
         raise S3Error("InvalidPartNumber", f"the object has no part {number}")
     return sum(sizes[: number - 1]), sizes[number - 1]
+
+
+def part_number(text: str) -> int:
+    """Return the number of a part. Raises S3Error."""
+    if not (text.isascii() and text.isdigit() and len(text) < 6) or not 1 <= int(text) <= 10_000:
+        raise S3Error("InvalidArgument", "partNumber: need 1 to 10000")
+    return int(text)
 
 
 def _range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
