@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from collections.abc import Iterable
 from types import TracebackType
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -131,3 +132,10 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes | bytearray) -> by
 def _literal(name: str, value: str) -> bytes:
     """A header field without indexing or Huffman coding (RFC 7541, 6.2.2)."""
     return b"".join((b"\0", *(bytes((len(text),)) + text.encode() for text in (name, value))))
+
+
+def pump_all(connections: Iterable[HalfMessages]) -> bool:
+    """Send and receive what is possible now on all of these. Returns True, for conditions that are awaited."""
+    for connection in connections:
+        connection.pump()
+    return True

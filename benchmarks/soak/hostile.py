@@ -31,7 +31,7 @@ from ais_loader.wire.generated import ais_batch_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import CALL, DATA, GREETING, HEADER, MAGIC, MESSAGE, VERSION
 from benchmarks.soak.checker import Rules
-from benchmarks.soak.half_messages import HalfMessages
+from benchmarks.soak.half_messages import HalfMessages, pump_all
 from benchmarks.soak.history import read_history
 from benchmarks.soak.outcome import Outcome, judge
 from benchmarks.soak.overload import BUCKET, Task, judge_progress, use
@@ -169,8 +169,7 @@ class Attacks:
                 connection.call(f"/ais_loader.v1.{self._draw.choice(_METHODS)}", size_bytes + 1, size_bytes)
             ends_s = time.monotonic() + 4.0
             while time.monotonic() < ends_s and not self._stopping():
-                for connection in connections:
-                    connection.pump()
+                pump_all(connections)
                 time.sleep(0.01)
 
     def garbage(self) -> None:

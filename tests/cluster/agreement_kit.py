@@ -27,7 +27,7 @@ def nodes_at(folder: Path, count: int, drives: int = 1) -> Iterator[list[NodeSer
 
 
 def endpoint_of(node: NodeServer) -> str:
-    return node.url.removeprefix("grpc://")
+    return node.url.partition("://")[2]
 
 
 def endpoints_of(nodes: Sequence[NodeServer]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing.waiting import eventually
-from benchmarks.soak.half_messages import HalfMessages
+from benchmarks.soak.half_messages import HalfMessages, pump_all
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
@@ -29,12 +29,6 @@ def node(tmp_path: Path) -> Iterator[SecureNode]:
         yield node
 
 
-def pump(connections: list[HalfMessages]) -> bool:
-    for connection in connections:
-        connection.pump()
-    return True
-
-
 def test_half_messages_without_a_token_end_at_once(node: SecureNode) -> None:
     assert node.server.batches is not None
     of_node = node.server.batches.node
@@ -43,7 +37,7 @@ def test_half_messages_without_a_token_end_at_once(node: SecureNode) -> None:
         for connection in connections:
             for method in ("Objects/Put", "Objects/Head", "Objects/PutMany", "GetBatch/Session"):
                 connection.call(f"/ais_loader.v1.{method}", 31 * MiB, 4 * MiB)
-        eventually(lambda: pump(connections) and all(one.ended_calls == 4 for one in connections))
+        eventually(lambda: pump_all(connections) and all(one.ended_calls == 4 for one in connections))
         assert (of_node.unread.held, of_node.streams.slots.held, of_node.streams.messages.held_bytes) == (0, 0, 0)
         with connect(node.url, token=node.token(EVERYTHING)) as client:
             client.create_bucket("b").put("x", b"bytes")

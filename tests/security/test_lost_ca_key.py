@@ -23,6 +23,7 @@ from storage_node.identity import credentials
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.cluster.agreement_kit import member
 from tests.security.tls_kit import asked, caller, refusal
 
 DEADLINE_S = 20.0
@@ -38,16 +39,6 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 def other_node(folder: Path, identity: IdentityFolder, **config: int) -> Iterator[NodeServer]:
     with NodeServer([folder], ServerConfig(**{"port": 0, **config}), identity=identity.path) as node:
         yield node
-
-
-def member(node: NodeServer, host: str) -> pb.MapNode:
-    return pb.MapNode(
-        uuid=node.membership.node_uuid,
-        endpoint=node.endpoint,
-        peer_endpoint=node.peer_endpoint,
-        weight=1.0,
-        host=host,
-    )
 
 
 def clustered(nodes: Sequence[NodeServer], identity: IdentityFolder) -> None:

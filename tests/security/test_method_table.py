@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -14,10 +13,9 @@ from storage_node.server import NodeServer
 from storage_node.services.access import TABLE, Role
 from storage_node.settings.config import ServerConfig
 from tests.node.contract_kit import methods
-from tests.peer_kit import OPTIONS, operator_of, peer_of
+from tests.peer_kit import OPTIONS, operator_of, outcome, peer_of
 from tests.security.rights_kit import EVERYTHING, SecureNode, key_in
 
-TIMEOUT_S = 10.0
 SECRET = "5ecret-of-this-very-node-0"
 WRONG = SECRET[::-1]
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
@@ -35,18 +33,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureNode]:
     config = ServerConfig(port=0, token_key_file=f"{key}.pub", peer_secret_file=str(folder / "secret"))
     with NodeServer([folder / "drive"], config) as server:
         yield SecureNode(server, key)
-
-
-def outcome(channel: Any, method: str, *metadata: tuple[str, str]) -> grpc.StatusCode:
-    """Return the status of a call with an empty message."""
-    more = {"metadata": metadata} if metadata else {}  # a caller with a proof adds its own
-    call = channel.stream_stream(f"/ais_loader.v1.{method}")(iter([b""]), timeout=TIMEOUT_S, **more)
-    try:
-        list(call)
-    except grpc.RpcError as error:
-        code: grpc.StatusCode = error.code()
-        return code
-    return grpc.StatusCode.OK
 
 
 @pytest.fixture(scope="module")

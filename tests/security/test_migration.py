@@ -17,13 +17,13 @@ import pytest
 from ais_loader import ClusterOptions, Entry, connect
 from ais_loader.errors import NodeUntrusted
 from ais_loader.testing.waiting import eventually
-from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
 from storage_node.context.channels import Caller, make_secret, read_secret
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.cluster.agreement_kit import member
 from tests.cluster.operator_kit import operating
 from tests.security.tls_kit import asked, caller, refusal
 
@@ -136,16 +136,7 @@ def test_nodes_of_neighboring_rounds_write_to_each_other(
         return NodeServer([tmp_path / f"{number}"], config(state[number]), identity=folder)
 
     with server(0) as first, server(1) as second:
-        members = [
-            pb.MapNode(
-                uuid=one.membership.node_uuid,
-                endpoint=one.endpoint,
-                peer_endpoint=one.peer_endpoint,
-                weight=1.0,
-                host=str(one.port),
-            )
-            for one in (first, second)
-        ]
+        members = [member(one, str(one.port)) for one in (first, second)]
         secret = read_secret(secret_file)
         credentials = caller(identity.operator_files()).credentials if state[1] != "used" else None
         operator = Caller(secret, credentials=credentials)

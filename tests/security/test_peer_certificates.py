@@ -17,6 +17,7 @@ from storage_node.identity.names import OPERATOR_URI, node_uri
 from storage_node.identity.tls_files import TlsFiles
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.cluster.agreement_kit import member
 from tests.security.tls_kit import HOUR, OPTIONS, TIMEOUT_S, asked, caller, forged, refusal
 
 UNAUTHENTICATED, UNAVAILABLE = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
@@ -27,10 +28,7 @@ OTHER = b"another node 016"
 def clustered(node: NodeServer, identity: IdentityFolder) -> Iterator[NodeServer]:
     """The node, in a cluster with another one that does not run."""
     operator = caller(identity.operator_files())
-    me = pb.MapNode(
-        uuid=node.membership.node_uuid, endpoint=node.endpoint, peer_endpoint=node.peer_endpoint, weight=1.0, host="a"
-    )
-    change_map([node.endpoint], create_cluster([me]), timeout_s=TIMEOUT_S, caller=operator)
+    change_map([node.endpoint], create_cluster([member(node, "a")]), timeout_s=TIMEOUT_S, caller=operator)
     yield node
 
 
@@ -145,10 +143,7 @@ def test_the_map_changes_from_the_endpoints_of_clients_and_a_removed_node_is_ref
     operator = caller(identity.operator_files())
     with NodeServer([tmp_path / "second"], ServerConfig(port=0), identity=identity.path) as second:
         uuid = second.membership.node_uuid
-        joining = pb.MapNode(
-            uuid=uuid, endpoint=second.endpoint, peer_endpoint=second.peer_endpoint, weight=1.0, host="b"
-        )
-        changed = change_map([clustered.endpoint], add_node(joining), timeout_s=TIMEOUT_S, caller=operator)
+        changed = change_map([clustered.endpoint], add_node(member(second, "b")), timeout_s=TIMEOUT_S, caller=operator)
         assert [one.uuid for one in changed.node] == [clustered.membership.node_uuid, uuid]
         assert second.membership.view is not None and second.membership.view.version == changed.version
         node = caller(identity.node_files(uuid, []), uuid)

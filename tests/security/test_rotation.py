@@ -12,13 +12,13 @@ from cryptography import x509
 
 from ais_loader import ClusterOptions, Entry, connect
 from ais_loader.errors import NodeUntrusted
-from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
 from storage_node.identity import credentials
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.cluster.agreement_kit import member
 from tests.security.tls_kit import asked, caller
 
 DEADLINE_S = 20.0
@@ -136,16 +136,7 @@ def test_nodes_go_on_with_each_other_when_their_certificates_and_the_ca_change(
     """Channels of a former certificate could not connect again: each node is restarted where it listened."""
     operator = caller(identity.operator_files())
     with NodeServer([tmp_path / "second"], ServerConfig(port=0), identity=identity.path) as second:
-        members = [
-            pb.MapNode(
-                uuid=one.membership.node_uuid,
-                endpoint=one.endpoint,
-                peer_endpoint=one.peer_endpoint,
-                weight=1.0,
-                host=str(one.port),
-            )
-            for one in (node, second)
-        ]
+        members = [member(one, str(one.port)) for one in (node, second)]
         change_map([one.endpoint for one in members], create_cluster(members), timeout_s=DEADLINE_S, caller=operator)
         with connect(node.url, ca=identity.ca_file) as client:
             client.create_bucket("b", copies=2, min_copies=2).put("before", b"before")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import grpc
 import pytest
@@ -30,23 +29,11 @@ from tests.node.cluster_kit import LocalCluster
 from tests.node.contract_kit import methods
 from tests.node.node_kit import serving
 from tests.node.write_kit import Writer
-from tests.peer_kit import OPTIONS, operator_of, peer_of
+from tests.peer_kit import OPTIONS, TIMEOUT_S, operator_of, outcome, peer_of
 
-TIMEOUT_S = 10.0
 SECRET = "5ecret-of-this-very-cluster"
 STRANGER = b"stranger" * 2
 INSIDE = [method for method in methods() if not TABLE.get(method, Role.CLIENT) & Role.CLIENT]
-
-
-def outcome(channel: Any, method: str) -> grpc.StatusCode:
-    """Of a call with nothing in it."""
-    call = channel.stream_stream(f"/ais_loader.v1.{method}")(iter([b""]), timeout=TIMEOUT_S)
-    try:
-        list(call)
-    except grpc.RpcError as error:
-        code: grpc.StatusCode = error.code()
-        return code
-    return grpc.StatusCode.OK
 
 
 def of_client(node: NodeServer) -> grpc.Channel:
