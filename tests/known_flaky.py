@@ -28,10 +28,6 @@ KNOWN_FLAKY: dict[str, str] = {
         "seen once, at a load of 45: a write succeeded although a former owner had been stopped; perhaps the node of "
         "another test had its port by then"
     ),
-    "tests/replication/test_late_commits.py"
-    "::test_a_replica_that_was_told_of_another_write_while_the_commit_was_on_its_way_refuses_it": (
-        "seen once, beside another suite: the replica committed the write that was too late; not yet found out why"
-    ),
     "tests/faults/test_cluster_snapshots.py"
     "::test_under_writers_and_kills_all_copies_have_the_same_and_go_on_having_it": (
         "seen once: the test reads the drives of nodes that run, and an object of a snapshot may be moved between its "

@@ -91,16 +91,17 @@ class StaleReplicas:
 
     # -- asked by writers
 
-    def missed(self, bucket_uuid: bytes, name: str, version: Version, for_s: float) -> bool:
-        """Whether this node may have missed a write of a name, below `version`, within the last `for_s` seconds: it was
+    def missed(self, bucket_uuid: bytes, name: str, version: Version, after_s: float) -> bool:
+        """Whether this node may have missed a write of a name, below `version`, after a moment of `clock_s`: it was
         notified of one, or it had no lease for a while."""
         with self._lock:
+            # In this order: a pause between the two clocks makes the moment an earlier one.
+            monotonic_s, now_s = time.monotonic(), clock_s()
             entry = self._names.get(bucket_uuid, {}).get(name)
-            if entry is not None and entry.version < version and entry.since_s > time.monotonic() - for_s:
+            if entry is not None and entry.version < version and entry.since_s >= monotonic_s - (now_s - after_s):
                 return True
-            now = clock_s()
-            changed_s = self._in_touch_since_s if now <= self._until_s else self._until_s
-            return bucket_uuid in self._guarded and changed_s > now - for_s
+            changed_s = self._in_touch_since_s if now_s <= self._until_s else self._until_s
+            return bucket_uuid in self._guarded and changed_s > after_s
 
     # -- called by repair
 

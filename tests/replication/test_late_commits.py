@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -28,11 +29,13 @@ TIMEOUT_S = 30.0
 ID = b"W1".rjust(16, b"i")
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.1])
 @pytest.mark.parametrize("told", [False, True])
 def test_a_replica_that_was_told_of_another_write_while_the_commit_was_on_its_way_refuses_it(
-    tmp_path: Path, told: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool, pause_s: float
 ) -> None:
-    """The coordinator sends the commit as soon as it has the answer, long before it arrives."""
+    """The coordinator sends the commit as soon as it has the answer, long before it arrives. `pause_s`: the replica's
+    thread gets no processor for this time after it has begun with the commit."""
     with Store.open([tmp_path / "drive"], mode="a") as store:
         store.create_bucket(BUCKET)
         uuid = store.bucket(BUCKET).uuid_bytes
@@ -44,6 +47,13 @@ def test_a_replica_that_was_told_of_another_write_while_the_commit_was_on_its_wa
             store.replicas.stale.mark_names(uuid, {"name": Version(1, 5, 2)})
         commit = wire.WriteCommit(looked_ms=0, wall_ms=store.clock.wall_ms())
         commit.object.add(version=to_wire(Version(1, 6, 1)), modified_ns=1, writes=memory_of(ID))
+        believable = store.replicas.require_believable
+
+        def pausing(version: Version, wall_ms: int) -> None:
+            time.sleep(pause_s)
+            believable(version, wall_ms)
+
+        monkeypatch.setattr(store.replicas, "require_believable", pausing)
         answer = write.take(wire.WriteRequest(commit=commit))
         assert answer is not None and answer.committed.object[0].error.kind == ("write-too-late" if told else "")
 

@@ -16,7 +16,7 @@ from storage_node.store.drive.preconditions import SUPERSEDED, Condition, checke
 from storage_node.store.drive.version_clock import MAX_EPOCH, check_counter
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import PAGE_BYTES, within
-from storage_node.store.replica_state import clock_s, ms_since
+from storage_node.store.replica_state import clock_s
 from storage_node.store.store import Store
 from storage_node.store.write import Upload, check_content
 
@@ -153,7 +153,8 @@ class HeldWrite:
         self._committed = True
         # However long the commit was on its way, count back at least to the answer `staged`. The coordinator began to
         # look after the header of an object, but before it sent a group.
-        looked_ms = max(commit.looked_ms, ms_since(max(self._begun_s, self._staged_s - commit.looked_ms / 1000)))
+        looked_s = commit.looked_ms / 1000
+        looked_at_s = min(clock_s() - looked_s, max(self._begun_s, self._staged_s - looked_s))
         given_up = LoaderError("given up by the coordinator")
         wanted: list[Upload | LoaderError] = []
         mending: dict[int, tuple[bytes, str]] = {}
@@ -166,7 +167,7 @@ class HeldWrite:
                 version, writes = from_wire(chosen.version), checked(chosen.writes)
                 if not commit.is_copy:
                     self._store.replicas.require_believable(version, commit.wall_ms)
-                    if (late := late_fault(self._store, *upload.of, version, writes, looked_ms)) is not None:
+                    if (late := late_fault(self._store, *upload.of, version, writes, looked_at_s)) is not None:
                         upload.abort()
                         wanted.append(late)
                         continue
@@ -237,12 +238,13 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
 def write_tombstone(
     store: Store, request: wire.BuryRequest, known_map: Callable[[], int] = lambda: 0
 ) -> wire.BuryResponse:
+    looked_at_s = clock_s() - request.looked_ms / 1000
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     not_above = from_wire(request.not_above) if request.HasField("not_above") else None
     version, writes = from_wire(request.version), checked(request.writes)
     if not request.is_copy:
         store.replicas.require_believable(version, request.wall_ms)
-        late = late_fault(store, request.bucket.uuid, request.name, version, writes, request.looked_ms)
+        late = late_fault(store, request.bucket.uuid, request.name, version, writes, looked_at_s)
         if late is not None:
             raise late
     write_id = b"" if request.is_copy else id_of(writes)
@@ -262,6 +264,7 @@ def write_tombstone(
 
 def write_tombstones(store: Store, request: contents.BuryManyRequest) -> contents.BuryManyResponse:
     """Write tombstones on this node, as a coordinator requested. Raises LoaderError."""
+    looked_at_s = clock_s() - request.looked_ms / 1000
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     if len(request.name) != len(request.version) or len(request.writes) not in (0, len(request.name)):
         raise errors.InvalidRequest(
@@ -271,7 +274,7 @@ def write_tombstones(store: Store, request: contents.BuryManyRequest) -> content
     tombstones = list(zip(request.name, map(from_wire, request.version), writes, strict=True))
     for _, version, _ in tombstones:
         store.replicas.require_believable(version, request.wall_ms)
-    late = [late_fault(store, request.bucket.uuid, *one, request.looked_ms) for one in tombstones]
+    late = [late_fault(store, request.bucket.uuid, *one, looked_at_s) for one in tombstones]
     accepted = [one for one, fault in zip(tombstones, late, strict=True) if fault is None]
     left = iter(store.write_tombstones(request.bucket.name, accepted, request.metadata))
     return contents.BuryManyResponse(failure=failures([fault or next(left) for fault in late]))
@@ -287,14 +290,14 @@ def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:
 
 
 def late_fault(
-    store: Store, bucket_uuid: bytes, name: str, version: Version, writes: bytes, looked_ms: int
+    store: Store, bucket_uuid: bytes, name: str, version: Version, writes: bytes, looked_at_s: float
 ) -> WriteTooLate | None:
     """Return an error if this node may have missed another write of the name since the coordinator looked for existing
-    versions.
+    versions, at a moment of `clock_s`. A duration would begin later if this node pauses before it gets here.
 
     The missed write may be newer than a retry of this one. A write without an id is never retried.
     """
-    if not id_of(writes) or not store.replicas.stale.missed(bucket_uuid, name, version, looked_ms / 1000):
+    if not id_of(writes) or not store.replicas.stale.missed(bucket_uuid, name, version, looked_at_s):
         return None
     return WriteTooLate(
         f"{name!r}: this node was told of another write of it, or was out of touch with the others, since this one "
