@@ -75,6 +75,7 @@ class BatchLoader:
         expect_steps: int = 64,
         context: StartMethod = "fork",
         max_restarts: int = 3,
+        persistent_workers: bool = False,
         pin_memory: bool = False,
     ) -> None:
         """
@@ -113,6 +114,9 @@ class BatchLoader:
                 dataset and `collate`.
             max_restarts: The number of workers of an iteration that may be replaced because they died or stalled. What
                 they had is given to others. After that, LoaderError names the worker's signal and the batch.
+            persistent_workers: Whether worker processes, once an iteration has delivered all its batches, are kept for
+                the next one, until the loader is closed. They keep the dataset as it was when they started, so they do
+                not see what the trainer changes in it between epochs.
             pin_memory: Whether the shared memory that workers write into is page-locked. Needs workers and CUDA. Small
                 batches, and those that find no free memory, are not.
 
@@ -123,6 +127,8 @@ class BatchLoader:
         whole_number("BatchLoader", "max_restarts", max_restarts, 0)
         if context not in START_METHODS:
             raise InvalidRequest(f"context={context!r}: need one of {', '.join(START_METHODS)}")
+        if persistent_workers and not workers:
+            raise InvalidRequest("persistent_workers=True: it needs worker processes, workers=1 or more")
         if pin_memory:
             if not workers:
                 raise InvalidRequest("pin_memory=True: it is the memory of worker processes that is page-locked")
@@ -155,6 +161,9 @@ class BatchLoader:
             "max_restarts": max_restarts,
             "pin_memory": pin_memory,
         }
+        self._persistent = persistent_workers
+        self._kept: ProcessWorkers | None = None
+        """Workers of the iteration before, for the next one."""
         self._on_batch, self._stall_s, self._on_stall = on_batch, stall_s, on_stall
         self._expect_steps = expect_steps
         self._summary = Summary(workers=workers or threads)
@@ -173,7 +182,7 @@ class BatchLoader:
         """Return the batches that are left in the epoch."""
         started, self._ahead = self._ahead, None
         if started is None:
-            self.close()
+            self._end_iterations()
             started = _Iteration(self)
         self._running = started
         return self._hand_out(started)
@@ -204,18 +213,27 @@ class BatchLoader:
                 del batch
             if engine.exhausted:
                 iteration.run.ended()
+                self._keep(engine)
         finally:
             iteration.close()
+
+    def _keep(self, engine: Engine) -> None:
+        """Keep the workers of an engine, which has delivered all its batches, for the next iteration."""
+        if self._persistent and self._kept is None and isinstance(workers := engine.release(), ProcessWorkers):
+            self._kept = workers
 
     def start_prefetch(self) -> None:
         """Start to draw and fetch the next iteration's batches now, ahead of its first `next`."""
         if self._ahead is None:
-            self.close()
+            self._end_iterations()
             self._ahead = _Iteration(self)
             self._ahead.start()
 
     def _workers(self) -> Workers:
         if self._worker_count:
+            kept, self._kept = self._kept, None
+            if kept is not None and kept.begin_again():
+                return kept
             return ProcessWorkers(self._fetcher, self._worker_count, **self._processes)
         return ThreadWorkers(self._fetcher, self._threads)
 
@@ -276,10 +294,20 @@ class BatchLoader:
             raise error
 
     def close(self) -> None:
-        """End the running iteration, if any, with its threads. It yields no more batches. May be called again.
+        """End the running iteration, if any, with its threads, and all workers. It yields no more batches.
 
-        This waits for what the threads are doing: one draw, one decode each, or the timeout of a silent store.
+        This waits for what the threads are doing: one draw, one decode each, or the timeout of a silent store. May be
+        called again.
         """
+        self._end_iterations()
+        self._end_kept()
+
+    def _end_kept(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
+
+    def _end_iterations(self) -> None:
         self._end_ahead()
         if self._running is not None:
             self._running.close()
@@ -299,6 +327,8 @@ class BatchLoader:
     def __del__(self) -> None:
         if self.__dict__.get("_ahead") is not None:
             self._end_ahead()
+        if self.__dict__.get("_kept") is not None:
+            self._end_kept()
 
 
 class _Iteration:

@@ -47,7 +47,7 @@ class Engine:
         self._free = threading.Semaphore(in_flight)
         self._tickets: SimpleQueue[Ticket | BaseException | None] = SimpleQueue()
         """The batches, in order. An error or None is the last element."""
-        self._closed = False
+        self._closed = self._has_released = False
         self.exhausted = False
         self._drawing_since_s = time.time()
         self._drawer = threading.Thread(target=self._draw, name="ais-loader-draw", daemon=True)
@@ -105,6 +105,11 @@ class Engine:
             end = error
         self._tickets.put(end)
 
+    def release(self) -> Workers:
+        """Return the workers, of which all batches were delivered. `close` does not end them."""
+        self._has_released = True
+        return self._workers
+
     def close(self) -> None:
         """Stop, and wait until all threads have ended, unless one of them has stalled. May be called again."""
         self._closed = True
@@ -112,5 +117,6 @@ class Engine:
         wait = not self._watch.has_raised
         if wait and self._drawer is not threading.current_thread():
             self._drawer.join()
-        self._workers.close(wait=wait)
+        if not self._has_released:
+            self._workers.close(wait=wait)
         self._tickets.put(None)  # for a thread that waits in `take`

@@ -77,7 +77,8 @@ class ProcessWorkers:
         """
         self._fetcher, self._context, self._pin_memory = fetcher, context, pin_memory
         self._slots = -(-in_flight // workers) + _SLOTS_BESIDES
-        self._restarts_left = max_restarts
+        self._restarts_left = self._max_restarts = max_restarts
+        self._pid = os.getpid()
         self._seed = int(torch.empty((), dtype=torch.int64).random_())
         self._tasks: PriorityQueue[tuple[float, int, _Task | None]] = PriorityQueue()
         self._order = itertools.count()
@@ -99,6 +100,15 @@ class ProcessWorkers:
         ]
         for keeper in self._keepers:
             keeper.start()
+
+    def begin_again(self) -> bool:
+        """Prepare for another iteration, whose tickets may begin anew. Returns False if they can no longer work."""
+        with self._lock:
+            self._restarts_left = self._max_restarts
+            if self._failed is None and os.getpid() == self._pid:
+                return True
+        self.close(wait=False)
+        return False
 
     def submit(self, ticket: int, work: Any) -> Future[Fetched]:
         """Fetch the samples of `work`. Raises the errors of pickling it."""
@@ -125,6 +135,8 @@ class ProcessWorkers:
                 one.hang_up()
 
     def close(self, *, wait: bool = True) -> None:
+        if os.getpid() != self._pid:  # in a child that was forked, which has none of these
+            return
         with self._lock:
             self._closed = True
         for _ in self._workers:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from ais_loader.loading.workers import Fetched
 from ais_loader.values.timing import BatchTiming
 
+_TIMED = tuple(one.name for one in fields(BatchTiming))
 _WAITING = 0.05
 """A trainer that waits for a smaller part of its time is itself the bottleneck."""
 
@@ -28,7 +29,7 @@ class BatchRecord(BatchTiming):
 
     @classmethod
     def of(cls, fetched: Fetched, *, step: int, draw_s: float, wait_s: float) -> BatchRecord:
-        parts = {one.name: sum(getattr(timing, one.name) for timing in fetched.timings) for one in fields(BatchTiming)}
+        parts = {name: sum(getattr(timing, name) for timing in fetched.timings) for name in _TIMED}
         if not fetched.timings:
             parts["decode_s"] = fetched.dataset_s
         return cls(
@@ -73,6 +74,9 @@ class Summary:
 
     def add(self, record: BatchRecord) -> None:
         self.batches += 1
-        for one in fields(self):
-            if one.name not in ("workers", "batches", "trainer_s"):
-                setattr(self, one.name, getattr(self, one.name) + getattr(record, one.name))
+        for name in _ADDED:
+            setattr(self, name, getattr(self, name) + getattr(record, name))
+
+
+_ADDED = tuple(one.name for one in fields(Summary) if one.name not in ("workers", "batches", "trainer_s"))
+"""Fields of a summary that a record has, too."""

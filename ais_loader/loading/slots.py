@@ -16,8 +16,8 @@ import mmap
 import os
 import pickle
 import weakref
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,15 +35,14 @@ _SMALL_BYTES = 16 << 10
 _PAGE_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
+class Parcel(NamedTuple):
     """Where a batch is: the spans of its parts in a slot, or the parts themselves. The last part is the pickle."""
 
     slot: int | None = None
     is_new: bool = False
     """Whether the slot's file is sent after this."""
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    parts: list[bytearray] = field(default_factory=list)
+    spans: Sequence[tuple[int, int]] = ()
+    parts: Sequence[bytearray] = ()
     failure: str = ""
     """Why there is no memory for another slot."""
 

@@ -3,8 +3,8 @@
     python -m benchmarks.training.datasets            # writes the table and the plot beside this file
 
 "files-k" is a Dataset that opens a file for each sample, in a DataLoader with k workers. Samples are lists of bytes or,
-where it says "packed", one array for each batch. Each round is two epochs in another order each; torch's workers are
-started before, and those of BatchLoader belong to an epoch. "node" is a storage node on this machine, read over a lane.
+where it says "packed", one array for each batch. Each round is two epochs in another order each. All worker processes
+are started before, and kept (`persistent_workers=True`). "node" is a storage node on this machine, read over a lane.
 WebDataset reads tars in sequence. Rows of other libraries are left out where they are not installed
 (benchmarks/loaders/peers.py says how); they draw the same random batches and have no workers.
 
@@ -137,9 +137,11 @@ def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
             "BatchLoader, threads=2, node": with_plan(node.url, served),
             "files-2": with_torch(FileDataset(paths), 2),
             "MapDataset in a DataLoader, 2 workers": with_torch(MapDataset(client, load.entries), 2),
-            "BatchLoader, workers=2": with_plan(store, load, workers=2),
-            "BatchLoader, workers=2, packed": with_plan(store, load, workers=2, output="packed"),
-            "BatchLoader, workers=2, node": with_plan(node.url, served, workers=2),
+            "BatchLoader, workers=2": with_plan(store, load, persistent_workers=True, workers=2),
+            "BatchLoader, workers=2, packed": with_plan(
+                store, load, persistent_workers=True, workers=2, output="packed"
+            ),
+            "BatchLoader, workers=2, node": with_plan(node.url, served, persistent_workers=True, workers=2),
         }
         others = [peer for peer in PEERS if peer.name in OTHERS and peer.installed]
         for peer in others:
