@@ -64,7 +64,7 @@ def test_the_bottleneck_is_named(stage: str) -> None:
             dataset = MapDataset(client, "ais://b/", decode if stage == "decode" else None)
         loader = BatchLoader(dataset, batches, threads=1, in_flight=1, collate=slow if stage == "collate" else None)
         for _ in loader:
-            time.sleep(0.05 if stage == "trainer" else 0)
+            time.sleep(0.15 if stage == "trainer" else 0)
     assert loader.summary().bottleneck == stage
 
 
