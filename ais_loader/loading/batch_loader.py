@@ -339,6 +339,7 @@ class _Iteration:
         self._begin = loader._workers, loader._in_flight, loader._fetcher.name_of
         self._watch = StallWatch(loader._stall_s, loader._on_stall, loader.position.place()[0])
         self._dataset, self._expect_steps = loader.dataset, loader._expect_steps
+        self._draws_numbers = isinstance(loader.batches, NumberPlan)
         self._engine: Engine | None = None
         self._sender: PlanSender | None = None
         self.is_closed = False
@@ -365,6 +366,7 @@ class _Iteration:
             run.left,
             self._expect_steps,
             epoch,
+            getattr(dataset, "buckets", None) if self._draws_numbers else None,
         )
 
     def handed(self, place: Any) -> None:

@@ -160,6 +160,11 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
             return list(indices)
         return samples_of(self._entries, self._numbers(indices), indices, self._bucket)
 
+    @property
+    def buckets(self) -> list[str] | None:
+        """The buckets of the entries that numbers stand for. None if they are not known without looking at each."""
+        return [self._entries.bucket] if isinstance(self._entries, EntryTable) else None
+
     def wanted(self, indices: Iterable[Any]) -> list[Entry]:
         """Return the entries that a batch of these indices fetches."""
         return [to_entry(entry, self._bucket) for entry in flat_entries(self._samples(indices))]

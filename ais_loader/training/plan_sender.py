@@ -51,6 +51,7 @@ class PlanSender:
         steps: The plan's steps, in the order of the iteration.
         expect_steps: Maximum number of steps that are sent ahead, 1 to `MAX_STEPS`.
         epoch: The iteration's epoch, to which the store counts its requests for these objects.
+        buckets: The buckets of all entries, if they are known without drawing.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class PlanSender:
         steps: range,
         expect_steps: int,
         epoch: int,
+        buckets: Sequence[str] | None = None,
     ) -> None:
+        self._buckets = buckets
         self._client = client
         self._draw = draw
         self._steps = steps
@@ -115,6 +118,8 @@ class PlanSender:
         window: deque[dict[str, list[str]]] = deque()
         position = sent = failures = 0
         is_sent = is_told = False
+        if self._buckets is not None and not any(map(transport.can_expect, self._buckets)):
+            return
         try:
             while not self._stopped:
                 self._changed.clear()
