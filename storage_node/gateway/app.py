@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
 from storage_node.gateway import xml
+from storage_node.gateway.aistore.interface import admit, is_aistore, refusal
 from storage_node.gateway.bodies import Body
 from storage_node.gateway.clients import Clients
-from storage_node.gateway.errors import S3Error, of_store
+from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
-from storage_node.gateway.request import Request, Response, query_pairs
+from storage_node.gateway.request import Incoming, Request, Response, query_pairs
 from storage_node.gateway.router import Call, route, split_path
 from storage_node.gateway.signature import Signed, verify
 
@@ -118,9 +119,12 @@ class Gateway:
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         request_id = uuid.uuid4().hex[:16].upper()
+        refused: Refusal
         try:
+            if is_aistore(http._message.path.partition("?")[0]):
+                return await self._answer_aistore(http, request_id)
             return await self._answer(http, request_id)
-        except S3Error as error:
+        except Refusal as error:
             refused = error
         except LoaderError as error:
             refused = of_store(error)
@@ -133,8 +137,11 @@ class Gateway:
             refused = S3Error("InternalError", "the request failed; the log of the gateway says why")
         return await self._refuse(http, refused, request_id)
 
-    async def _refuse(self, http: web.BaseRequest, error: S3Error, request_id: str) -> web.StreamResponse:
+    async def _refuse(self, http: web.BaseRequest, error: Refusal, request_id: str) -> web.StreamResponse:
         body = b""
+        if is_aistore(http.rel_url.raw_path):
+            told = refusal(error, http.method, http.rel_url.raw_path[:1024], http.remote or "")
+            return self._at_once(http, told, request_id)
         if http.method != "HEAD" and error.status != 304:
             body = xml.error_document(error, http.rel_url.raw_path[:1024], request_id)
         answer = web.Response(status=error.status, body=body, headers=_headers(request_id))
@@ -143,6 +150,39 @@ class Gateway:
         if not http.content.at_eof():
             answer.force_close()
         return answer
+
+    def _at_once(self, http: web.BaseRequest, response: Response, request_id: str) -> web.Response:
+        """Return an answer that does not wait for the body."""
+        assert isinstance(response.body, bytes)
+        headers = response.headers | _headers(request_id)
+        answer = web.Response(status=response.status, headers=headers, body=response.body or None)
+        if not http.content.at_eof():
+            answer.force_close()
+        return answer
+
+    async def _answer_aistore(self, http: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        path, _, query = http._message.path.partition("?")
+        admitted = admit(
+            http.method,
+            path,
+            query,
+            _joined(http),
+            is_tls=http.secure,
+            clients=self._clients,
+            keys=self._keys,
+            spool=self._spool,
+        )
+        try:
+            if admitted.must_check:
+                await self._run(admitted.check)
+            if admitted.redirect is not None:
+                return self._at_once(http, admitted.redirect, request_id)
+            if admitted.body is not None:
+                await self._receive(http, admitted.body)
+            return await self._answered(http, admitted.answer, request_id)
+        finally:
+            if admitted.body is not None:
+                admitted.body.close()
 
     async def _answer(self, http: web.BaseRequest, request_id: str) -> web.StreamResponse:
         path, _, query = http._message.path.partition("?")
@@ -169,18 +209,23 @@ class Gateway:
                 self._with_members,
                 signed.account.access_key if signed.account is not None else "",
             )
-            try:
-                await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
-            except TimeoutError:
-                raise S3Error("SlowDown", "too many requests are being answered") from None
-            try:
-                response = await self._run(call.answer, request)
-                return await self._send(http, response, request_id)
-            finally:
-                self._slots.release()
+            return await self._answered(http, lambda: call.answer(request), request_id)
         finally:
             if body is not None:
                 body.close()
+
+    async def _answered(
+        self, http: web.BaseRequest, answer: Callable[[], Response], request_id: str
+    ) -> web.StreamResponse:
+        """Answer a request in a thread, and send the answer. Raises S3Error if too many are being answered."""
+        try:
+            await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
+        except TimeoutError:
+            raise S3Error("SlowDown", "too many requests are being answered") from None
+        try:
+            return await self._send(http, await self._run(answer), request_id)
+        finally:
+            self._slots.release()
 
     def _verified(self, method: str, path: str, query: str, headers: Mapping[str, str], bucket_path: str) -> Signed:
         if self._keys is None:
@@ -199,8 +244,8 @@ class Gateway:
             raise S3Error("EntityTooLarge", f"the body has more than {most_bytes:,} bytes")
         return Body(headers, signed, folder=self._spool, most_bytes=most_bytes)
 
-    async def _receive(self, http: web.BaseRequest, body: Body) -> None:
-        """Take the body. Raises S3Error, also if it ends early."""
+    async def _receive(self, http: web.BaseRequest, body: Incoming) -> None:
+        """Take the body. Raises Refusal, also if it ends early."""
         if http.headers.get("Expect", "").lower() == "100-continue":
             await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             http.writer.output_size = 0
@@ -219,7 +264,7 @@ class Gateway:
                 raise
             raise S3Error("IncompleteBody", "the connection ended before the body") from None
         except Exception as error:
-            if isinstance(error, (S3Error, LoaderError)):
+            if isinstance(error, (Refusal, LoaderError)):
                 raise
             raise S3Error("IncompleteBody", f"the body is not valid: {type(error).__name__}") from None
         rest = b"".join(pending)

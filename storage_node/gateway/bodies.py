@@ -9,17 +9,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import tempfile
 from collections.abc import Mapping
-from typing import IO
 
-from ais_loader.wire.checksum import crc32c
 from storage_node.gateway import checksums
 from storage_node.gateway.checksums import Hasher
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.signature import UNSIGNED, ChunkSigner, Signed, content_md5
+from storage_node.gateway.spool import Spool
 
-IN_MEMORY_BYTES = 256 << 10
 MAX_BYTES = 5 << 30
 """Largest body, as in S3. Larger objects are made of parts."""
 STREAMING = "STREAMING-"
@@ -31,13 +28,11 @@ _MAX_LINE_BYTES = 1024
 _MAX_TRAILERS_BYTES = 8192
 
 
-class Body:
+class Body(Spool):
     """The bytes of a request, and their checksums. Use `feed` for what arrives, then `finish`; always `close`."""
 
     def __init__(self, headers: Mapping[str, str], signed: Signed, *, folder: str | None, most_bytes: int) -> None:
         """Raises S3Error for headers that contradict each other."""
-        self.size_bytes = 0
-        self.crc32c = 0
         self.checksum: tuple[str, str] | None = None
         """The checksum that the client announced, and that the bytes have: its algorithm and value."""
         self._most_bytes = most_bytes
@@ -56,7 +51,7 @@ class Body:
             if not _SHA256.match(payload):
                 raise S3Error("InvalidArgument", "x-amz-content-sha256: need a SHA-256 or one of S3's words")
             self._sha256, self._want_sha256 = hashlib.sha256(), payload
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115 - see close
+        super().__init__(folder=folder, most_bytes=most_bytes)
 
     def _begin_chunked(self, headers: Mapping[str, str], signed: Signed) -> None:
         kind = signed.payload
@@ -90,16 +85,12 @@ class Body:
         """Take what arrived next. Raises S3Error."""
         pieces = self._decoder.feed(data) if self._decoder is not None else [data]
         for piece in pieces:
-            self.size_bytes += len(piece)
-            if self.size_bytes > self._most_bytes:
-                raise S3Error("EntityTooLarge", f"the body has more than {self._most_bytes:,} bytes")
+            self.write(piece)
             self._md5.update(piece)
-            self.crc32c = crc32c(piece, self.crc32c)
             if self._sha256 is not None:
                 self._sha256.update(piece)
             if self._hasher is not None:
                 self._hasher.update(piece)
-            self._file.write(piece)
 
     def finish(self) -> None:
         """Compare the whole body with what was announced. Raises S3Error."""
@@ -117,23 +108,6 @@ class Body:
             if not _equal(checksums.encoded(self._hasher.digest()), value):
                 raise S3Error("BadDigest", f"the body is not what {checksums.HEADER}{algorithm} says")
             self.checksum = self._announced
-
-    @property
-    def is_in_memory(self) -> bool:
-        return self.size_bytes <= IN_MEMORY_BYTES
-
-    def file(self) -> IO[bytes]:
-        """Return the bytes as a file at its beginning."""
-        self._file.seek(0)
-        return self._file
-
-    def read(self) -> bytes:
-        """Return the bytes."""
-        return self.file().read()
-
-    def close(self) -> None:
-        """Remove the bytes. May be called again."""
-        self._file.close()
 
 
 def _equal(made: str, given: str) -> bool:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.objects.client import Client, connect
 from ais_loader.values.options import ClusterOptions
-from ais_loader.values.urls import is_remote
+from ais_loader.values.urls import SECURE_SCHEME, is_remote
 from storage_node.gateway.keys import Account
+
+_MAX_TOKENS = 256
+"""Clients of tokens that are kept open."""
 
 
 class Clients:
@@ -19,6 +24,9 @@ class Clients:
     ) -> None:
         """Raises the errors of `connect`; InvalidRequest for tenants and tokens of an embedded store."""
         self._clients: dict[tuple[str, str], Client] = {}
+        self._url, self._ca = url, ca
+        self._of_tokens: OrderedDict[str, Client] = OrderedDict()
+        self._lock = threading.Lock()
         places = {("", ""), *((account.tenant, account.token_file) for account in accounts)}
         try:
             for tenant, own_token in sorted(places):
@@ -38,6 +46,34 @@ class Clients:
         """Return the client for an account; None for requests that need no signature."""
         return self._clients["", ""] if account is None else self._clients[account.tenant, account.token_file]
 
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the store verifies the tokens of clients. Others would accept any."""
+        return self._url.startswith(SECURE_SCHEME)
+
+    def of_token(self, token: str) -> Client | None:
+        """Return the client with a token that has been opened."""
+        with self._lock:
+            client = self._of_tokens.get(token)
+            if client is not None:
+                self._of_tokens.move_to_end(token)
+        return client
+
+    def open_token(self, token: str) -> Client:
+        """Return a client with this token, once the store has accepted it. Raises AccessDenied, InvalidRequest."""
+        client = connect(self._url, ca=self._ca, token=token)
+        try:
+            client.buckets()
+        except BaseException:
+            client.close()
+            raise
+        with self._lock:
+            client = self._of_tokens.setdefault(token, client)
+            # A client that is dropped may still be in use. It is closed with its last request.
+            while len(self._of_tokens) > _MAX_TOKENS:
+                self._of_tokens.popitem(last=False)
+        return client
+
     def close(self) -> None:
-        for client in self._clients.values():
+        for client in (*self._clients.values(), *self._of_tokens.values()):
             client.close()

@@ -1,18 +1,26 @@
-"""Errors of the S3 interface, and those of the store as their codes."""
+"""Errors of the gateway's interfaces, and those of the store as codes of S3."""
 
 from __future__ import annotations
 
 from ais_loader import errors
 
 
-class S3Error(Exception):
+class Refusal(Exception):
+    """A request that is not answered as the client wants, with a code, a message, an HTTP status and headers."""
+
+    def __init__(self, code: str, message: str, status: int, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status
+        self.headers = headers or {}
+
+
+class S3Error(Refusal):
     """A refusal in S3's terms. `code` and the status are what its clients decide by."""
 
     def __init__(self, code: str, message: str = "", *, status: int | None = None) -> None:
-        super().__init__(message or code)
-        self.code = code
-        self.message = message or code
-        self.status = STATUSES[code] if status is None else status
+        super().__init__(code, message or code, STATUSES[code] if status is None else status)
 
 
 STATUSES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote_to_bytes
 
 from storage_node.gateway.errors import S3Error
@@ -34,6 +34,16 @@ class Request:
     with_members: bool = False
     """Keys such as `shard.tar/member` name members of archives."""
     owner: str = ""
+
+
+class Incoming(Protocol):
+    """The body of a request while it arrives."""
+
+    def feed(self, data: bytes) -> None:
+        """Take what arrived next. Raises Refusal."""
+
+    def finish(self) -> None:
+        """Check the whole body. Raises Refusal."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from xml.parsers import expat
 from xml.sax.saxutils import escape
 
-from storage_node.gateway.errors import S3Error
+from storage_node.gateway.errors import Refusal, S3Error
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _MAX_DEPTH = 8
@@ -91,7 +91,7 @@ def document(name: str, parts: Iterable[str]) -> bytes:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} xmlns="{NAMESPACE}">{body}</{name}>'.encode()
 
 
-def error_document(error: S3Error, resource: str, request_id: str) -> bytes:
+def error_document(error: Refusal, resource: str, request_id: str) -> bytes:
     """Return the body of a refusal."""
     parts = tags(Code=error.code, Message=error.message, Resource=resource, RequestId=request_id)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{parts}</Error>'.encode("utf-8", "replace")

@@ -1,0 +1,58 @@
+"""Who a request comes from: a key of the key file, or a token of the store, as `Authorization: Bearer`."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+
+from ais_loader import errors
+from ais_loader.objects.client import Client
+from storage_node.gateway.aistore.errors import AISError
+from storage_node.gateway.clients import Clients
+from storage_node.gateway.keys import Account
+
+_BEARER = "bearer "
+
+
+def client_for(
+    headers: Mapping[str, str], keys: Mapping[str, Account] | None, clients: Clients
+) -> Client | Callable[[], Client]:
+    """Return the client for a request, or for a token of the store a function that opens and checks it, which waits.
+
+    Args:
+        keys: Accounts by access keys. None: everything is open.
+
+    Raises AISError with 401.
+    """
+    if keys is None:
+        return clients.of(None)
+    given = headers.get("authorization", "")
+    if given[: len(_BEARER)].lower() != _BEARER:
+        raise AISError(401, "need Authorization: Bearer ACCESS_KEY:SECRET_KEY, or a token of the store")
+    token = given[len(_BEARER) :].strip()
+    account = _account(token, keys)
+    if account is not None:
+        return clients.of(account)
+    if ":" in token or not clients.takes_tokens:
+        raise AISError(401, "the access key or its secret key is not valid")
+    known = clients.of_token(token)
+    return known if known is not None else lambda: _open(token, clients)
+
+
+def _account(token: str, keys: Mapping[str, Account]) -> Account | None:
+    at = token.find(":")
+    while at >= 0:
+        account = keys.get(token[:at])
+        secret = account.secret_key if account is not None else ""
+        is_equal = hmac.compare_digest(token[at + 1 :].encode("utf-8", "replace"), secret.encode())
+        if account is not None and is_equal:
+            return account
+        at = token.find(":", at + 1)
+    return None
+
+
+def _open(token: str, clients: Clients) -> Client:
+    try:
+        return clients.open_token(token)
+    except (errors.AccessDenied, errors.InvalidRequest):
+        raise AISError(401, "the store does not accept this token") from None

@@ -1,0 +1,128 @@
+"""AIStore's API as the server sees it: what a request is, whether it may be answered, and how errors are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ais_loader.errors import LoaderError
+from ais_loader.objects.client import Client
+from storage_node.gateway.aistore.accounts import client_for
+from storage_node.gateway.aistore.bodies import Body
+from storage_node.gateway.aistore.errors import AISError, error_response, of_store
+from storage_node.gateway.aistore.providers import check_bucket_name, provider_named
+from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.router import Route, route
+from storage_node.gateway.clients import Clients
+from storage_node.gateway.errors import Refusal, S3Error
+from storage_node.gateway.keys import Account
+from storage_node.gateway.request import Response, query_pairs
+
+_ROOT = "/v1"
+_MARKER = "ais-loader-body"
+"""Parameter of an upload that has been sent to the same address again, now with its body."""
+
+
+def is_aistore(path: str) -> bool:
+    """Whether a path is one of AIStore's API. "v1" is no valid name of a bucket in S3."""
+    return path == _ROOT or path.startswith(f"{_ROOT}/")
+
+
+def refusal(error: Refusal, method: str, path: str, remote_addr: str) -> Response:
+    """Return the answer that tells a client of AIStore of an error."""
+    return error_response(error, method, path, remote_addr)
+
+
+class Admitted:
+    """A request whose headers have been accepted. It is answered when its body has arrived."""
+
+    def __init__(self, request: Request, route: Route, client: Any, body: Body | None) -> None:
+        self.body = body
+        self.redirect: Response | None = None
+        """An answer that the headers alone decide."""
+        self._request, self._route, self._client = request, route, client
+
+    @property
+    def name(self) -> str:
+        """The call, as far as it is known."""
+        return self._route.calls[0].name
+
+    @property
+    def must_check(self) -> bool:
+        """Whether `check` has to be called, which waits, before the body is taken."""
+        return not isinstance(self._client, Client)
+
+    def check(self) -> None:
+        """Check the client's token with the store. Raises AISError."""
+        self._client = self._client()
+
+    def answer(self) -> Response:
+        """Answer the request, whose body has arrived. Raises Refusal."""
+        request = self._request
+        request._client = self._client
+        request.body = self.body
+        if self._route.body == "json":
+            request.json = self._json()
+        try:
+            return self._route.choose(request.action).answer(request)
+        except LoaderError as error:
+            raise of_store(error, request.bucket_url, request.key) from error
+
+    def _json(self) -> Any:
+        data = self.body.read() if self.body is not None else b""
+        if not data.strip():
+            return None
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            raise AISError(400, "the body is not JSON") from None
+
+
+def admit(
+    method: str,
+    path: str,
+    query: str,
+    headers: Mapping[str, str],
+    *,
+    is_tls: bool,
+    clients: Clients,
+    keys: Mapping[str, Account] | None,
+    spool: str | None,
+) -> Admitted:
+    """Accept a request by its headers. Raises Refusal.
+
+    Over TLS, the SDK sends the headers of an upload first, and the body only where a redirection says. Such a request
+    is sent to its own address with one parameter more.
+    """
+    is_tls = is_tls or headers.get("x-forwarded-proto", "").lower() == "https"
+    parameters = dict(query_pairs(query))
+    client = client_for(headers, keys, clients)
+    found = route(method, path[len(_ROOT) + 1 :], parameters)
+    scheme = "https" if is_tls else "http"
+    request = Request(
+        method,
+        path,
+        parameters,
+        headers,
+        f"{scheme}://{headers.get('host', '')}",
+        found.bucket,
+        found.key,
+        found.rest,
+        provider_named(parameters),
+    )
+    if any("/B" in call.place for call in found.calls):
+        check_bucket_name(found.bucket)
+    length = headers.get("content-length")
+    if length is not None and not (length.isascii() and length.isdigit()):
+        raise AISError(400, "Content-Length: need a whole number")
+    if found.body == "bytes" and is_tls and _MARKER not in parameters and length != "0":
+        admitted = Admitted(request, found, client, None)
+        admitted.redirect = Response(307, {"location": f"{path}?{query}{'&' if query else ''}{_MARKER}=1"})
+        return admitted
+    body = None
+    if found.body and (length is not None or "transfer-encoding" in headers):
+        if int(length or 0) > found.limit_bytes:
+            raise S3Error("EntityTooLarge", f"the body has more than {found.limit_bytes:,} bytes", status=413)
+        body = Body(headers if found.body == "bytes" else {}, folder=spool, most_bytes=found.limit_bytes)
+    return Admitted(request, found, client, body)

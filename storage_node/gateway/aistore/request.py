@@ -1,0 +1,108 @@
+"""Requests of AIStore's API, independent of the HTTP server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from storage_node.gateway.aistore.errors import AISError, bucket_not_found
+from storage_node.gateway.names import name_of
+from storage_node.gateway.request import Response
+
+if TYPE_CHECKING:
+    from ais_loader.objects.bucket import Bucket
+    from ais_loader.objects.client import Client
+    from storage_node.gateway.aistore.bodies import Body
+
+
+@dataclass(slots=True)
+class Request:
+    """A request that has been verified, and whose body has arrived."""
+
+    method: str
+    path: str
+    """The path as it was sent, percent-encoded."""
+    query: dict[str, str]
+    """Parameters, decoded. Those without a value have an empty one."""
+    headers: Mapping[str, str]
+    """Headers by their names in lower case."""
+    base_url: str
+    """The address at which the client has reached the gateway, such as `http://127.0.0.1:9000`."""
+    bucket: str = ""
+    key: str = ""
+    """The object's name as the client has it; "" if the path names none."""
+    rest: tuple[str, ...] = ()
+    """Other components of the path, decoded."""
+    provider: str = "ais"
+    """The provider that the client named, in AIStore's longest form, or "ais"."""
+    body: Body | None = None
+    """None if the call takes none."""
+    json: Any = None
+    """The body of a call that takes JSON; None if there was none."""
+    _client: Client | None = None
+    _checked: set[str] = field(default_factory=set)
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None
+        return self._client
+
+    @property
+    def action(self) -> str:
+        """The action that the body asks for; "" for none."""
+        action = self.json.get("action") if isinstance(self.json, dict) else None
+        return action if isinstance(action, str) else ""
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The value of the action; empty if there was none. Raises AISError for one that is no object."""
+        value = self.json.get("value") if isinstance(self.json, dict) else None
+        if value is None or value == "":
+            return {}
+        if not isinstance(value, dict):
+            raise AISError(400, f"{self.action}: the value must be an object")
+        return value
+
+    @property
+    def bucket_url(self) -> str:
+        """The bucket in texts of errors; "" if the request names none."""
+        return f"{self.provider}://{self.bucket}" if self.bucket else ""
+
+    @property
+    def url(self) -> str:
+        """The object in texts of errors."""
+        return f"{self.bucket_url}/{self.key}"
+
+    @property
+    def name(self) -> str:
+        """The object's name in the store. Raises Refusal for one that no object can have."""
+        return name_of(self.key)
+
+    def open_bucket(self) -> Bucket:
+        """Return the bucket. One that is named with a remote provider must have its place there. Raises AISError."""
+        return self.named_bucket(self.bucket, self.provider)
+
+    def named_bucket(self, name: str, provider: str = "ais", *, must_exist: bool = False) -> Bucket:
+        """Return any bucket. Raises AISError if there is none of this name and provider, as far as that is checked."""
+        bucket = self.client.bucket(name)
+        if provider != "ais" or must_exist:
+            from ais_loader.errors import BucketNotFound
+            from storage_node.gateway.aistore.providers import provider_of
+
+            try:
+                info = bucket.info()
+            except BucketNotFound:
+                raise bucket_not_found(f"{provider}://{name}") from None
+            if provider not in ("ais", provider_of(info)):
+                raise bucket_not_found(f"{provider}://{name}")
+        return bucket
+
+
+def text_response(text: str, status: int = 200) -> Response:
+    return Response(status, {"content-type": "text/plain; charset=utf-8"}, text.encode())
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    return Response(status, {"content-type": "application/json"}, json.dumps(value).encode())

@@ -1,0 +1,166 @@
+"""Router: which call of AIStore's API a request is. A call is a line of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from storage_node.gateway.aistore import cluster
+from storage_node.gateway.aistore.errors import AISError, unsupported
+from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.bodies import MAX_BYTES
+from storage_node.gateway.request import Response, decoded
+
+_MESSAGE_BYTES = 8 << 20
+Answer = Callable[[Request], Response]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the API. The first in the table that fits a request answers it."""
+
+    method: str
+    """"*" for any."""
+    place: str
+    """The path below /v1/: `B` is a bucket, `O` all that follows as the name of an object, `*` all that follows."""
+    answer: Answer
+    action: str = ""
+    """The action in the body that selects the call; "" for none."""
+    having: str = ""
+    """The parameter that selects it: `NAME`, or `NAME=VALUE`."""
+    body: Literal["", "json", "bytes"] = ""
+    """Kind of its body. A call with an action takes JSON."""
+    most_bytes: int = 0
+    """Largest body; 0 for the limit of its kind."""
+
+    @property
+    def takes_json(self) -> bool:
+        return self.body == "json" or bool(self.action)
+
+    @property
+    def name(self) -> str:
+        """A name for metrics and logs."""
+        return " ".join(part for part in (self.method, self.place, self.action, self.having) if part)
+
+    @property
+    def limit_bytes(self) -> int:
+        if self.most_bytes:
+            return self.most_bytes
+        return MAX_BYTES if self.body == "bytes" else _MESSAGE_BYTES if self.takes_json else 0
+
+
+def _refused(what: str) -> Answer:
+    def refuse(_: Request) -> Response:
+        raise unsupported(what)
+
+    return refuse
+
+
+CALLS: tuple[Call, ...] = (
+    # -- cluster
+    Call("GET", "health", cluster.health),
+    Call("HEAD", "health", cluster.health),
+    Call("GET", "daemon", cluster.smap, having="what=smap"),
+    # -- not here
+    Call("*", "download/*", _refused("download")),
+    Call("*", "sort/*", _refused("dsort")),
+    Call("*", "authn/*", _refused("authn")),
+)
+"""All calls. Calls of one method and place stand together, those that are selected before those that are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The calls that a request may be, before its body is known, and what its path names."""
+
+    calls: tuple[Call, ...]
+    bucket: str = ""
+    key: str = ""
+    rest: tuple[str, ...] = ()
+
+    @property
+    def body(self) -> Literal["", "json", "bytes"]:
+        """Kind of the body."""
+        return "json" if any(call.takes_json for call in self.calls) else self.calls[0].body
+
+    @property
+    def limit_bytes(self) -> int:
+        return max(call.limit_bytes for call in self.calls)
+
+    def choose(self, action: str) -> Call:
+        """Return the call, by the action in the body. Raises AISError for one that there is not."""
+        for call in self.calls:
+            if call.action in ("", action):
+                return call
+        if not action:
+            raise AISError(400, "the body with the action is missing")
+        if action in _UNSUPPORTED_ACTIONS:
+            raise unsupported(f'action "{action}"')
+        raise AISError(400, f'unknown action "{action[:80]}"', "ErrUnknownAction")
+
+
+_UNSUPPORTED_ACTIONS = frozenset(
+    (
+        *("attach", "detach", "blob-download", "cleanup-mpt", "cleanup-store", "create-inventory", "decommission-node"),
+        *("ec-encode", "ec-get", "ec-put", "ec-resp", "elect-primary", "index-shard", "invalidate-listobj-cache"),
+        *("lso-inv", "make-n-copies", "mirror", "mountpath-add", "put-copies", "rebalance", "recover-bck"),
+        *("reset-bprops", "reset-config", "reset-stats", "resilver", "set-config", "shutdown-node", "rotate-logs"),
+        *("start-maintenance", "stop-maintenance", "store-cleanup", "warm-up-metadata", "load-lom-cache"),
+    )
+)
+"""Actions of AIStore that have no meaning here."""
+
+
+def route(method: str, path: str, query: Mapping[str, str]) -> Route:
+    """Return the calls that fit a request, by its path below /v1/ as it was sent. Raises AISError."""
+    parts = path.split("/")
+    while len(parts) > 1 and not parts[-1]:
+        parts.pop()
+    found: list[Call] = []
+    named: dict[str, str | tuple[str, ...]] = {}
+    methods: set[str] = set()
+    for call in CALLS:
+        names = _match(call.place.split("/"), parts)
+        if names is None:
+            continue
+        methods.add(call.method)
+        if call.method in ("*", method) and _has(query, call.having):
+            found.append(call)
+            named = named or names
+    if not found:
+        if not methods:
+            raise AISError(400, f"invalid path /v1/{path[:200]}", "ErrInvalidURL")
+        if method not in methods:
+            allowed = ", ".join(sorted(methods))
+            raise AISError(405, f"method {method[:20]} is not allowed; need {allowed}", headers={"allow": allowed})
+        selected = ", ".join(f"{name}={value[:40]}" for name, value in sorted(query.items()))
+        raise unsupported(f"{method} /v1/{path[:200]} with {selected or 'no parameters'}")
+    # Without an action, the first that the parameters select is the call, unless others need the body to be chosen.
+    if not found[0].action:
+        found = found[:1]
+    return Route(tuple(found), **named)  # type: ignore[arg-type]
+
+
+def _has(query: Mapping[str, str], having: str) -> bool:
+    name, equals, value = having.partition("=")
+    return not name or (query.get(name) == value if equals else name in query)
+
+
+def _match(place: Sequence[str], parts: Sequence[str]) -> dict[str, str | tuple[str, ...]] | None:
+    """Return what a path names if it is at a place; otherwise None. Raises S3Error unless it is UTF-8."""
+    named: dict[str, str | tuple[str, ...]] = {}
+    for at, part in enumerate(place):
+        if part == "*":
+            named["rest"] = tuple(decoded(rest) for rest in parts[at:])
+            return named
+        if at >= len(parts):
+            return None
+        if part == "O":
+            named["key"] = decoded("/".join(parts[at:]))
+            return named
+        if part == "B":
+            named["bucket"] = decoded(parts[at])
+        elif part != parts[at]:
+            return None
+    return named if len(place) == len(parts) else None
