@@ -31,6 +31,7 @@ from storage_node.gateway.signature import Signed, verify
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
     from aiohttp import web
     from aiohttp.web_protocol import RequestHandler
+    from multidict import CIMultiDict
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -276,13 +277,13 @@ class Gateway:
             await loop.run_in_executor(self._feeds, body.finish)
 
     async def _send(self, http: web.BaseRequest, response: Response, request_id: str) -> web.StreamResponse:
-        headers = response.headers | _headers(request_id)
+        headers = [*(response.headers | _headers(request_id)).items(), *response.repeated]
         if isinstance(response.body, bytes) and (response.body or response.size_bytes is None):
-            answer: web.StreamResponse = web.Response(status=response.status, headers=headers, body=response.body)
-            if http.method == "HEAD" or response.status == 204:
-                answer = web.Response(status=response.status, headers=headers)
-            return answer
-        answer = web.StreamResponse(status=response.status, headers=headers)
+            has_body = http.method != "HEAD" and response.status != 204
+            return web.Response(
+                status=response.status, headers=CIMultiDict(headers), body=response.body if has_body else None
+            )
+        answer = web.StreamResponse(status=response.status, headers=CIMultiDict(headers))
         if response.size_bytes is not None:
             answer.content_length = response.size_bytes
         else:

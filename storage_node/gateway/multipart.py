@@ -9,6 +9,7 @@ import hashlib
 import re
 
 from ais_loader import errors
+from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.multipart import MultipartUpload, PartInfo
 from storage_node.gateway import attributes, checksums, conditions, xml
 from storage_node.gateway.errors import S3Error
@@ -43,13 +44,16 @@ def create_upload(request: Request) -> Response:
 
 
 def _upload(request: Request) -> MultipartUpload:
-    bucket = request.client.bucket(request.bucket)
-    upload_id = request.query.get("uploadId", "")
+    return open_upload(request.client.bucket(request.bucket), request.key, request.query.get("uploadId", ""))
+
+
+def open_upload(bucket: Bucket, key: str, upload_id: str) -> MultipartUpload:
+    """Return an upload that has been begun. Raises S3Error with NoSuchUpload."""
     if not _HEX.match(upload_id):
         bucket.info()
         raise S3Error("NoSuchUpload", "there is no upload of this id")
     try:
-        return bucket.multipart(name_of(request.key), upload_id=upload_id)
+        return bucket.multipart(name_of(key), upload_id=upload_id)
     except (errors.ObjectNotFound, errors.InvalidRequest):
         raise S3Error("NoSuchUpload", "there is no upload of this id and key") from None
 
@@ -64,7 +68,7 @@ def put_part(request: Request) -> Response:
         metadata[_PART_CHECKSUM] = "=".join(body.checksum)
         headers[checksums.HEADER + body.checksum[0]] = body.checksum[1]
     try:
-        upload.put_part(number, body.read() if body.is_in_memory else body.file(), metadata=metadata)
+        upload.put_part(number, body.content(), metadata=metadata)
     except errors.ObjectNotFound:
         raise S3Error("NoSuchUpload", "the upload has been completed or aborted") from None
     return Response(headers=headers)
@@ -129,7 +133,7 @@ def complete_upload(request: Request) -> Response:
 def _complete(request: Request, upload: MultipartUpload, chosen: list[PartInfo]) -> Response:
     bucket = request.client.bucket(request.bucket)
     condition = conditions.of_write(bucket, upload.name, request.headers)
-    size_bytes, crc32c = sum(part.size_bytes for part in chosen), _crc32c(chosen)
+    size_bytes, crc32c = sum(part.size_bytes for part in chosen), crc32c_of(chosen)
     expected = request.headers.get("x-amz-mp-object-size")
     if expected is not None and expected != str(size_bytes):
         raise S3Error("InvalidRequest", "the parts do not have the size that x-amz-mp-object-size says")
@@ -165,7 +169,8 @@ def _complete(request: Request, upload: MultipartUpload, chosen: list[PartInfo])
     return xml_response(xml.document("CompleteMultipartUploadResult", [parts]))
 
 
-def _crc32c(parts: list[PartInfo]) -> int:
+def crc32c_of(parts: list[PartInfo]) -> int:
+    """Return the CRC-32C of the parts, one after another."""
     crc = 0
     for part in parts:
         crc = combine(crc, part.checksum, part.size_bytes)

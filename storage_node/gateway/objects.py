@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ais_loader import errors
@@ -16,12 +15,9 @@ from storage_node.gateway import attributes, conditions, xml
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.listing import stamp
 from storage_node.gateway.names import name_of
+from storage_node.gateway.reading import READ_AHEAD_BYTES, content
 from storage_node.gateway.request import Request, Response, decoded, xml_response
 
-_AT_ONCE_BYTES = 1 << 20
-"""Bodies of at most this size are read before the answer begins, so that errors have a status."""
-_READ_AHEAD_BYTES = 4 << 20
-_CHUNK_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _MAX_DIGITS = 19
 COPY_SOURCE = "x-amz-copy-source"
@@ -39,10 +35,9 @@ def put_object(request: Request) -> Response:
     bucket = request.client.bucket(request.bucket)
     metadata = attributes.metadata_of(request.headers) | attributes.of_body(body)
     condition = conditions.of_write(bucket, name, request.headers)
-    data = body.read() if body.is_in_memory else body.file()
     info = bucket.put(
         name,
-        data,
+        body.content(),
         metadata=metadata,
         checksum=body.crc32c,
         if_absent=condition.if_absent,
@@ -64,7 +59,7 @@ def get_object(request: Request) -> Response:
     if request.method == "HEAD" and member is None:
         info = bucket.head(name)
     else:
-        file = bucket.open(name, member=member, read_ahead_bytes=_READ_AHEAD_BYTES)
+        file = bucket.open(name, member=member, read_ahead_bytes=READ_AHEAD_BYTES)
         info = file.info if member is None else replace(file.info, metadata={})
     try:
         return _answer(request, info, file, with_checksum=with_checksum and member is None)
@@ -104,21 +99,7 @@ def _answer(request: Request, info: ObjectInfo, file: ObjectFile | None, *, with
         if file is not None:
             file.close()
         return Response(status, headers, size_bytes=length)
-    if length <= _AT_ONCE_BYTES:
-        file.seek(start)
-        data = file.read(length)
-        file.close()
-        return Response(status, headers, data)
-    return Response(status, headers, _chunks(file, start, length), length)
-
-
-def _chunks(file: ObjectFile, start: int, length: int) -> Iterator[bytes]:
-    with file:
-        file.seek(start)
-        while length:
-            chunk = file.read1(min(length, _CHUNK_BYTES))
-            length -= len(chunk)
-            yield chunk
+    return Response(status, headers, content(file, start, length), length)
 
 
 def _part(request: Request, info: ObjectInfo) -> tuple[int, int] | None:

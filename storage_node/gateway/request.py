@@ -55,6 +55,8 @@ class Response:
     body: bytes | Iterator[Buffer] = b""
     size_bytes: int | None = None
     """Length of a body that is an iterator. None: not known, and the body is sent in chunks."""
+    repeated: tuple[tuple[str, str], ...] = ()
+    """Further headers, whose names may repeat."""
 
 
 def xml_response(body: bytes, status: int = 200) -> Response:

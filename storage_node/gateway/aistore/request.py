@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ais_loader.errors import BucketNotFound
 from storage_node.gateway.aistore.errors import AISError, bucket_not_found
+from storage_node.gateway.aistore.providers import provider_of
 from storage_node.gateway.names import name_of
 from storage_node.gateway.request import Response
 
@@ -41,8 +43,9 @@ class Request:
     """None if the call takes none."""
     json: Any = None
     """The body of a call that takes JSON; None if there was none."""
+    needs_token: bool = False
+    """Whether the gateway asks for a key or token."""
     _client: Client | None = None
-    _checked: set[str] = field(default_factory=set)
 
     @property
     def client(self) -> Client:
@@ -88,9 +91,6 @@ class Request:
         """Return any bucket. Raises AISError if there is none of this name and provider, as far as that is checked."""
         bucket = self.client.bucket(name)
         if provider != "ais" or must_exist:
-            from ais_loader.errors import BucketNotFound
-            from storage_node.gateway.aistore.providers import provider_of
-
             try:
                 info = bucket.info()
             except BucketNotFound:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from storage_node.gateway.aistore import cluster
+from storage_node.gateway.aistore import append, buckets, cluster, listing, multipart, objects, shards
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.request import Request
 from storage_node.gateway.bodies import MAX_BYTES
@@ -62,6 +62,35 @@ CALLS: tuple[Call, ...] = (
     Call("GET", "health", cluster.health),
     Call("HEAD", "health", cluster.health),
     Call("GET", "daemon", cluster.smap, having="what=smap"),
+    Call("GET", "cluster", cluster.smap, having="what=smap"),
+    Call("GET", "cluster", cluster.cluster_config, having="what=cluster_config"),
+    Call("GET", "cluster", cluster.backends, having="what=backends"),
+    Call("GET", "reverse/daemon", cluster.node_status, having="what=node_status"),
+    Call("GET", "reverse/daemon", cluster.node_log, having="what=log"),
+    # -- buckets
+    Call("GET", "buckets", buckets.list_buckets, action="list"),
+    Call("GET", "buckets", buckets.list_buckets, body="json"),
+    Call("GET", "buckets/B", listing.list_objects, action="list"),
+    Call("GET", "buckets/B", buckets.summary, action="summary-bck"),
+    Call("POST", "buckets/B", buckets.create, action="create-bck"),
+    Call("DELETE", "buckets/B", buckets.destroy, action="destroy-bck"),
+    Call("HEAD", "buckets/B", buckets.head),
+    Call("HEAD", "buckets/B/O", buckets.head, having="bsumm_remote"),
+    Call("PATCH", "buckets/B", buckets.set_props, action="set-bprops"),
+    # -- objects
+    Call("PUT", "objects/B/O", multipart.put_part, having="partNumber", body="bytes"),
+    Call("PUT", "objects/B/O", append.append, having="append_type", body="bytes"),
+    Call("PUT", "objects/B/O", _refused("copying an object"), having="object_to"),
+    Call("PUT", "objects/B/O", shards.put_member, having="archpath", body="bytes", most_bytes=shards.MAX_MEMBER_BYTES),
+    Call("PUT", "objects/B/O", objects.put, body="bytes"),
+    Call("GET", "objects/B/O", _refused("ETL"), having="etl_name"),
+    Call("GET", "objects/B/O", objects.get),
+    Call("HEAD", "objects/B/O", objects.head),
+    Call("DELETE", "objects/B/O", multipart.abort, having="uploadId", body="json"),
+    Call("DELETE", "objects/B/O", objects.delete, body="json"),
+    Call("PATCH", "objects/B/O", objects.set_custom, body="json"),
+    Call("POST", "objects/B/O", multipart.complete, action="mpt-complete"),
+    Call("POST", "objects/B/O", multipart.begin, action="mpt-upload"),
     # -- not here
     Call("*", "download/*", _refused("download")),
     Call("*", "sort/*", _refused("dsort")),
@@ -91,7 +120,7 @@ class Route:
     def choose(self, action: str) -> Call:
         """Return the call, by the action in the body. Raises AISError for one that there is not."""
         for call in self.calls:
-            if call.action in ("", action):
+            if call.action == action or (not call.action and len(self.calls) == 1):
                 return call
         if not action:
             raise AISError(400, "the body with the action is missing")
@@ -129,6 +158,8 @@ def route(method: str, path: str, query: Mapping[str, str]) -> Route:
             found.append(call)
             named = named or names
     if not found:
+        if _is_incomplete(method, parts):
+            raise AISError(400, f"the path /v1/{path[:200]} lacks the name of a bucket or object")
         if not methods:
             raise AISError(400, f"invalid path /v1/{path[:200]}", "ErrInvalidURL")
         if method not in methods:
@@ -140,6 +171,15 @@ def route(method: str, path: str, query: Mapping[str, str]) -> Route:
     if not found[0].action:
         found = found[:1]
     return Route(tuple(found), **named)  # type: ignore[arg-type]
+
+
+def _is_incomplete(method: str, parts: Sequence[str]) -> bool:
+    """Whether more names would make the path that of a call."""
+    for more in (["B"], ["B", "O"]):
+        longer = [*parts, *more]
+        if any(call.method == method and _match(call.place.split("/"), longer) for call in CALLS):
+            return True
+    return False
 
 
 def _has(query: Mapping[str, str], having: str) -> bool:

@@ -1,0 +1,109 @@
+"""Calls on buckets: create, destroy, list, properties, summary."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from typing import Any
+
+from ais_loader.errors import BucketExists
+from ais_loader.objects.bucket import Bucket
+from storage_node.gateway.aistore.bucket_props import change_props, props_of, require_defaults
+from storage_node.gateway.aistore.errors import AISError, unsupported
+from storage_node.gateway.aistore.providers import provider_of
+from storage_node.gateway.aistore.request import Request, json_response, text_response
+from storage_node.gateway.request import Response
+
+BUCKET_PROPS, BUCKET_SUMMARY, JOB_ID = "ais-bucket-props", "ais-bucket-summ", "ais-xaction-id"
+_RUNNING = 202
+
+
+def bucket_value(name: str, provider: str) -> dict[str, Any]:
+    """Return a bucket as values of calls name it."""
+    return {"name": name, "provider": provider, "namespace": {"uuid": "", "name": ""}}
+
+
+def list_buckets(request: Request) -> Response:
+    """Answer a list of buckets: those of a provider, or of all if none is named, and only `name` if that is given."""
+    wanted = request.provider if request.query.get("provider") else ""
+    name = request.json.get("name") if isinstance(request.json, dict) else None
+    found = [(info.name, provider_of(info)) for info in request.client.buckets() if name in (None, "", info.name)]
+    return json_response([bucket_value(*one) for one in found if wanted in ("", one[1])])
+
+
+def create(request: Request) -> Response:
+    """Create a bucket. Raises AISError."""
+    if request.provider != "ais":
+        raise unsupported(f"creating {request.bucket_url}: remote buckets are created with ais-loader")
+    copies = require_defaults(request.value)
+    try:
+        request.client.create_bucket(request.bucket, copies=copies)
+    except BucketExists:
+        raise AISError(409, f'bucket "{request.bucket_url}" already exists', "ErrBucketAlreadyExists") from None
+    return Response()
+
+
+def destroy(request: Request) -> Response:
+    """Delete a bucket and its objects. Raises AISError for a remote bucket, whose objects are not this store's."""
+    info = request.open_bucket().info()
+    if info.remote is not None:
+        raise AISError(400, f"{request.bucket_url} is a remote bucket: it is not destroyed, but evicted")
+    request.client.delete_bucket(request.bucket, force=True)
+    return Response()
+
+
+def head(request: Request) -> Response:
+    """Answer with a bucket's properties, and with its summary if that is asked for."""
+    bucket = request.open_bucket()
+    headers = {BUCKET_PROPS: json.dumps(props_of(bucket.info()))}
+    if "bsumm_remote" not in request.query or request.query.get("fltpresence") in ("1", "3"):
+        return Response(headers=headers)
+    # The first answer is a job's id, which carries the prefix, as no gateway keeps jobs.
+    job = request.query.get("uuid", "")
+    if not job:
+        prefix = base64.urlsafe_b64encode(request.key.encode()).decode().rstrip("=")
+        return Response(_RUNNING, {**headers, JOB_ID: f"summary-{prefix}"})
+    encoded = job.removeprefix("summary-")
+    try:
+        prefix = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        raise AISError(404, f"job {job[:80]!r} does not exist") from None
+    headers[BUCKET_SUMMARY] = json.dumps(_summary(bucket, request.provider, prefix))
+    return Response(headers=headers)
+
+
+def set_props(request: Request) -> Response:
+    """Change a bucket's properties. Raises AISError."""
+    change_props(request.open_bucket(), request.value)
+    return Response()
+
+
+def summary(request: Request) -> Response:
+    """Answer with a bucket's summary. The first answer is only the id of a job, as clients expect."""
+    value, bucket = request.value, request.open_bucket()
+    if not value.get("uuid"):
+        bucket.info()
+        return text_response(f"summary-{uuid.uuid4().hex[:12]}", _RUNNING)
+    prefix = value.get("prefix") or ""
+    if not isinstance(prefix, str):
+        raise AISError(400, "prefix: need a string")
+    return json_response([_summary(bucket, request.provider, prefix)])
+
+
+def _summary(bucket: Bucket, provider: str, prefix: str) -> dict[str, Any]:
+    found = bucket.summary(prefix, depth=0)
+    mean = found.size_bytes // found.objects if found.objects else 0
+    return {
+        **bucket_value(bucket.name, provider),
+        "ObjCount": {"obj_count_present": str(found.objects), "obj_count_remote": "0"},
+        "ObjSize": {"obj_min_size": 0, "obj_avg_size": mean, "obj_max_size": 0},
+        "TotalSize": {
+            "size_on_disk": str(found.size_bytes),
+            "size_all_present_objs": str(found.size_bytes),
+            "size_all_remote_objs": "0",
+            "total_disks_size": "0",
+        },
+        "used_pct": 0,
+        "is_present": True,
+    }

@@ -1,0 +1,91 @@
+"""Calls on single objects: put, get, head, delete, custom metadata."""
+
+from __future__ import annotations
+
+from ais_loader.errors import VersionConflict
+from storage_node.gateway import attributes as stored
+from storage_node.gateway.aistore import attributes
+from storage_node.gateway.aistore.archive_reads import get_matching, get_member
+from storage_node.gateway.aistore.errors import AISError
+from storage_node.gateway.aistore.ranges import read_range
+from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.names import MARKER
+from storage_node.gateway.reading import READ_AHEAD_BYTES, content
+from storage_node.gateway.request import Response
+
+_OCTETS = "application/octet-stream"
+_TRIES = 10
+
+
+def put(request: Request) -> Response:
+    """Store an object. Raises AISError."""
+    name, body = request.name, request.body
+    if name.endswith("/" + MARKER) and body is not None and body.size_bytes:
+        raise AISError(400, f"{request.url}: the name ends with '/', and markers of folders are empty")
+    bucket = request.open_bucket()
+    if body is None:
+        return Response(headers=attributes.headers_of(bucket.put(name, b"")))
+    info = bucket.put(name, body.content(), checksum=body.crc32c)
+    return Response(headers=attributes.headers_of(info))
+
+
+def get(request: Request) -> Response:
+    """Read an object, a range of it, or members of an archive. Raises AISError."""
+    query = request.query
+    if query.get("archregx") or query.get("archmode"):
+        return get_matching(request)
+    if query.get("archpath"):
+        return get_member(request)
+    file = request.open_bucket().open(request.name, read_ahead_bytes=READ_AHEAD_BYTES)
+    try:
+        info = file.info
+        headers = {"content-type": _OCTETS, **attributes.headers_of(info)}
+        start, length, status = 0, info.size_bytes, 200
+        if "range" in request.headers:
+            start, length = read_range(request.headers["range"], info.size_bytes)
+            status = 206
+            headers["accept-ranges"] = "bytes"
+            headers["content-range"] = f"bytes {start}-{start + length - 1}/{info.size_bytes}"
+        return Response(status, headers, content(file, start, length), length)
+    except BaseException:
+        file.close()
+        raise
+
+
+def head(request: Request) -> Response:
+    """Answer with properties of an object. Raises AISError."""
+    text = request.query.get("props", "")
+    props = attributes.props_named(text or "checksum,atime,version,custom,location,copies,chunked")
+    bucket = request.open_bucket()
+    info = bucket.head(request.name)
+    headers = {"content-type": _OCTETS, **attributes.headers_of_props(info, props, bucket)}
+    if not text:
+        headers |= {"ais-bucket-name": request.bucket, "ais-bucket-provider": request.provider}
+        if request.key.isprintable():
+            headers["ais-name"] = request.key
+    repeated = attributes.custom_headers(info) if "custom" in props else ()
+    return Response(200, headers, size_bytes=info.size_bytes, repeated=repeated)
+
+
+def delete(request: Request) -> Response:
+    """Delete an object. Raises AISError, also if there is none."""
+    request.open_bucket().delete(request.name)
+    return Response()
+
+
+def set_custom(request: Request) -> Response:
+    """Add to an object's custom metadata, or replace them. Raises AISError."""
+    bucket, custom = request.open_bucket(), request.value
+    replaces = request.query.get("set-new-custom") == "true"
+    for tried in range(_TRIES):
+        info = bucket.head(request.name)
+        metadata = attributes.changed(info, custom, replaces=replaces)
+        kept = {key: value for key, value in metadata.items() if not key.startswith(stored.OWN) or key in info.metadata}
+        try:
+            bucket.set_metadata(request.name, kept, if_version=info.version if info.is_stored else None)
+        except VersionConflict:
+            if tried == _TRIES - 1:
+                raise
+            continue
+        return Response()
+    raise AssertionError("not reached")
