@@ -42,6 +42,7 @@ EXTRAS = {
     "jwt": "secure",
     "awscrt": "gateway",
     "botocore": "gateway",
+    "msgpack": "gateway",
 }
 """Extra to install, by the name under which a package is imported."""
 

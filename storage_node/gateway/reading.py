@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ais_loader.objects.object_file import ObjectFile
 
 READ_AHEAD_BYTES = 4 << 20
-"""What is requested ahead of a client, and held in memory."""
+"""Bytes that are requested ahead of a client, and held in memory."""
 _AT_ONCE_BYTES = 1 << 20
 """Bodies of at most this size are read before the answer begins, so that errors have a status."""
 _CHUNK_BYTES = 1 << 20

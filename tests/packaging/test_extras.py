@@ -166,6 +166,7 @@ OF_PACKAGE |= {
         ),
     },
     "botocore": {"signatures": "import storage_node.gateway.signature"},
+    "msgpack": {"a list": "import storage_node.gateway.aistore.listing"},
     "awscrt": {"a checksum": "from storage_node.gateway.checksums import Crc; Crc('crc64nvme')"},
     "cloudpickle": {},
     "packaging": {},

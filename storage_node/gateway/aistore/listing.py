@@ -7,9 +7,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import msgpack
-
 from ais_loader.errors import ArchiveError, NotFound
+from ais_loader.extras import needs
 from ais_loader.objects.bucket import Bucket
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import ARCHIVE_EXTENSIONS, split_member
@@ -19,6 +18,9 @@ from storage_node.gateway.aistore.request import Request, json_response
 from storage_node.gateway.listing import page
 from storage_node.gateway.names import key_of
 from storage_node.gateway.request import Response
+
+with needs("msgpack", "ais-loader gateway"):
+    import msgpack
 
 MSGPACK = "application/msgpack"
 _PAGE, _MAX_PAGE = 10_000, 100_000
@@ -67,7 +69,7 @@ def list_objects(request: Request) -> Response:
 
 
 class _Asked:
-    """What a request asks for."""
+    """Arguments of a listing."""
 
     def __init__(self, value: dict[str, Any]) -> None:
         self.prefix = _text(value, "prefix")
