@@ -6,14 +6,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import AccessDenied, InvalidRequest
 from ais_loader.objects.client import Client, connect
 from ais_loader.values.options import ClusterOptions
-from ais_loader.values.urls import SECURE_SCHEME, is_remote
+from ais_loader.values.urls import is_remote
 from storage_node.gateway.keys import Account
 
 _MAX_TOKENS = 256
 """Clients of tokens that are kept open."""
+_NO_TOKEN = "not-a-token"
+"""Accepted only by a store that verifies no tokens."""
 
 
 class Clients:
@@ -26,6 +28,7 @@ class Clients:
         self._clients: dict[tuple[str, str], Client] = {}
         self._url, self._ca = url, ca
         self._of_tokens: OrderedDict[str, Client] = OrderedDict()
+        self._verifies: bool | None = None
         self._lock = threading.Lock()
         places = {("", ""), *((account.tenant, account.token_file) for account in accounts)}
         try:
@@ -46,11 +49,6 @@ class Clients:
         """Return the client for an account; None for requests that need no signature."""
         return self._clients["", ""] if account is None else self._clients[account.tenant, account.token_file]
 
-    @property
-    def takes_tokens(self) -> bool:
-        """Whether the store verifies the tokens of clients. Others would accept any."""
-        return self._url.startswith(SECURE_SCHEME)
-
     def of_token(self, token: str) -> Client | None:
         """Return the client with a token that has been opened."""
         with self._lock:
@@ -60,7 +58,12 @@ class Clients:
         return client
 
     def open_token(self, token: str) -> Client:
-        """Return a client with this token, once the store has accepted it. Raises AccessDenied, InvalidRequest."""
+        """Return a client with this token, once the store has accepted it.
+
+        Raises AccessDenied, InvalidRequest; AccessDenied also for a store that would accept any token.
+        """
+        if not self._verifies_tokens():
+            raise AccessDenied("this store does not ask for tokens")
         client = connect(self._url, ca=self._ca, token=token)
         try:
             client.buckets()
@@ -73,6 +76,19 @@ class Clients:
             while len(self._of_tokens) > _MAX_TOKENS:
                 self._of_tokens.popitem(last=False)
         return client
+
+    def _verifies_tokens(self) -> bool:
+        if self._verifies is None:
+            if not is_remote(self._url):
+                self._verifies = False
+            else:
+                with connect(self._url, ca=self._ca, token=_NO_TOKEN) as client:
+                    try:
+                        client.buckets()
+                        self._verifies = False
+                    except AccessDenied:
+                        self._verifies = True
+        return self._verifies
 
     def close(self) -> None:
         for client in (*self._clients.values(), *self._of_tokens.values()):

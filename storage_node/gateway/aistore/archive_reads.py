@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from ais_loader.errors import MemberNotFound
 from ais_loader.values.entry import MemberInfo
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.request import Request
@@ -26,8 +27,6 @@ def get_member(request: Request) -> Response:
         raise AISError(400, f"{request.url}: a range of an archive's member is not supported", "ErrUnsupp")
     path = request.query["archpath"].lstrip("/")
     bucket = request.open_bucket()
-    from ais_loader.errors import MemberNotFound
-
     try:
         file = bucket.open(request.name, member=path, read_ahead_bytes=READ_AHEAD_BYTES)
     except MemberNotFound:
@@ -44,7 +43,7 @@ def get_matching(request: Request) -> Response:
     bucket = request.open_bucket()
     found = [member for member in bucket.members(request.name) if matches(member.name)]
     if not found:
-        raise AISError(404, f"nothing that matches in {request.url} does not exist", "ErrNotFound")
+        raise AISError(404, f"a member that matches does not exist in {request.url}", "ErrNotFound")
     return Response(200, {"content-type": "application/x-tar"}, _packed(request, found))
 
 

@@ -136,7 +136,9 @@ def _rows(bucket: Bucket, asked: _Asked) -> Iterator[_Row]:
                     continue
                 if expands and row.name.lower().endswith(ARCHIVE_EXTENSIONS):
                     inner = list(_members(bucket, row.name, _member_prefix(asked.prefix, row.name), ""))
-                    row.flags |= _ARCHIVE if inner else 0
+                    if inner:
+                        row.flags |= _ARCHIVE
+                        row.token += _TOKEN_MARK
                     yield row
                     yield from inner
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ais_loader.errors import VersionConflict
+from ais_loader.objects.bucket import Bucket
 from storage_node.gateway import attributes as stored
 from storage_node.gateway.aistore import attributes
 from storage_node.gateway.aistore.archive_reads import get_matching, get_member
@@ -36,7 +37,10 @@ def get(request: Request) -> Response:
         return get_matching(request)
     if query.get("archpath"):
         return get_member(request)
-    file = request.open_bucket().open(request.name, read_ahead_bytes=READ_AHEAD_BYTES)
+    bucket = request.open_bucket()
+    if query.get("latest-ver") == "true":
+        drop_copy(bucket, request.name)
+    file = bucket.open(request.name, read_ahead_bytes=READ_AHEAD_BYTES)
     try:
         info = file.info
         headers = {"content-type": _OCTETS, **attributes.headers_of(info)}
@@ -50,6 +54,13 @@ def get(request: Request) -> Response:
     except BaseException:
         file.close()
         raise
+
+
+def drop_copy(bucket: Bucket, name: str) -> None:
+    """Have the next read of an object of a remote bucket fetch it, unless each read compares it with its remote."""
+    remote = bucket.info().remote
+    if remote is not None and remote.validate != "always":
+        bucket.evict([name])
 
 
 def head(request: Request) -> Response:

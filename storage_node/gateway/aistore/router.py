@@ -144,8 +144,6 @@ _UNSUPPORTED_ACTIONS = frozenset(
 def route(method: str, path: str, query: Mapping[str, str]) -> Route:
     """Return the calls that fit a request, by its path below /v1/ as it was sent. Raises AISError."""
     parts = path.split("/")
-    while len(parts) > 1 and not parts[-1]:
-        parts.pop()
     found: list[Call] = []
     named: dict[str, str | tuple[str, ...]] = {}
     methods: set[str] = set()
@@ -175,8 +173,9 @@ def route(method: str, path: str, query: Mapping[str, str]) -> Route:
 
 def _is_incomplete(method: str, parts: Sequence[str]) -> bool:
     """Whether more names would make the path that of a call."""
+    known = [part for part in parts if part]
     for more in (["B"], ["B", "O"]):
-        longer = [*parts, *more]
+        longer = [*known, *more]
         if any(call.method == method and _match(call.place.split("/"), longer) for call in CALLS):
             return True
     return False
@@ -190,6 +189,10 @@ def _has(query: Mapping[str, str], having: str) -> bool:
 def _match(place: Sequence[str], parts: Sequence[str]) -> dict[str, str | tuple[str, ...]] | None:
     """Return what a path names if it is at a place; otherwise None. Raises S3Error unless it is UTF-8."""
     named: dict[str, str | tuple[str, ...]] = {}
+    if place[-1] != "O":  # the name of an object may end with a slash
+        parts = [*parts]
+        while len(parts) > 1 and not parts[-1]:
+            parts.pop()
     for at, part in enumerate(place):
         if part == "*":
             named["rest"] = tuple(decoded(rest) for rest in parts[at:])
@@ -198,7 +201,7 @@ def _match(place: Sequence[str], parts: Sequence[str]) -> dict[str, str | tuple[
             return None
         if part == "O":
             named["key"] = decoded("/".join(parts[at:]))
-            return named
+            return named if named["key"] else None
         if part == "B":
             named["bucket"] = decoded(parts[at])
         elif part != parts[at]:
