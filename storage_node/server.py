@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -35,6 +36,7 @@ from storage_node.identity.node_tls import Renewal, issued, tls_files
 from storage_node.lane.listener import LaneListener
 from storage_node.limits.call_slots import note_tenant, tenant_of
 from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
+from storage_node.metrics.declarations import METRICS
 from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
 from storage_node.services.access import ANYONE, INSIDE, Role, rated_for
@@ -323,7 +325,9 @@ class NodeServer:
         running = RunningNode(
             batches, self.membership, lifecycle.repair, lifecycle.drives, lifecycle.promote.metrics, by_opener
         )
-        self.metrics_port = held.enter_context(metrics_served(listen.host, listen.metrics_port, running))
+        self.metrics_port = held.enter_context(
+            metrics_served(listen.host, listen.metrics_port, METRICS, partial(replace, running))
+        )
 
         for mixed in self._mixed:
             held.callback(mixed.release)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import ssl
 from pathlib import Path
 
 import click
 
 from ais_loader.cli.show import cannot_listen, note
+from storage_node.cli.insecure import WHY_METRICS
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _WHY = (
@@ -34,7 +36,16 @@ _WHY = (
 @click.option("--key", metavar="FILE", type=_FILE, help="Private key of the certificate, in PEM.")
 @click.option("--ca", metavar="FILE", help="The CA of nodes at grpcs://, as for other commands.")
 @click.option("--token-file", metavar="FILE", help="The token with which the gateway calls nodes.")
+@click.option("--processes", metavar="N", type=click.IntRange(1, 256), default=1, show_default=True,
+              help="Processes that share the port. A store in a folder has one.")  # fmt: skip
+@click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535),
+              help="Port for Prometheus metrics, at /metrics; 0 for any free one.")  # fmt: skip
+@click.option("--access-log", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
+              help="File to which a line of JSON is appended for each request.")  # fmt: skip
+@click.option("--ui", "with_page", is_flag=True,
+              help="Serve the page of `ais-loader ui` too, at an address with a random part.")  # fmt: skip
 @click.option("--insecure", is_flag=True, help="Allow listening on a network without TLS or without keys.")
+@click.option("--ends-with-input", is_flag=True, hidden=True, help="Stop at the end of standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Announce the gateway as one line of JSON.")
 def gateway(
     store: str,
@@ -49,13 +60,19 @@ def gateway(
     key: Path | None,
     ca: str | None,
     token_file: str | None,
+    processes: int,
+    metrics_port: int | None,
+    access_log: Path | None,
+    with_page: bool,
     insecure: bool,
+    ends_with_input: bool,
     as_json: bool,
 ) -> None:
     """Serve STORE, a URL or a folder, to clients of S3 until interrupted.
 
     Any number of gateways can serve one store, as they keep nothing of their own. The gateway is ready when it prints
-    its address. On SIGINT (Ctrl-C) or SIGTERM, it lets running requests finish and exits with code 0.
+    its address. On SIGINT (Ctrl-C) or SIGTERM, it lets running requests finish and exits with code 0. A process of it
+    that dies is replaced.
     """
     from storage_node.settings.config import is_loopback
 
@@ -69,29 +86,62 @@ def gateway(
         if no_keys:
             raise click.UsageError(f"{host} is more than loopback, and anyone could read and delete: use --keys")
 
-    from storage_node.gateway.clients import Clients
+    if not is_loopback(host) and metrics_port is not None and not insecure:
+        raise click.UsageError(f"{host} is more than loopback, and {WHY_METRICS}")
+    if with_page and not is_loopback(host):
+        raise click.UsageError(f"{host} is more than loopback, and the page shows everything: leave out --ui")
+
     from storage_node.gateway.keys import read_keys
-    from storage_node.gateway.serve import run_gateway, tls_context
+    from storage_node.gateway.serve import listen
+    from storage_node.gateway.server.plan import GatewayPlan
+    from storage_node.gateway.server.runner import run_gateway
 
     try:
-        accounts = None if keys is None else read_keys(keys)
-        tls = None if cert is None or key is None else tls_context(str(cert), str(key))
+        plan = GatewayPlan(
+            store=store,
+            accounts=None if keys is None else read_keys(keys),
+            ca=ca,
+            token_file=token_file,
+            cert=cert,
+            key=key,
+            domains=domains,
+            with_members=members,
+            spool=spool,
+            access_log=access_log,
+            page_token=secrets.token_urlsafe(16) if with_page else "",
+        )
+        plan.certificate()
+        if access_log is not None:
+            access_log.touch(0o600)
     except (OSError, ssl.SSLError) as error:
         raise click.ClickException(str(error)) from error
-    clients = Clients(store, (accounts or {}).values(), ca=ca, token_file=token_file)
-    scheme = "http" if tls is None else "https"
+    try:
+        listener = listen(host.strip("[]"), port)
+    except OSError as error:
+        raise cannot_listen(error, host, port, "--port") from error
 
-    def announce(port: int) -> None:
+    def announce(metrics_port: int | None) -> None:
         shown = f"[{host.strip('[]')}]" if ":" in host else host
-        described = {"url": f"{scheme}://{shown}:{port}", "store": store, "pid": os.getpid()}
-        click.echo(json.dumps(described) if as_json else f"serving {store} to clients of S3 at {described['url']}")
+        url = f"{'http' if cert is None else 'https'}://{shown}:{listener.getsockname()[1]}"
+        described = {"url": url, "store": store, "pid": os.getpid()}
+        text = f"serving {store} to clients of S3 at {url}"
+        if metrics_port is not None:
+            described["metrics_url"] = f"http://{shown}:{metrics_port}/metrics"
+            text += f", metrics at {described['metrics_url']}"
+        if with_page:
+            described["page_url"] = f"{url}/ui/{plan.page_token}/"
+            text += f", its page at {described['page_url']}"
+        click.echo(json.dumps(described) if as_json else text)
         if not is_loopback(host) and no_keys:
             note("anyone who can reach this address can read, change and delete what is stored")
 
-    options = {"domains": domains, "with_members": members, "spool": spool}
-    try:
-        run_gateway(clients, accounts, host.strip("[]"), port, announce, tls=tls, **options)
-    except OSError as error:
-        raise cannot_listen(error, host, port, "--port") from error
-    finally:
-        clients.close()
+    with listener:
+        run_gateway(
+            plan,
+            listener,
+            announce,
+            processes=processes,
+            metrics_host=host,
+            metrics_port=metrics_port,
+            ends_with_input=ends_with_input,
+        )

@@ -1,37 +1,45 @@
 """HTTP server of the gateway: reads requests, has them verified and answered in threads, and sends the answers.
 
 Memory is bounded in both directions. A body is taken as fast as it is decoded, and kept in a file beyond 256 KiB. An
-answer is read from the store as fast as the client takes it. Clients that send or take nothing are disconnected.
+answer is read from the store as fast as the client takes it. `server/` has what bounds clients, and counts requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
-from storage_node.gateway import xml
-from storage_node.gateway.aistore.interface import admit, is_aistore, refusal
 from storage_node.gateway.bodies import Body
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
 from storage_node.gateway.request import Incoming, Request, Response, query_pairs
 from storage_node.gateway.router import Call, route, split_path
+from storage_node.gateway.server.access_log import AccessLog
+from storage_node.gateway.server.bounded_server import (
+    PAGE_PREFIX,
+    BoundedServer,
+    ListenerSite,
+    exchange_of,
+    own_headers,
+    refusal,
+)
+from storage_node.gateway.server.counters import GatewayCounters
+from storage_node.gateway.server.exchange import Exchange
+from storage_node.gateway.server.limits import Limits
 from storage_node.gateway.signature import Signed, verify
 
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
     from aiohttp import web
-    from aiohttp.web_protocol import RequestHandler
-    from multidict import CIMultiDict
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,24 +49,6 @@ _INLINE_BYTES = 64 << 10
 _FEED_THREADS = 4
 _SMALL_BODY_BYTES = 64 << 10
 _END = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits on what a client may take of the gateway."""
-
-    requests: int = 64
-    """Requests that are answered at once. Others wait."""
-    connections: int = 1024
-    """Connections; further ones are closed at once."""
-    wait_s: float = 10.0
-    """How long a request waits to be answered, before the client is told to slow down."""
-    idle_s: float = 30.0
-    """How long a client may send or take nothing, also while it sends headers."""
-    headers: int = 128
-    """Number of headers."""
-    line_bytes: int = 16 << 10
-    """Size of the request line, and of a header."""
 
 
 class Gateway:
@@ -73,6 +63,8 @@ class Gateway:
         with_members: bool = False,
         spool: str | None = None,
         limits: Limits | None = None,
+        access_log: Path | None = None,
+        page_token: str = "",
     ) -> None:
         """
         Args:
@@ -80,52 +72,57 @@ class Gateway:
             domains: Names below which a bucket is a host, as in virtual-host style.
             with_members: Serve members of archives as `shard.tar/member`.
             spool: Folder of temporary files with the bodies of requests.
+            access_log: File to which a line is appended for each request.
+            page_token: Random part of the address of the store's page; "": it is not served.
         """
         self._clients, self._keys = clients, keys
         self._domains, self._with_members, self._spool = domains, with_members, spool
         self.limits = limits or Limits()
+        self.counters = GatewayCounters()
+        self._access_log = AccessLog(access_log) if access_log is not None else None
+        self._page_token = page_token
+        self._page: web.Application | None = None
         self._threads = ThreadPoolExecutor(self.limits.requests, thread_name_prefix="gateway")
         self._feeds = ThreadPoolExecutor(_FEED_THREADS, thread_name_prefix="gateway-body")
         self._slots = asyncio.Semaphore(self.limits.requests)
         self._runner: web.ServerRunner | None = None
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen, and return the port. Raises OSError."""
-        server = _BoundedServer(
-            self._handle,
-            most_connections=self.limits.connections,
-            access_log=None,
-            auto_decompress=False,
-            keepalive_timeout=self.limits.idle_s,
-            lingering_time=2.0,
-            max_line_size=self.limits.line_bytes,
-            max_field_size=self.limits.line_bytes,
-            max_headers=self.limits.headers,
-        )
-        self._runner = web.ServerRunner(server)
+    async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections from a socket, which `stop` closes. Raises OSError."""
+        if self._page_token:
+            from ais_loader.ui.server import new_app
+
+            self._page = new_app(self._clients.of(None), f"{PAGE_PREFIX.strip('/')}/{self._page_token}")
+            self._page.freeze()
+            await self._page.startup()
+        server = BoundedServer(self._handle, self.limits, self.counters, access_log=self._access_log, page=self._page)
+        self._runner = web.ServerRunner(server, shutdown_timeout=self.limits.grace_s)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=tls)
-        await site.start()
-        return int(self._runner.addresses[0][1])
+        await ListenerSite(self._runner, listener, tls, self.limits.idle_s).start()
 
     async def stop(self) -> None:
         """Let running requests finish for a few seconds, then end."""
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._page is not None:
+            await self._page.cleanup()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._feeds.shutdown(wait=False, cancel_futures=True)
+        if self._access_log is not None:
+            self._access_log.close()
 
     async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        request_id = uuid.uuid4().hex[:16].upper()
-        refused: Refusal
+        exchange = exchange_of(http)
+        request_id = exchange.request_id
+        if self._page is not None and isinstance(http, web.Request):
+            exchange.call, exchange.path = "Page", PAGE_PREFIX  # the rest of the path is secret
+            return await self._page._handle(http)
         try:
-            if is_aistore(http._message.path.partition("?")[0]):
-                return await self._answer_aistore(http, request_id)
-            return await self._answer(http, request_id)
-        except Refusal as error:
+            return await self._answer(http, exchange)
+        except S3Error as error:
             refused = error
         except LoaderError as error:
             refused = of_store(error)
@@ -138,54 +135,14 @@ class Gateway:
             refused = S3Error("InternalError", "the request failed; the log of the gateway says why")
         return await self._refuse(http, refused, request_id)
 
-    async def _refuse(self, http: web.BaseRequest, error: Refusal, request_id: str) -> web.StreamResponse:
-        body = b""
-        if is_aistore(http.rel_url.raw_path):
-            told = refusal(error, http.method, http.rel_url.raw_path[:1024], http.remote or "")
-            return self._at_once(http, told, request_id)
-        if http.method != "HEAD" and error.status != 304:
-            body = xml.error_document(error, http.rel_url.raw_path[:1024], request_id)
-        answer = web.Response(status=error.status, body=body, headers=_headers(request_id))
-        if body:
-            answer.content_type = "application/xml"
+    async def _refuse(self, http: web.BaseRequest, error: S3Error, request_id: str) -> web.StreamResponse:
+        has_body = http.method != "HEAD" and error.status != 304
+        answer = refusal(error, http.rel_url.raw_path[:1024], request_id, has_body=has_body)
         if not http.content.at_eof():
             answer.force_close()
         return answer
 
-    def _at_once(self, http: web.BaseRequest, response: Response, request_id: str) -> web.Response:
-        """Return an answer that does not wait for the body."""
-        assert isinstance(response.body, bytes)
-        headers = response.headers | _headers(request_id)
-        answer = web.Response(status=response.status, headers=headers, body=response.body or None)
-        if not http.content.at_eof():
-            answer.force_close()
-        return answer
-
-    async def _answer_aistore(self, http: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        path, _, query = http._message.path.partition("?")
-        admitted = admit(
-            http.method,
-            path,
-            query,
-            _joined(http),
-            is_tls=http.secure,
-            clients=self._clients,
-            keys=self._keys,
-            spool=self._spool,
-        )
-        try:
-            if admitted.must_check:
-                await self._run(admitted.check)
-            if admitted.redirect is not None:
-                return self._at_once(http, admitted.redirect, request_id)
-            if admitted.body is not None:
-                await self._receive(http, admitted.body)
-            return await self._answered(http, admitted.answer, request_id)
-        finally:
-            if admitted.body is not None:
-                admitted.body.close()
-
-    async def _answer(self, http: web.BaseRequest, request_id: str) -> web.StreamResponse:
+    async def _answer(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         path, _, query = http._message.path.partition("?")
         headers = _joined(http)
         host = headers.get("host", "")
@@ -193,7 +150,9 @@ class Gateway:
         bucket, key = split_path(path, host, self._domains)
         bucket_path = path if split_path(path, "", ()) == (bucket, key) else f"/{bucket}{path}"
         signed = self._verified(http.method, path, query, headers, bucket_path)
+        exchange.access_key = signed.account.access_key if signed.account is not None else ""
         call = route(http.method, bucket, key, parameters, headers)
+        exchange.call = call.name
         body = self._body(http, call, headers, signed)
         try:
             if body is not None:
@@ -208,9 +167,17 @@ class Gateway:
                 self._clients.of(signed.account),
                 body,
                 self._with_members,
-                signed.account.access_key if signed.account is not None else "",
+                exchange.access_key,
             )
-            return await self._answered(http, lambda: call.answer(request), request_id)
+            try:
+                await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
+            except TimeoutError:
+                raise S3Error("SlowDown", "too many requests are being answered") from None
+            try:
+                response = await self._run(call.answer, request)
+                return await self._send(http, response, exchange.request_id)
+            finally:
+                self._slots.release()
         finally:
             if body is not None:
                 body.close()
@@ -254,7 +221,7 @@ class Gateway:
         pending: list[bytes] = []
         pending_bytes = 0
         try:
-            while data := await asyncio.wait_for(http.content.readany(), self.limits.idle_s):
+            while data := await http.content.readany():
                 pending.append(data)
                 pending_bytes += len(data)
                 if pending_bytes >= _BATCH_BYTES:
@@ -277,7 +244,7 @@ class Gateway:
             await loop.run_in_executor(self._feeds, body.finish)
 
     async def _send(self, http: web.BaseRequest, response: Response, request_id: str) -> web.StreamResponse:
-        headers = [*(response.headers | _headers(request_id)).items(), *response.repeated]
+        headers = response.headers | own_headers(request_id)
         if isinstance(response.body, bytes) and (response.body or response.size_bytes is None):
             has_body = http.method != "HEAD" and response.status != 204
             return web.Response(
@@ -295,8 +262,8 @@ class Gateway:
         chunks: Iterator[Any] = response.body
         try:
             while (chunk := await self._run(next, chunks, _END)) is not _END:
-                await asyncio.wait_for(answer.write(chunk), self.limits.idle_s)
-            await asyncio.wait_for(answer.write_eof(), self.limits.idle_s)
+                await answer.write(chunk)
+            await answer.write_eof()
         except BaseException as error:
             # The status has been sent. Without the end of the body, the client knows that it is not complete.
             if http.transport is not None:
@@ -313,19 +280,6 @@ class Gateway:
         return answer
 
 
-class _BoundedServer(web.Server):
-    """A server that closes connections beyond a number."""
-
-    def __init__(self, handler: Any, *, most_connections: int, **options: Any) -> None:
-        super().__init__(handler, **options)
-        self._most_connections = most_connections
-
-    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        if len(self.connections) > self._most_connections:
-            transport.abort()
-
-
 def _joined(http: web.BaseRequest) -> dict[str, str]:
     """Return the headers by names in lower case. Raises S3Error unless they are UTF-8."""
     found: dict[str, str] = {}
@@ -337,7 +291,3 @@ def _joined(http: web.BaseRequest) -> dict[str, str]:
     except UnicodeEncodeError:
         raise S3Error("InvalidArgument", "a header is not UTF-8") from None
     return found
-
-
-def _headers(request_id: str) -> dict[str, str]:
-    return {"x-amz-request-id": request_id, "server": "ais-loader"}

@@ -1,10 +1,9 @@
-"""Main function of a gateway's process, and a gateway on a thread for tests and notebooks."""
+"""A gateway on the event loop of its process, and one on a thread for tests and notebooks."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import ssl
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,44 +11,33 @@ from typing import Any
 from storage_node.gateway.app import Gateway
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.keys import Account
+from storage_node.gateway.server.bounded_server import BACKLOG
+from storage_node.gateway.server.certificate import Certificate
 
 
-def tls_context(cert: str, key: str) -> ssl.SSLContext:
-    """Return the context of a server with this certificate. Raises OSError, ssl.SSLError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(cert, key)
-    return context
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises OSError."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
 
 
-def run_gateway(
-    clients: Clients,
-    keys: Mapping[str, Account] | None,
-    host: str,
-    port: int,
-    announce: Callable[[int], None],
-    *,
-    tls: ssl.SSLContext | None = None,
-    **options: Any,
+async def serve_until(
+    gateway: Gateway,
+    listener: socket.socket,
+    stopping: asyncio.Event,
+    ready: Callable[[], None],
+    certificate: Certificate | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` is called with the port; `options` are those of `Gateway`.
-
-    Must run on the main thread. Raises OSError if it cannot listen.
-    """
-
-    async def serve() -> None:
-        stopping = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
-        gateway = Gateway(clients, keys, **options)
-        try:
-            announce(await gateway.start(host, port, tls))
-            await stopping.wait()
-        finally:
-            await gateway.stop()
-
-    asyncio.run(serve())
+    """Serve until an event. `ready` is called when connections are accepted. Raises OSError."""
+    renewing = asyncio.create_task(certificate.follow()) if certificate is not None else None
+    try:
+        await gateway.start(listener, certificate.context if certificate is not None else None)
+        ready()
+        await stopping.wait()
+    finally:
+        if renewing is not None:
+            renewing.cancel()
+        await gateway.stop()
 
 
 class GatewayThread:
@@ -70,13 +58,10 @@ class GatewayThread:
 
     def _serve(self, clients: Clients, keys: Mapping[str, Account] | None, options: Mapping[str, Any]) -> None:
         async def serve() -> None:
-            gateway = Gateway(clients, keys, **options)
-            try:
-                self.port = await gateway.start("127.0.0.1", 0)
-                self._ready.set()
-                await self._stopping.wait()
-            finally:
-                await gateway.stop()
+            self.gateway = Gateway(clients, keys, **options)
+            listener = listen("127.0.0.1", 0)
+            self.port = int(listener.getsockname()[1])
+            await serve_until(self.gateway, listener, self._stopping, self._ready.set)
 
         try:
             self._loop.run_until_complete(serve())

@@ -5,9 +5,9 @@ Tests compare it with docs/metrics.md and the dashboard, and with what a running
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from ais_loader.version import __version__
 from storage_node.limits.counters import Histogram
@@ -19,21 +19,23 @@ Value = float | Histogram | Mapping[Any, Any]
 """A sample, or values by the values of a label; a tuple as a key has the values of several labels. Labels are in the
 order of their declaration."""
 Reader = Callable[[RunningNode], Value]
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """An exported metric. A counter's name ends in _total; a histogram's samples add _bucket, _sum, and _count."""
+class Metric(Generic[S]):
+    """An exported metric, read from an S. A counter's name ends in _total; a histogram's samples add _bucket, _sum, and
+    _count."""
 
     name: str
     type: Type
     labels: tuple[str, ...]
     unit: str
     meaning: str
-    read: Reader
+    read: Callable[[S], Value]
 
 
-def metric(name: str, type: Type, unit: str, *labels: str) -> Callable[[Reader, str], Metric]:
+def metric(name: str, type: Type, unit: str, *labels: str) -> Callable[[Reader, str], Metric[RunningNode]]:
     """Declare a metric; the result takes its reader and its meaning."""
     return lambda read, meaning: Metric(name, type, labels, unit, meaning, read)
 
@@ -477,13 +479,13 @@ PROCESS = {
 """Metrics of prometheus-client's own collector, on Linux."""
 
 
-def markdown_table() -> str:
-    """Format the table in docs/metrics.md; a test compares them."""
+def markdown_table(metrics: Iterable[Metric[Any]] = METRICS, process: Mapping[str, str] = PROCESS) -> str:
+    """Format the table of a page in docs/; a test compares them."""
     rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
-    for metric in METRICS:
+    for metric in metrics:
         labels = ", ".join(metric.labels)
         rows.append(f"| `{metric.name}` | {metric.type} | {labels} | {metric.unit} | {metric.meaning} |")
-    for name, meaning in PROCESS.items():
+    for name, meaning in process.items():
         kind, unit = "counter" if name.endswith("_total") else "gauge", name.removesuffix("_total").rpartition("_")[2]
         rows.append(f"| `{name}` | {kind} |  | {unit} | {meaning} |")
     return "\n".join(rows) + "\n"

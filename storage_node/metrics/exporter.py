@@ -1,42 +1,42 @@
-"""Prometheus exporter: reads the declared metrics from a node on each scrape.
+"""Prometheus exporter: reads the declared metrics from a node, or a gateway, on each scrape.
 
-Every node has a registry and a port of its own, so that several nodes in one process do not mix. prometheus-client is
+Each has a registry and a port of its own, so that several of them in one process do not mix. prometheus-client is
 needed only if metrics are served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from storage_node.limits.counters import BOUNDS_S, Histogram
-from storage_node.metrics.declarations import METRICS, Value
-from storage_node.metrics.running_node import RunningNode
+from storage_node.metrics.declarations import Metric, Value
 from storage_node.metrics.server import MetricsServer
 
+S = TypeVar("S")
 
-class NodeCollector:
-    """Reads a running node. prometheus-client calls `collect` from its own threads."""
 
-    def __init__(self, node: RunningNode) -> None:
-        self._node = node
+class _Collector(Generic[S]):
+    """Reads metrics. prometheus-client calls `collect` from its own threads."""
+
+    def __init__(self, metrics: Iterable[Metric[S]], source: Callable[[], S]) -> None:
+        self._metrics, self._source = list(metrics), source
 
     def describe(self) -> list[Any]:
-        return []  # the registry is this node's alone: no names to compare, and nothing to read before the first scrape
+        return []  # the registry is ours alone: no names to compare, and nothing to read before the first scrape
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
-        node = replace(self._node)
-        for metric in METRICS:
+        source = self._source()
+        for metric in self._metrics:
             family = families[metric.type](metric.name, metric.meaning, labels=metric.labels)
-            for labels, value in _samples(metric.read(node)):
+            for labels, value in _samples(metric.read(source)):
                 if isinstance(value, Histogram):
                     family.add_metric(labels, _buckets(value), value.sum_s)
                 else:
@@ -65,10 +65,12 @@ def require_library() -> None:
 
 
 @contextmanager
-def metrics_served(host: str, port: int | None, node: RunningNode) -> Iterator[int | None]:
-    """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.
+def metrics_served(
+    host: str, port: int | None, metrics: Iterable[Metric[S]], source: Callable[[], S]
+) -> Iterator[int | None]:
+    """Serve metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.
 
-    Nothing is served if the node's configuration has no port for it.
+    `source` returns, for one scrape, what they are read from. Nothing is served if `port` is None.
     """
     if port is None:
         yield None
@@ -76,7 +78,7 @@ def metrics_served(host: str, port: int | None, node: RunningNode) -> Iterator[i
     from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
     registry = CollectorRegistry()
-    registry.register(NodeCollector(node))
+    registry.register(_Collector(metrics, source))
     ProcessCollector(namespace="ais_loader", registry=registry)
     try:
         server = MetricsServer(host.strip("[]"), port, make_wsgi_app(registry))

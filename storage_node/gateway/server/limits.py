@@ -1,0 +1,29 @@
+"""Limits on what clients may take of a gateway's process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on what a client may take of the gateway."""
+
+    requests: int = 64
+    """Requests that are answered at once. Others wait."""
+    connections: int = 1024
+    """Connections; further ones are closed at once."""
+    wait_s: float = 10.0
+    """How long a request waits to be answered, before the client is told to slow down."""
+    idle_s: float = 30.0
+    """How long a client may send or take nothing, and how long it has for a handshake and for all headers."""
+    rate_bytes_per_s: float = 1024.0
+    """A client that sends a body, or takes an answer, at a lower rate is disconnected."""
+    rate_window_s: float = 60.0
+    """The time over which that rate is measured."""
+    headers: int = 128
+    """Number of headers."""
+    line_bytes: int = 16 << 10
+    """Size of the request line, and of a header."""
+    grace_s: float = 5.0
+    """How long running requests may take at the end of the gateway."""

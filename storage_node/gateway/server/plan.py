@@ -1,0 +1,56 @@
+"""Plan of a gateway: all that each of its processes needs to serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage_node.gateway.app import Gateway
+from storage_node.gateway.clients import Clients
+from storage_node.gateway.keys import Account
+from storage_node.gateway.server.certificate import Certificate
+from storage_node.gateway.server.limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayPlan:
+    """The store, the accounts and the options of a gateway. Can be pickled."""
+
+    store: str
+    """URL or folder."""
+    accounts: dict[str, Account] | None = field(default=None, repr=False)
+    """Accounts by access keys. None: requests need no signature."""
+    ca: str | None = None
+    token_file: str | None = None
+    cert: Path | None = None
+    """Certificate of the gateway, with `key`. None: it does not use TLS."""
+    key: Path | None = None
+    domains: tuple[str, ...] = ()
+    with_members: bool = False
+    spool: str | None = None
+    access_log: Path | None = None
+    page_token: str = field(default="", repr=False)
+    """Random part of the address of the store's page; "": it is not served."""
+    limits: Limits = field(default_factory=Limits)
+
+    def clients(self) -> Clients:
+        """Open the clients of the store. Raises the errors of `Clients`."""
+        accounts = (self.accounts or {}).values()
+        return Clients(self.store, accounts, ca=self.ca, token_file=self.token_file)
+
+    def certificate(self) -> Certificate | None:
+        """Read the certificate. Raises OSError, ssl.SSLError."""
+        return None if self.cert is None or self.key is None else Certificate(str(self.cert), str(self.key))
+
+    def gateway(self, clients: Clients) -> Gateway:
+        """Make a gateway, on the running event loop. Raises OSError."""
+        return Gateway(
+            clients,
+            self.accounts,
+            domains=self.domains,
+            with_members=self.with_members,
+            spool=self.spool,
+            limits=self.limits,
+            access_log=self.access_log,
+            page_token=self.page_token,
+        )

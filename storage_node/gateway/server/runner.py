@@ -1,0 +1,86 @@
+"""Main function of `ais-loader gateway`: one process, or several and their parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.values.urls import is_remote
+from storage_node.gateway.clients import Clients
+from storage_node.gateway.serve import serve_until
+from storage_node.gateway.server.metrics import METRICS
+from storage_node.gateway.server.plan import GatewayPlan
+from storage_node.gateway.server.workers import Workers
+from storage_node.metrics.exporter import metrics_served, require_library
+
+
+def run_gateway(
+    plan: GatewayPlan,
+    listener: socket.socket,
+    announce: Callable[[int | None], None],
+    *,
+    processes: int = 1,
+    metrics_host: str = "127.0.0.1",
+    metrics_port: int | None = None,
+    ends_with_input: bool = False,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Must run on the main thread.
+
+    Args:
+        announce: Called with the port of the metrics, once connections are accepted.
+        ends_with_input: Stop at the end of standard input, too.
+
+    Raises the errors of `Clients`; InvalidRequest for several processes of a store in a folder; OSError.
+    """
+    if processes > 1 and not is_remote(plan.store):
+        raise InvalidRequest(
+            f"--processes {processes}: a store in a folder has one writer, and so one process. Serve it by "
+            "`ais-loader serve`, and give the gateway the node's URL"
+        )
+    os.umask(0o077)  # the access log, and spooled bodies
+    if metrics_port is not None:
+        require_library()
+    if ends_with_input:
+        threading.Thread(target=_stop_at_end_of_input, name="gateway-input", daemon=True).start()
+    if processes > 1:
+        workers = Workers(plan, listener, processes)
+        try:
+            with metrics_served(metrics_host, metrics_port, METRICS, workers.counters) as port:
+                announce(port)
+                workers.run()
+        finally:
+            workers.stop()
+        return
+    clients = plan.clients()
+    try:
+        asyncio.run(_serve(plan, clients, listener, announce, metrics_host, metrics_port))
+    finally:
+        clients.close()
+
+
+async def _serve(
+    plan: GatewayPlan,
+    clients: Clients,
+    listener: socket.socket,
+    announce: Callable[[int | None], None],
+    metrics_host: str,
+    metrics_port: int | None,
+) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    gateway = plan.gateway(clients)
+    with metrics_served(metrics_host, metrics_port, METRICS, lambda: {"0": gateway.counters}) as port:
+        await serve_until(gateway, listener, stopping, lambda: announce(port), plan.certificate())
+
+
+def _stop_at_end_of_input() -> None:
+    while sys.stdin.buffer.read(1 << 16):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
