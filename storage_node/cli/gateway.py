@@ -74,6 +74,7 @@ def gateway(
     its address. On SIGINT (Ctrl-C) or SIGTERM, it lets running requests finish and exits with code 0. A process of it
     that dies is replaced.
     """
+    from ais_loader.errors import InvalidRequest
     from storage_node.settings.config import is_loopback
 
     if (keys is None) != no_keys:
@@ -135,13 +136,16 @@ def gateway(
         if not is_loopback(host) and no_keys:
             note("anyone who can reach this address can read, change and delete what is stored")
 
-    with listener:
-        run_gateway(
-            plan,
-            listener,
-            announce,
-            processes=processes,
-            metrics_host=host,
-            metrics_port=metrics_port,
-            ends_with_input=ends_with_input,
-        )
+    try:
+        with listener:
+            run_gateway(
+                plan,
+                listener,
+                announce,
+                processes=processes,
+                metrics_host=host,
+                metrics_port=metrics_port,
+                ends_with_input=ends_with_input,
+            )
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from error

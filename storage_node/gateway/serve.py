@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from storage_node.gateway.app import Gateway
@@ -48,7 +49,7 @@ class GatewayThread:
         self.port = 0
         self._ready = threading.Event()
         self._error: BaseException | None = None
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, args=(clients, keys, options), daemon=True)
         self._thread.start()
@@ -58,18 +59,17 @@ class GatewayThread:
 
     def _serve(self, clients: Clients, keys: Mapping[str, Account] | None, options: Mapping[str, Any]) -> None:
         async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
             self.gateway = Gateway(clients, keys, **options)
             listener = listen("127.0.0.1", 0)
             self.port = int(listener.getsockname()[1])
             await serve_until(self.gateway, listener, self._stopping, self._ready.set)
 
         try:
-            self._loop.run_until_complete(serve())
+            asyncio.run(serve())
         except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
             self._error = error
             self._ready.set()
-        finally:
-            self._loop.close()
 
     @property
     def url(self) -> str:
@@ -77,8 +77,9 @@ class GatewayThread:
 
     def close(self) -> None:
         """Stop, and wait for the end of the thread."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
     def __enter__(self) -> GatewayThread:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
-import sys
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import boto3
 import pytest
 from botocore.auth import HmacV1QueryAuth, S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
@@ -22,17 +18,8 @@ from storage_node.gateway.errors import S3Error
 from storage_node.gateway.keys import read_keys
 from storage_node.gateway.router import split_path
 from storage_node.gateway.serve import GatewayThread
+from tests.gateway.command_kit import COMMAND, GatewayCommand, key_file, s3_at
 from tests.gateway.conftest import ACCOUNT, Served
-
-COMMAND = [sys.executable, "-m", "ais_loader.cli", "gateway"]
-
-
-def key_file(folder: Path, content: Any, mode: int = 0o600) -> Path:
-    path = folder / "keys.json"
-    path.touch(mode)
-    path.chmod(mode)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
 
 
 def test_key_files(tmp_path: Path) -> None:
@@ -65,6 +52,8 @@ def test_key_files(tmp_path: Path) -> None:
         (["--no-keys", "--host", "0.0.0.0"], "loopback"),
         (["--keys", "KEYS", "--host", "0.0.0.0"], "loopback"),
         (["--keys", "KEYS", "--cert", "KEYS"], "go together"),
+        (["--keys", "KEYS", "--host", "0.0.0.0", "--insecure", "--ui"], "--ui"),
+        (["--keys", "KEYS", "--processes", "2"], "one process"),
     ],
 )
 def test_wrong_uses(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -76,18 +65,12 @@ def test_wrong_uses(tmp_path: Path, arguments: list[str], message: str) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     keys = key_file(tmp_path, [{"access_key": "k", "secret_key": "s"}])
-    command = [*COMMAND, str(tmp_path / "store"), "--keys", str(keys), "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
-        try:
-            assert serving.stdout is not None
-            url = json.loads(serving.stdout.readline())["url"]
-            s3 = boto3.client("s3", "us-east-1", endpoint_url=url, aws_access_key_id="k", aws_secret_access_key="s")
-            s3.create_bucket(Bucket="b")
-            s3.put_object(Bucket="b", Key="a", Body=b"1")
-            assert s3.get_object(Bucket="b", Key="a")["Body"].read() == b"1"
-        finally:
-            serving.terminate()
-    assert serving.returncode == 0
+    with GatewayCommand(str(tmp_path / "store"), "--keys", str(keys)) as gateway:
+        s3 = s3_at(gateway.url, "k", "s")
+        s3.create_bucket(Bucket="b")
+        s3.put_object(Bucket="b", Key="a", Body=b"1")
+        assert s3.get_object(Bucket="b", Key="a")["Body"].read() == b"1"
+        assert gateway.end() == 0
 
 
 def test_hosts_and_paths() -> None:
