@@ -136,8 +136,12 @@ class Gateway:
         return await self._refuse(http, refused, request_id)
 
     async def _refuse(self, http: web.BaseRequest, error: S3Error, request_id: str) -> web.StreamResponse:
-        has_body = http.method != "HEAD" and error.status != 304
-        answer = refusal(error, http.rel_url.raw_path[:1024], request_id, has_body=has_body)
+        body = b""
+        if http.method != "HEAD" and error.status != 304:
+            body = xml.error_document(error, http.rel_url.raw_path[:1024], request_id)
+        answer = web.Response(status=error.status, body=body, headers=error.headers | _headers(request_id))
+        if body:
+            answer.content_type = "application/xml"
         if not http.content.at_eof():
             answer.force_close()
         return answer
@@ -210,7 +214,9 @@ class Gateway:
         length = headers.get("content-length", "0")
         if not signed.payload.startswith("STREAMING-") and int(length) > most_bytes:
             raise S3Error("EntityTooLarge", f"the body has more than {most_bytes:,} bytes")
-        return Body(headers, signed, folder=self._spool, most_bytes=most_bytes)
+        # A completion announces the checksum of the object, and not of the document with its parts.
+        is_checked = call.name != "CompleteMultipartUpload"
+        return Body(headers, signed, folder=self._spool, most_bytes=most_bytes, is_checked=is_checked)
 
     async def _receive(self, http: web.BaseRequest, body: Incoming) -> None:
         """Take the body. Raises Refusal, also if it ends early."""

@@ -16,13 +16,16 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.transport.base import require_metadata
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG, is_reserved
-from storage_node.gateway import checksums
+from storage_node.gateway import checksums, tagging
 from storage_node.gateway.bodies import Body
 from storage_node.gateway.errors import S3Error
 
 OWN = "s3."
 """Prefix of the gateway's keys."""
 ETAG, CHECKSUM, PARTS = f"{OWN}etag", f"{OWN}checksum", f"{OWN}parts"
+PART_CHECKSUMS, UPLOAD = f"{OWN}part-checksums", f"{OWN}upload"
+"""The checksums of the parts that the object was made of, and the id of their upload."""
+TAGGING = f"{OWN}tagging"
 META = "x-amz-meta-"
 _KEPT_HEADERS = (
     "cache-control",
@@ -34,8 +37,9 @@ _KEPT_HEADERS = (
 )
 _RESPONSE = {f"response-{name}": name for name in _KEPT_HEADERS}
 _DEFAULT_TYPE = "binary/octet-stream"
-_UNSUPPORTED = ("x-amz-tagging", "x-amz-server-side-encryption", "x-amz-object-lock-mode", "x-amz-website-redirect")
+_UNSUPPORTED = ("x-amz-server-side-encryption", "x-amz-object-lock-mode", "x-amz-website-redirect")
 _PARTS_TEXT_BYTES = 1024
+_PART_CHECKSUMS_TEXT_BYTES = 768
 
 
 def metadata_of(headers: Mapping[str, str]) -> dict[str, str]:
@@ -49,9 +53,12 @@ def metadata_of(headers: Mapping[str, str]) -> dict[str, str]:
             found[key] = value
         elif name in _KEPT_HEADERS:
             if name == "content-encoding":
-                value = ",".join(one.strip() for one in value.split(",") if one.strip().lower() != "aws-chunked")
+                value = ", ".join(one.strip() for one in value.split(",") if one.strip().lower() != "aws-chunked")
             if value:
                 found[OWN + name] = value
+        elif name == tagging.HEADER:
+            if text := tagging.text_of_header(value):
+                found[TAGGING] = text
         elif name.startswith(_UNSUPPORTED):
             raise S3Error("NotImplemented", f"the header {name} is not supported")
     try:
@@ -72,7 +79,7 @@ def of_body(body: Body) -> dict[str, str]:
 
 def of_bytes(info: ObjectInfo) -> dict[str, str]:
     """Return those metadata of an object that hold for a copy of its bytes."""
-    kept = (ETAG, CHECKSUM, PARTS)
+    kept = (ETAG, CHECKSUM, PARTS, PART_CHECKSUMS)
     return {key: info.metadata[key] for key in kept if unsealed(info, key)}
 
 
@@ -121,6 +128,8 @@ def headers_of(info: ObjectInfo, query: Mapping[str, str], *, with_checksum: boo
             name = key[len(OWN) :]
             if name in _KEPT_HEADERS:
                 found[name] = value
+            elif key == TAGGING:
+                found["x-amz-tagging-count"] = str(len(tagging.pairs(value)))
         elif not is_reserved(key) and _TOKEN.match(key) and "\n" not in value and "\r" not in value:
             found[META + key] = value
     for parameter, name in _RESPONSE.items():
@@ -130,7 +139,7 @@ def headers_of(info: ObjectInfo, query: Mapping[str, str], *, with_checksum: boo
             found[name] = query[parameter]
     if with_checksum and (known := checksum(info)) is not None:
         found[checksums.HEADER + known[0]] = known[1]
-        found["x-amz-checksum-type"] = "COMPOSITE" if "-" in known[1] else "FULL_OBJECT"
+        found["x-amz-checksum-type"] = checksums.kind(known[1])
     return found
 
 
@@ -153,3 +162,24 @@ def part_sizes(info: ObjectInfo) -> list[int]:
     """Return the sizes of the parts that the object was made of; none if it was not, or they are not known."""
     found = [run.split("x") for run in unsealed(info, PARTS).split(",") if run]
     return [int(size) for size, count in found for _ in range(int(count))]
+
+
+def part_checksums_text(algorithm: str, values: list[str]) -> str:
+    """Return the checksums of an upload's parts as text; "" if there are none, or it would be too long."""
+    text = f"{algorithm}={','.join(values)}"
+    return text if algorithm and all(values) and len(text) <= _PART_CHECKSUMS_TEXT_BYTES else ""
+
+
+def part_checksum(info: ObjectInfo, number: int) -> tuple[str, str] | None:
+    """Return algorithm and value of a part's checksum; None if it is not known."""
+    algorithm, _, values = unsealed(info, PART_CHECKSUMS).partition("=")
+    found = values.split(",") if values else []
+    return (algorithm, found[number - 1]) if number <= len(found) else None
+
+
+def part_checksum_headers(info: ObjectInfo, number: int) -> dict[str, str]:
+    """Return the headers with the checksum of a part."""
+    known, whole = part_checksum(info, number), checksum(info)
+    if known is None or whole is None:
+        return {}
+    return {checksums.HEADER + known[0]: known[1], "x-amz-checksum-type": checksums.kind(whole[1])}

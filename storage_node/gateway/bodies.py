@@ -31,8 +31,23 @@ _MAX_TRAILERS_BYTES = 8192
 class Body(Spool):
     """The bytes of a request, and their checksums. Use `feed` for what arrives, then `finish`; always `close`."""
 
-    def __init__(self, headers: Mapping[str, str], signed: Signed, *, folder: str | None, most_bytes: int) -> None:
-        """Raises S3Error for headers that contradict each other."""
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        signed: Signed,
+        *,
+        folder: str | None,
+        most_bytes: int,
+        is_checked: bool = True,
+    ) -> None:
+        """
+        Args:
+            is_checked: Whether a checksum in the headers is that of the body.
+
+        Raises S3Error for headers that contradict each other.
+        """
+        self.size_bytes = 0
+        self.crc32c = 0
         self.checksum: tuple[str, str] | None = None
         """The checksum that the client announced, and that the bytes have: its algorithm and value."""
         self._most_bytes = most_bytes
@@ -41,7 +56,7 @@ class Body(Spool):
         self._sha256: Hasher | None = None
         self._want_sha256 = ""
         self._want_bytes: int | None = None
-        self._announced = checksums.announced(headers)
+        self._announced = checksums.announced(headers) if is_checked else None
         self._hasher = checksums.hasher(self._announced[0]) if self._announced else None
         self._decoder: _Chunked | None = None
         payload = signed.payload

@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+
 from ais_loader import errors
 from storage_node.gateway import xml
+from storage_node.gateway.conditions import DeleteCondition
 from storage_node.gateway.errors import S3Error, of_store
-from storage_node.gateway.listing import owner_of
+from storage_node.gateway.listing import max_keys, owner_of
 from storage_node.gateway.names import name_of
 from storage_node.gateway.request import Request, Response, xml_response
 
 _MAX_DELETED = 1000
+_MAX_BUCKETS = 10_000
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z", re.ASCII)
+_ADDRESS = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+\Z", re.ASCII)
 _EPOCH = "1970-01-01T00:00:00.000Z"
 
 
 def list_buckets(request: Request) -> Response:
-    """Answer ListBuckets. The store keeps no time of creation."""
-    found = request.client.buckets()
-    rows = [xml.nest("Bucket", [xml.tags(Name=info.name, CreationDate=_EPOCH)]) for info in found]
-    return xml_response(xml.document("ListAllMyBucketsResult", [owner_of(request), xml.nest("Buckets", rows)]))
+    """Answer ListBuckets. The store keeps no time of creation. Raises S3Error."""
+    query = request.query
+    prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
+    most = max_keys(query.get("max-buckets", ""), "max-buckets", most=_MAX_BUCKETS)
+    names = sorted(info.name for info in request.client.buckets())
+    names = [name for name in names if name.startswith(prefix) and name > after]
+    rows = [xml.nest("Bucket", [xml.tags(Name=name, CreationDate=_EPOCH)]) for name in names[:most]]
+    parts = [owner_of(request), xml.nest("Buckets", rows)]
+    if most and len(names) > most:
+        parts.append(xml.tag("ContinuationToken", names[most - 1]))
+    if prefix:
+        parts.append(xml.tag("Prefix", prefix))
+    return xml_response(xml.document("ListAllMyBucketsResult", parts))
 
 
 def create_bucket(request: Request) -> Response:
-    """Answer CreateBucket. Raises S3Error."""
+    """Answer CreateBucket. One that exists is left as it is, as S3 does in its first region. Raises S3Error."""
+    name = request.bucket
+    if not _NAME.match(name) or _ADDRESS.match(name) or any(two in name for two in ("..", ".-", "-.")):
+        raise S3Error("InvalidBucketName", f"bucket {name!r}: need 3 to 63 lower-case letters, digits, '.' and '-'")
     if request.body is not None and request.body.size_bytes:
         xml.parse(request.body.read(), "CreateBucketConfiguration")
     try:
-        request.client.create_bucket(request.bucket)
+        request.client.create_bucket(name, exist_ok=True)
     except errors.InvalidName as error:
         raise S3Error("InvalidBucketName", str(error)) from None
-    return Response(headers={"location": f"/{request.bucket}"})
+    return Response(headers={"location": f"/{name}"})
 
 
 def head_bucket(request: Request) -> Response:
@@ -62,6 +81,7 @@ def delete_objects(request: Request) -> Response:
     is_quiet = root.find("Quiet") == "true"
     results: dict[int, S3Error | None] = {}
     names: dict[int, str] = {}
+    checked: dict[int, DeleteCondition] = {}
     for at, row in enumerate(rows):
         key = row.find("Key")
         if key is None or not key:
@@ -69,13 +89,24 @@ def delete_objects(request: Request) -> Response:
         try:
             if row.find("VersionId") not in (None, "", "null"):
                 raise S3Error("NoSuchVersion", "the only version is null")
-            if row.find("ETag") is not None:
-                raise S3Error("NotImplemented", "conditions are not supported here")
             names[at] = name_of(key)
+            condition = DeleteCondition(row.find("ETag"), row.find("LastModifiedTime"), row.find("Size"))
+            if condition.is_given():
+                checked[at] = condition
         except S3Error as error:
             results[at] = error
     bucket = request.client.bucket(request.bucket)
     bucket.info()
+    for at, condition in checked.items():
+        name = names.pop(at)
+        try:
+            with suppress(errors.ObjectNotFound):
+                bucket.delete(name, if_version=condition.version(bucket, name))
+            results[at] = None
+        except S3Error as error:
+            results[at] = error
+        except errors.LoaderError as error:
+            results[at] = of_store(error)
     for at, done in zip(names, bucket.iter_delete_many(list(names.values()), on_error="yield"), strict=True):
         results[at] = None
         if isinstance(done, errors.LoaderError) and not isinstance(done, errors.ObjectNotFound):

@@ -6,15 +6,18 @@ import base64
 import binascii
 import hashlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ais_loader.extras import needs
 from ais_loader.wire.checksum import crc32c
 from storage_node.gateway.errors import S3Error
+from storage_node.store.checksum import CRC32, CRC32C, CRC64NVME, combine
 
 HEADER = "x-amz-checksum-"
 ALGORITHMS = ("crc32", "crc32c", "crc64nvme", "sha1", "sha256")
+COMBINED = {"crc32": CRC32, "crc32c": CRC32C, "crc64nvme": CRC64NVME}
+"""Algorithms whose value for an object follows from those of its parts."""
 _DIGEST_BYTES = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}
 
 
@@ -66,7 +69,7 @@ def announced(headers: Mapping[str, str]) -> tuple[str, str] | None:
     name, value = found[0]
     if name not in ALGORITHMS:
         raise S3Error("InvalidRequest", f"checksum {name[:40]!r} is not known")
-    decoded(value.partition("-")[0], _DIGEST_BYTES[name], "InvalidRequest")
+    decoded(value.partition("-")[0], _DIGEST_BYTES[name], "BadDigest")
     return name, value
 
 
@@ -84,6 +87,22 @@ def decoded(text: str, size_bytes: int, code: str) -> bytes:
 def encoded(digest: bytes) -> str:
     """Return a digest as S3's headers have it."""
     return base64.b64encode(digest).decode()
+
+
+def kind(value: str) -> str:
+    """Return S3's word for what a checksum covers: the object's bytes, or the checksums of its parts."""
+    return "COMPOSITE" if "-" in value else "FULL_OBJECT"
+
+
+def combined(algorithm: str, values: Sequence[str], sizes: Sequence[int]) -> str:
+    """Return the checksum of consecutive bytes from those of their parts and the parts' sizes in bytes.
+
+    The algorithm must be one of `COMBINED`.
+    """
+    crc, size_bytes = 0, _DIGEST_BYTES[algorithm]
+    for value, part_bytes in zip(values, sizes, strict=True):
+        crc = combine(crc, int.from_bytes(base64.b64decode(value), "big"), part_bytes, COMBINED[algorithm])
+    return encoded(crc.to_bytes(size_bytes, "big"))
 
 
 def composite(algorithm: str, values: list[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ais_loader import errors
 
 
@@ -19,8 +21,15 @@ class Refusal(Exception):
 class S3Error(Refusal):
     """A refusal in S3's terms. `code` and the status are what its clients decide by."""
 
-    def __init__(self, code: str, message: str = "", *, status: int | None = None) -> None:
-        super().__init__(code, message or code, STATUSES[code] if status is None else status)
+    def __init__(
+        self, code: str, message: str = "", *, status: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message or code)
+        self.code = code
+        self.message = message or code
+        self.status = STATUSES[code] if status is None else status
+        self.headers = dict(headers or {})
+        """Headers of the answer that a client expects also of this refusal."""
 
 
 STATUSES = {
@@ -39,10 +48,10 @@ STATUSES = {
     "InvalidBucketName": 400,
     "InvalidDigest": 400,
     "InvalidPart": 400,
-    "InvalidPartNumber": 416,
     "InvalidPartOrder": 400,
     "InvalidRange": 416,
     "InvalidRequest": 400,
+    "InvalidTag": 400,
     "InvalidURI": 400,
     "KeyTooLongError": 400,
     "MalformedXML": 400,

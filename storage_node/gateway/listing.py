@@ -93,8 +93,6 @@ def list_objects(request: Request) -> Response:
     most = max_keys(query.get("max-keys", ""), "max-keys")
     encode = encoding(query.get("encoding-type"))
     token = query.get("continuation-token")
-    if token is not None and not token:
-        raise S3Error("InvalidArgument", "the continuation token is empty")
     after = _after(token) if token else query.get("start-after" if is_v2 else "marker", "")
     bucket = request.client.bucket(request.bucket)
     found = page(bucket, prefix, delimiter, after, most)
@@ -102,7 +100,8 @@ def list_objects(request: Request) -> Response:
         xml.nest("Contents", [xml.tag("Key", encode(key_of(info.name))), _properties(info, request)])
         for info in found.objects
     ]
-    parts = [xml.tags(Name=request.bucket, Prefix=encode(prefix))]
+    # Version 1 does not encode the prefix: clients, such as boto3, decode the rest alone.
+    parts = [xml.tags(Name=request.bucket, Prefix=encode(prefix) if is_v2 else prefix)]
     if is_v2:
         next_token = _token(found.last) if found.is_truncated else None
         start_after = encode(query["start-after"]) if "start-after" in query else None

@@ -11,11 +11,12 @@ import re
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.multipart import MultipartUpload, PartInfo
+from ais_loader.values.entry import ObjectInfo
 from storage_node.gateway import attributes, checksums, conditions, xml
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.listing import encoding, max_keys, owner_of, stamp
 from storage_node.gateway.names import key_of, name_of
-from storage_node.gateway.objects import COPY_SOURCE, CopySource, part_number
+from storage_node.gateway.objects import COPY_SOURCE, MAX_PARTS, CopySource, part_number
 from storage_node.gateway.request import Request, Response, xml_response
 from storage_node.store.checksum import combine
 
@@ -24,6 +25,7 @@ MIN_PART_BYTES = 5 << 20
 _ALGORITHM = f"{attributes.OWN}algorithm"
 """Metadata of an upload: the algorithm of the checksums of its parts."""
 _MD5, _PART_CHECKSUM = f"{attributes.OWN}md5", f"{attributes.OWN}part-checksum"
+FULL, COMPOSITE = "FULL_OBJECT", "COMPOSITE"
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -31,15 +33,22 @@ def create_upload(request: Request) -> Response:
     """Answer CreateMultipartUpload. Raises S3Error."""
     metadata = attributes.metadata_of(request.headers)
     algorithm = request.headers.get("x-amz-checksum-algorithm", "").lower()
+    kind = request.headers.get("x-amz-checksum-type", "").upper()
     if algorithm:
         checksums.hasher(algorithm)
-        metadata[_ALGORITHM] = algorithm
+        kind = kind or ("FULL_OBJECT" if algorithm == "crc64nvme" else "COMPOSITE")
+        allowed = {"crc64nvme": (FULL,), "sha1": (COMPOSITE,), "sha256": (COMPOSITE,)}.get(algorithm, (FULL, COMPOSITE))
+        if kind not in allowed:
+            raise S3Error("InvalidRequest", f"x-amz-checksum-type of {algorithm}: need {' or '.join(allowed)}")
+        metadata[_ALGORITHM] = f"{algorithm} {kind}"
+    elif kind:
+        raise S3Error("InvalidRequest", "x-amz-checksum-type without x-amz-checksum-algorithm")
     bucket = request.client.bucket(request.bucket)
     upload = bucket.multipart(name_of(request.key), metadata=metadata)
     parts = xml.tags(Bucket=request.bucket, Key=request.key, UploadId=upload.id)
     made = xml_response(xml.document("InitiateMultipartUploadResult", [parts]))
     if algorithm:
-        made.headers["x-amz-checksum-algorithm"] = algorithm.upper()
+        made.headers |= {"x-amz-checksum-algorithm": algorithm.upper(), "x-amz-checksum-type": kind}
     return made
 
 
@@ -103,12 +112,18 @@ def _etag(part: PartInfo) -> str:
 
 
 def complete_upload(request: Request) -> Response:
-    """Answer CompleteMultipartUpload. Raises S3Error."""
+    """Answer CompleteMultipartUpload. Repeated, it is answered again while the object is there. Raises S3Error."""
     assert request.body is not None
-    upload = _upload(request)
-    rows = xml.parse(request.body.read(), "CompleteMultipartUpload").all("Part")
-    if not 1 <= len(rows) <= 10_000:
-        raise S3Error("MalformedXML", "need 1 to 10,000 parts")
+    body = request.body.read()
+    try:
+        upload = _upload(request)
+    except S3Error as error:
+        if error.code == "NoSuchUpload" and (made := _completed(request)) is not None:
+            return _made(request, made)
+        raise
+    rows = xml.parse(body, "CompleteMultipartUpload").all("Part")
+    if not 1 <= len(rows) <= MAX_PARTS:
+        raise S3Error("MalformedXML", f"need 1 to {MAX_PARTS:,} parts")
     stored = {part.number: part for part in upload.parts()}
     chosen: list[PartInfo] = []
     for row in rows:
@@ -140,9 +155,18 @@ def _complete(request: Request, upload: MultipartUpload, chosen: list[PartInfo])
     digests = b"".join(bytes.fromhex(_etag(part)) for part in chosen)
     etag = f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(chosen)}"
     metadata = upload.metadata
-    algorithm = metadata.pop(_ALGORITHM, "")
-    checksum = _checksum(request, algorithm, chosen, crc32c)
-    own = {attributes.ETAG: etag, attributes.PARTS: attributes.parts_text([part.size_bytes for part in chosen])}
+    algorithm, _, kind = metadata.pop(_ALGORITHM, "").partition(" ")
+    checksum = _checksum(request, algorithm, kind, chosen, crc32c)
+    values = [part.metadata.get(_PART_CHECKSUM, "").partition("=") for part in chosen]
+    used = {name for name, _, _ in values}
+    own = {
+        attributes.ETAG: etag,
+        attributes.UPLOAD: upload.id,
+        attributes.PARTS: attributes.parts_text([part.size_bytes for part in chosen]),
+        attributes.PART_CHECKSUMS: attributes.part_checksums_text(
+            used.pop() if len(used) == 1 else "", [value for _, _, value in values]
+        ),
+    }
     if checksum is not None and (checksum[0] != "crc32c" or "-" in checksum[1]):
         own[attributes.CHECKSUM] = "=".join(checksum)
     metadata |= {key: attributes.sealed(value, crc32c, size_bytes) for key, value in own.items() if value}
@@ -156,16 +180,32 @@ def _complete(request: Request, upload: MultipartUpload, chosen: list[PartInfo])
             if_version=condition.if_version,
         )
     except errors.ObjectNotFound:
-        raise S3Error("NoSuchUpload", "the upload has been completed or aborted") from None
+        if (found := _completed(request)) is None:
+            raise S3Error("NoSuchUpload", "the upload has been completed or aborted") from None
+        made = found
+    return _made(request, made)
+
+
+def _completed(request: Request) -> ObjectInfo | None:
+    """Return the object that the upload made; None if there is another, or none."""
+    try:
+        info = request.client.bucket(request.bucket).head(name_of(request.key))
+    except errors.ObjectNotFound:
+        return None
+    upload_id = attributes.unsealed(info, attributes.UPLOAD)
+    return info if upload_id and upload_id == request.query.get("uploadId") else None
+
+
+def _made(request: Request, made: ObjectInfo) -> Response:
     parts = xml.tags(
         Location=f"/{request.bucket}/{request.key}",
         Bucket=request.bucket,
         Key=request.key,
         ETag=f'"{attributes.etag(made)}"',
     )
-    if checksum is not None:
+    if (checksum := attributes.checksum(made)) is not None:
         parts += xml.tag(f"Checksum{checksum[0].upper()}", checksum[1])
-        parts += xml.tag("ChecksumType", "COMPOSITE" if "-" in checksum[1] else "FULL_OBJECT")
+        parts += xml.tag("ChecksumType", checksums.kind(checksum[1]))
     return xml_response(xml.document("CompleteMultipartUploadResult", [parts]))
 
 
@@ -177,28 +217,45 @@ def crc32c_of(parts: list[PartInfo]) -> int:
     return crc
 
 
-def _checksum(request: Request, algorithm: str, parts: list[PartInfo], crc32c: int) -> tuple[str, str] | None:
+def _checksum(
+    request: Request, algorithm: str, kind: str, parts: list[PartInfo], crc32c: int
+) -> tuple[str, str] | None:
     """Return algorithm and value of the object's checksum. Raises S3Error if the client announced another.
 
-    It is that of the parts' checksums. A checksum of the whole object is known for CRC-32C alone, which the store has.
+    Args:
+        algorithm, kind: Those that the upload began with; "" for none.
     """
     given = checksums.announced(request.headers)
-    made: tuple[str, str] | None = None
+    wanted = request.headers.get("x-amz-checksum-type", "").upper()
+    if given is None:
+        return _checksum_of(algorithm, kind, parts, crc32c)
+    name, value = given
+    kinds = [wanted or (COMPOSITE if "-" in value else "")]
+    if not kinds[0]:
+        # A client may leave out the type, and of a checksum of checksums also the number of parts.
+        kinds = [kind or FULL, COMPOSITE, FULL]
+    made = [found for one in kinds if (found := _checksum_of(name, one, parts, crc32c)) is not None]
+    if not made:
+        raise S3Error("InvalidRequest", f"the parts have no checksums {name} that give one of the object")
+    for found in made:
+        if value in (found[1], found[1].partition("-")[0]):
+            return found
+    raise S3Error("BadDigest", f"the parts are not what {checksums.HEADER}{name} says")
+
+
+def _checksum_of(name: str, kind: str, parts: list[PartInfo], crc32c: int) -> tuple[str, str] | None:
+    """Return algorithm and value of a checksum of the object; None if those of the parts do not give it."""
+    if name == "crc32c" and kind == FULL:
+        return name, checksums.encoded(crc32c.to_bytes(4, "big"))  # which the store has of every part
     values = [part.metadata.get(_PART_CHECKSUM, "").partition("=") for part in parts]
-    is_full = request.headers.get("x-amz-checksum-type", "").upper() == "FULL_OBJECT"
-    name = given[0] if given is not None else algorithm
-    if name == "crc32c" and (is_full or (given is not None and "-" not in given[1])):
-        made = name, checksums.encoded(crc32c.to_bytes(4, "big"))
-    elif name not in ("", "crc64nvme") and not is_full and all(one == name for one, _, _ in values):
-        made = name, checksums.composite(name, [value for _, _, value in values])
-    if given is not None and made is not None and "-" in made[1] and "-" not in given[1]:
-        # Some clients leave out the number of parts.
-        given = given[0], f"{given[1]}-{len(parts)}"
-    if given is not None and (made is None or given != made):
-        if made is None:
-            raise S3Error("NotImplemented", f"a checksum {given[0]} of the whole object of parts is not supported")
-        raise S3Error("BadDigest", f"the parts are not what {checksums.HEADER}{given[0]} says")
-    return made
+    if not name or any(one != name for one, _, _ in values):
+        return None
+    known = [value for _, _, value in values]
+    if kind == COMPOSITE:
+        return name, checksums.composite(name, known)
+    if name not in checksums.COMBINED:
+        return None
+    return name, checksums.combined(name, known, [part.size_bytes for part in parts])
 
 
 def abort_upload(request: Request) -> Response:
@@ -211,10 +268,10 @@ def list_parts(request: Request) -> Response:
     """Answer ListParts. Raises S3Error."""
     upload = _upload(request)
     most = max_keys(request.query.get("max-parts", ""), "max-parts")
-    after = max_keys(request.query.get("part-number-marker", "0"), "part-number-marker", most=10_000)
+    after = max_keys(request.query.get("part-number-marker", "0"), "part-number-marker", most=MAX_PARTS)
     found = [part for part in upload.parts() if part.number > after]
     shown = found[:most]
-    algorithm = upload.metadata.get(_ALGORITHM)
+    algorithm, _, kind = upload.metadata.get(_ALGORITHM, "").partition(" ")
     parts = [xml.tags(Bucket=request.bucket, Key=request.key, UploadId=upload.id)]
     parts += [owner_of(request, "Initiator"), owner_of(request)]
     parts.append(
@@ -224,7 +281,8 @@ def list_parts(request: Request) -> Response:
             NextPartNumberMarker=shown[-1].number if shown else None,
             MaxParts=most,
             IsTruncated=len(found) > len(shown),
-            ChecksumAlgorithm=algorithm.upper() if algorithm else None,
+            ChecksumAlgorithm=algorithm.upper() or None,
+            ChecksumType=kind or None,
         )
     )
     for part in shown:

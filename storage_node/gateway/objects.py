@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from ais_loader import errors
@@ -11,9 +13,9 @@ from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import split_member
-from storage_node.gateway import attributes, conditions, xml
+from storage_node.gateway import attributes, checksums, conditions, tagging, xml
 from storage_node.gateway.errors import S3Error
-from storage_node.gateway.listing import stamp
+from storage_node.gateway.listing import max_keys, stamp
 from storage_node.gateway.names import name_of
 from storage_node.gateway.reading import READ_AHEAD_BYTES, content
 from storage_node.gateway.request import Request, Response, decoded, xml_response
@@ -21,6 +23,7 @@ from storage_node.gateway.request import Request, Response, decoded, xml_respons
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _MAX_DIGITS = 19
 COPY_SOURCE = "x-amz-copy-source"
+MAX_PARTS = 10_000
 
 
 def put_object(request: Request) -> Response:
@@ -28,10 +31,6 @@ def put_object(request: Request) -> Response:
     name = name_of(request.key)
     body = request.body
     assert body is not None
-    if request.key.endswith("/") and body.size_bytes:
-        raise S3Error(
-            "InvalidArgument", f"key {request.key[:80]!r}: it ends with '/', and markers of folders are empty"
-        )
     bucket = request.client.bucket(request.bucket)
     metadata = attributes.metadata_of(request.headers) | attributes.of_body(body)
     condition = conditions.of_write(bucket, name, request.headers)
@@ -84,6 +83,8 @@ def _answer(request: Request, info: ObjectInfo, file: ObjectFile | None, *, with
     part_headers = {}
     if chosen is not None:
         part_headers["x-amz-mp-parts-count"] = str(len(attributes.part_sizes(info)) or 1)
+        if with_checksum:
+            part_headers |= attributes.part_checksum_headers(info, int(request.query["partNumber"]))
     else:
         chosen = _range(request.headers.get("range"), info.size_bytes)
         if chosen is not None and not _holds(request.headers.get("if-range"), info):
@@ -112,13 +113,13 @@ def _part(request: Request, info: ObjectInfo) -> tuple[int, int] | None:
         raise S3Error("InvalidRequest", "partNumber and Range exclude each other")
     sizes = attributes.part_sizes(info) or [info.size_bytes]
     if number > len(sizes):
-        raise S3Error("InvalidPartNumber", f"the object has no part {number}")
+        raise S3Error("InvalidPart", f"the object has no part {number}")
     return sum(sizes[: number - 1]), sizes[number - 1]
 
 
 def part_number(text: str) -> int:
     """Return the number of a part. Raises S3Error."""
-    if not (text.isascii() and text.isdigit() and len(text) < 6) or not 1 <= int(text) <= 10_000:
+    if not (text.isascii() and text.isdigit() and len(text) < 6) or not 1 <= int(text) <= MAX_PARTS:
         raise S3Error("InvalidArgument", "partNumber: need 1 to 10000")
     return int(text)
 
@@ -153,14 +154,10 @@ def delete_object(request: Request) -> Response:
     """Answer DeleteObject. An object that does not exist is deleted successfully, as in S3. Raises S3Error."""
     bucket = request.client.bucket(request.bucket)
     name = name_of(request.key)
-    condition = conditions.of_write(bucket, name, request.headers)
-    if condition.if_absent:
-        raise S3Error("NotImplemented", "If-None-Match of a deletion")
-    try:
-        bucket.delete(name, if_version=condition.if_version)
-    except errors.ObjectNotFound:
-        if condition.if_version is not None:
-            raise
+    condition = conditions.of_delete(request.headers)
+    version = condition.version(bucket, name) if condition.is_given() else None
+    with suppress(errors.ObjectNotFound):
+        bucket.delete(name, if_version=version)
     return Response(204)
 
 
@@ -207,8 +204,10 @@ def copy_object(request: Request) -> Response:
     if same and directive == "COPY":
         raise S3Error("InvalidRequest", "a copy of an object to itself needs x-amz-metadata-directive: REPLACE")
     metadata: dict[str, str] | None = None
+    given = attributes.metadata_of(request.headers)
     if directive == "REPLACE":
-        metadata = attributes.metadata_of(request.headers) | attributes.of_bytes(source.info)
+        metadata = given | attributes.of_bytes(source.info)
+    metadata = tagging.of_copy(request, source.info, metadata, given)
     bucket = request.client.bucket(request.bucket)
     condition = conditions.of_write(bucket, name, request.headers)
     if same and condition == conditions.WriteCondition():
@@ -246,11 +245,10 @@ def object_attributes(request: Request) -> Response:
     if "ETag" in wanted:
         parts.append(xml.tag("ETag", attributes.etag(info)))
     if "Checksum" in wanted and (known := attributes.checksum(info)) is not None:
-        kind = "COMPOSITE" if "-" in known[1] else "FULL_OBJECT"
         named = xml.tag(f"Checksum{known[0].upper()}", known[1])
-        parts.append(xml.nest("Checksum", [named, xml.tag("ChecksumType", kind)]))
+        parts.append(xml.nest("Checksum", [named, xml.tag("ChecksumType", checksums.kind(known[1]))]))
     if "ObjectParts" in wanted and (sizes := attributes.part_sizes(info)):
-        parts.append(xml.nest("ObjectParts", [xml.tag("PartsCount", len(sizes))]))
+        parts.append(xml.nest("ObjectParts", _parts(request, info, sizes)))
     if "StorageClass" in wanted:
         parts.append(xml.tag("StorageClass", "STANDARD"))
     if "ObjectSize" in wanted:
@@ -258,3 +256,18 @@ def object_attributes(request: Request) -> Response:
     made = xml_response(xml.document("GetObjectAttributesResponse", parts))
     made.headers["last-modified"] = attributes.last_modified(info)
     return made
+
+
+def _parts(request: Request, info: ObjectInfo, sizes: list[int]) -> list[str]:
+    """Return the elements of a page of the object's parts. Raises S3Error."""
+    most = max_keys(request.headers.get("x-amz-max-parts", ""), "x-amz-max-parts")
+    marker = request.headers.get("x-amz-part-number-marker", "0")
+    after = max_keys(marker, "x-amz-part-number-marker", most=MAX_PARTS)
+    last = min(after + most, len(sizes))
+    found = [xml.tag("PartsCount", len(sizes)), xml.tag("PartNumberMarker", after)]
+    found.append(xml.tags(NextPartNumberMarker=last, MaxParts=most, IsTruncated=last < len(sizes)))
+    for number in range(after + 1, last + 1):
+        known = attributes.part_checksum(info, number)
+        row = xml.tag(f"Checksum{known[0].upper()}", known[1]) if known is not None else ""
+        found.append(xml.nest("Part", [row, xml.tags(PartNumber=number, Size=sizes[number - 1])]))
+    return found

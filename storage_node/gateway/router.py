@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from storage_node.gateway import buckets, listing, multipart, objects
+from storage_node.gateway import acl, buckets, listing, multipart, objects, tagging
 from storage_node.gateway.bodies import MAX_BYTES
 from storage_node.gateway.bundle import MAX_BODY_BYTES, bundle
 from storage_node.gateway.errors import S3Error
@@ -33,13 +33,17 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
     # By level and method: the parameter that selects a call, "" for none. The first that the query has decides.
     ("service", "GET"): [("", Call("ListBuckets", buckets.list_buckets))],
     ("bucket", "GET"): [
+        ("acl", Call("GetBucketAcl", acl.get_acl)),
         ("location", Call("GetBucketLocation", buckets.bucket_location)),
         ("versioning", Call("GetBucketVersioning", buckets.bucket_versioning)),
         ("uploads", Call("ListMultipartUploads", multipart.list_uploads)),
         ("versions", Call("ListObjectVersions", listing.list_versions)),
         ("", Call("ListObjects", listing.list_objects)),
     ],
-    ("bucket", "PUT"): [("", Call("CreateBucket", buckets.create_bucket, _DOCUMENT_BYTES))],
+    ("bucket", "PUT"): [
+        ("acl", Call("PutBucketAcl", acl.put_acl, _DOCUMENT_BYTES)),
+        ("", Call("CreateBucket", buckets.create_bucket, _DOCUMENT_BYTES)),
+    ],
     ("bucket", "HEAD"): [("", Call("HeadBucket", buckets.head_bucket))],
     ("bucket", "DELETE"): [("", Call("DeleteBucket", buckets.delete_bucket))],
     ("bucket", "POST"): [
@@ -47,16 +51,21 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
         ("bundle", Call("Bundle", bundle, MAX_BODY_BYTES)),
     ],
     ("object", "GET"): [
+        ("acl", Call("GetObjectAcl", acl.get_acl)),
+        ("tagging", Call("GetObjectTagging", tagging.get_tags)),
         ("uploadId", Call("ListParts", multipart.list_parts)),
         ("attributes", Call("GetObjectAttributes", objects.object_attributes)),
         ("", Call("GetObject", objects.get_object)),
     ],
     ("object", "HEAD"): [("", Call("HeadObject", objects.get_object))],
     ("object", "PUT"): [
+        ("acl", Call("PutObjectAcl", acl.put_acl, _DOCUMENT_BYTES)),
+        ("tagging", Call("PutObjectTagging", tagging.put_tags, _DOCUMENT_BYTES)),
         ("uploadId", Call("UploadPart", multipart.put_part, MAX_BYTES)),
         ("", Call("PutObject", objects.put_object, MAX_BYTES)),
     ],
     ("object", "DELETE"): [
+        ("tagging", Call("DeleteObjectTagging", tagging.delete_tags)),
         ("uploadId", Call("AbortMultipartUpload", multipart.abort_upload)),
         ("", Call("DeleteObject", objects.delete_object)),
     ],
@@ -71,10 +80,10 @@ _COPIES = {
 }
 _NOT_IMPLEMENTED = frozenset(
     (
-        *("accelerate", "acl", "analytics", "cors", "encryption", "intelligent-tiering", "inventory", "legal-hold"),
+        *("accelerate", "analytics", "cors", "encryption", "intelligent-tiering", "inventory", "legal-hold"),
         *("lifecycle", "logging", "metadataTable", "metrics", "notification", "object-lock", "ownershipControls"),
         *("policy", "policyStatus", "publicAccessBlock", "replication", "requestPayment", "restore", "retention"),
-        *("select", "session", "tagging", "torrent", "website"),
+        *("select", "session", "torrent", "website"),
     )
 )
 """Parameters that select calls which are not implemented."""
@@ -87,6 +96,8 @@ def route(method: str, bucket: str, key: str, query: Mapping[str, str], headers:
     level: Level = "object" if key else "bucket" if bucket else "service"
     if unknown := _NOT_IMPLEMENTED.intersection(query):
         raise S3Error("NotImplemented", f"?{min(unknown)} is not implemented")
+    if level == "bucket" and "tagging" in query:
+        raise S3Error("NotImplemented", "buckets have no tags")
     if level == "bucket" and method == "PUT" and "versioning" in query:
         raise S3Error("NotImplemented", "objects have one version")
     if query.get("versionId", "null") not in ("", "null"):

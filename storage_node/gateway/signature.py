@@ -93,6 +93,8 @@ def verify(
 
     Raises S3Error.
     """
+    if method == "OPTIONS":
+        raise S3Error("InvalidRequest", "there are no rules about origins")
     parameters = dict(query_pairs(query))
     payload = headers.get("x-amz-content-sha256", "")
     if (given := headers.get("authorization")) is not None:
@@ -142,7 +144,7 @@ def _seconds(stamp: str) -> int:
 
 def _require_unexpired(signed_s: int, expires: str) -> None:
     if not (expires.isascii() and expires.isdigit() and len(expires) < 10 and 0 < int(expires) <= _MAX_EXPIRES_S):
-        raise S3Error("AuthorizationQueryParametersError", "X-Amz-Expires: need 1 to 604800 seconds")
+        raise S3Error("AccessDenied", "X-Amz-Expires: need 1 to 604800 seconds")
     now_s = time.time()
     if signed_s - now_s > _SKEW_S:
         raise S3Error("AccessDenied", "the request is not valid yet")

@@ -1,4 +1,5 @@
-"""Checksums, all CRC-32C: those of objects, combined from those of their blocks, and those of small JSON files.
+"""Checksums, CRC-32C unless said otherwise: those of objects, combined from those of their blocks, and those of small
+JSON files.
 
 An object's checksum follows from those of its blocks, without reading the bytes. Source: appending n bytes multiplies
 the remainder by x**(8 n) modulo the polynomial, so two remainders can be added after one multiplication.
@@ -10,21 +11,32 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ais_loader.errors import StoreFormatError
 from ais_loader.wire.checksum import crc32c
 
-__all__ = ["combine", "combine_blocks", "crc32c", "decode_checked", "encode_checked"]
-
-_POLYNOMIAL = 0x82F63B78  # bit 31 stands for x**0, here and in every checksum
+__all__ = ["CRC32", "CRC32C", "CRC64NVME", "combine", "combine_blocks", "crc32c", "decode_checked", "encode_checked"]
 
 
-def combine(crc_a: int, crc_b: int, len_b: int) -> int:
+class Polynomial(NamedTuple):
+    """Polynomial of a checksum. The highest bit stands for x**0, here and in every checksum."""
+
+    terms: int
+    highest: int
+    """The highest bit."""
+
+
+CRC32C = Polynomial(0x82F63B78, 1 << 31)
+CRC32 = Polynomial(0xEDB88320, 1 << 31)
+CRC64NVME = Polynomial(0x9A6C9329AC4BC9B5, 1 << 63)
+
+
+def combine(crc_a: int, crc_b: int, len_b: int, polynomial: Polynomial = CRC32C) -> int:
     """Return the checksum of a + b, from those of a and b and the length of b in bytes."""
     if len_b < 0:
         raise ValueError(f"len_b must not be negative, got {len_b}")
-    return _multiply(crc_a, _power_of_x8(len_b)) ^ crc_b
+    return _multiply(crc_a, _power_of_x8(len_b, polynomial), polynomial) ^ crc_b
 
 
 def combine_blocks(checksums: Sequence[int], block_bytes: int, last_bytes: int) -> int:
@@ -53,25 +65,26 @@ def _shifted(len_b: int) -> list[list[int]]:
     return tables
 
 
-def _multiply(a: int, b: int) -> int:
+def _multiply(a: int, b: int, polynomial: Polynomial = CRC32C) -> int:
     """Return a * b modulo the polynomial, over GF(2)."""
-    product = 0
+    product, (terms, highest) = 0, polynomial
+    mask = 2 * highest - 1
     while a:
-        if a & 0x80000000:
+        if a & highest:
             product ^= b
-        a = a << 1 & 0xFFFFFFFF
-        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+        a = a << 1 & mask
+        b = b >> 1 ^ (terms if b & 1 else 0)
     return product
 
 
 @lru_cache(maxsize=1024)  # blocks and members have few sizes, and a power takes up to 0.2 ms
-def _power_of_x8(exponent: int) -> int:
+def _power_of_x8(exponent: int, polynomial: Polynomial = CRC32C) -> int:
     """Return x**(8 * exponent) modulo the polynomial."""
-    power, square = 1 << 31, 1 << 23
+    power, square = polynomial.highest, polynomial.highest >> 8
     while exponent:
         if exponent & 1:
-            power = _multiply(power, square)
-        square = _multiply(square, square)
+            power = _multiply(power, square, polynomial)
+        square = _multiply(square, square, polynomial)
         exponent >>= 1
     return power
 
