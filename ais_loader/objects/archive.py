@@ -11,6 +11,7 @@ import gzip
 import io
 import os
 import tarfile
+import time
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,8 @@ FORMATS: tuple[ArchiveFormat, ...] = ("tar", "tar.gz", "tar.lz4", "tar.zst", "zi
 MISSING = "__404__"
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 20
+_CHUNK_S = 0.5
+"""The longest time for which entries that have arrived are kept back to make a chunk."""
 _ZIP_COMMENT_BYTES = 65_535
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time of the format
 
@@ -69,8 +72,8 @@ class BatchArchive:
     def __init__(self, batch: Batch, archive: ArchiveFormat, names: ArchiveNames = "bucket") -> None:
         check_options(archive, names)
         self._batch = batch
-        self._archive = archive
-        self._names = names
+        self.archive = archive
+        self.names = names
         self._has_delivered = False
         self.entries = len(batch)
         self.delivered = 0
@@ -101,13 +104,19 @@ class BatchArchive:
         return self
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the archive in chunks of about 1 MiB."""
+        """Yield the archive in chunks of about 1 MiB, and smaller ones if entries arrive slowly."""
         pending = _Pending()
+        since_s = time.monotonic()
         for _ in self._written_to(pending):
-            if pending.size_bytes >= _CHUNK_BYTES:
+            if pending.size_bytes >= _CHUNK_BYTES or (pending.size_bytes and time.monotonic() - since_s > _CHUNK_S):
                 yield pending.take()
+                since_s = time.monotonic()
         if pending.size_bytes:
             yield pending.take()
+
+    def name_of(self, item: Item) -> str:
+        """Return the name of an item's member. It is called once for each item, in order."""
+        return member_name(item.entry, self.names, failed=not item.ok)
 
     def close(self) -> None:
         """Abandon what has not been written. The written part is not a complete archive."""
@@ -130,13 +139,13 @@ class BatchArchive:
                 "this archive has been written already: a batch is delivered once; fetch the entries again"
             )
         self._has_delivered = True
-        writer = _ZipWriter(target) if self._archive == "zip" else _TarWriter(target, self._archive)
+        writer = _ZipWriter(target) if self.archive == "zip" else _TarWriter(target, self.archive)
         with self._batch:
             try:
                 for item in self._batch:
                     self.delivered += 1
                     self.failed += not item.ok
-                    writer.add(member_name(item.entry, self._names, failed=not item.ok), item)
+                    writer.add(self.name_of(item), item)
                     yield
             except BaseException:
                 writer.abandon()

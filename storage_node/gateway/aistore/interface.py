@@ -110,7 +110,7 @@ def admit(
         found.key,
         found.rest,
         provider_named(parameters),
-        needs_token=keys is not None,
+        spool=spool,
     )
     if any("/B" in call.place for call in found.calls):
         check_bucket_name(found.bucket)

@@ -43,8 +43,8 @@ class Request:
     """None if the call takes none."""
     json: Any = None
     """The body of a call that takes JSON; None if there was none."""
-    needs_token: bool = False
-    """Whether the gateway asks for a key or token."""
+    spool: str | None = None
+    """Folder of temporary files; None for that of the system."""
     _client: Client | None = None
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from storage_node.gateway.aistore import append, buckets, cluster, listing, multipart, objects, shards
+from storage_node.gateway.aistore import archives, batch, cluster, copies, etl, groups, jobs, promote
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.request import Request
 from storage_node.gateway.bodies import MAX_BYTES
@@ -62,35 +62,40 @@ CALLS: tuple[Call, ...] = (
     Call("GET", "health", cluster.health),
     Call("HEAD", "health", cluster.health),
     Call("GET", "daemon", cluster.smap, having="what=smap"),
-    Call("GET", "cluster", cluster.smap, having="what=smap"),
-    Call("GET", "cluster", cluster.cluster_config, having="what=cluster_config"),
-    Call("GET", "cluster", cluster.backends, having="what=backends"),
-    Call("GET", "reverse/daemon", cluster.node_status, having="what=node_status"),
-    Call("GET", "reverse/daemon", cluster.node_log, having="what=log"),
-    # -- buckets
-    Call("GET", "buckets", buckets.list_buckets, action="list"),
-    Call("GET", "buckets", buckets.list_buckets, body="json"),
-    Call("GET", "buckets/B", listing.list_objects, action="list"),
-    Call("GET", "buckets/B", buckets.summary, action="summary-bck"),
-    Call("POST", "buckets/B", buckets.create, action="create-bck"),
-    Call("DELETE", "buckets/B", buckets.destroy, action="destroy-bck"),
-    Call("HEAD", "buckets/B", buckets.head),
-    Call("HEAD", "buckets/B/O", buckets.head, having="bsumm_remote"),
-    Call("PATCH", "buckets/B", buckets.set_props, action="set-bprops"),
-    # -- objects
-    Call("PUT", "objects/B/O", multipart.put_part, having="partNumber", body="bytes"),
-    Call("PUT", "objects/B/O", append.append, having="append_type", body="bytes"),
-    Call("PUT", "objects/B/O", _refused("copying an object"), having="object_to"),
-    Call("PUT", "objects/B/O", shards.put_member, having="archpath", body="bytes", most_bytes=shards.MAX_MEMBER_BYTES),
-    Call("PUT", "objects/B/O", objects.put, body="bytes"),
-    Call("GET", "objects/B/O", _refused("ETL"), having="etl_name"),
-    Call("GET", "objects/B/O", objects.get),
-    Call("HEAD", "objects/B/O", objects.head),
-    Call("DELETE", "objects/B/O", multipart.abort, having="uploadId", body="json"),
-    Call("DELETE", "objects/B/O", objects.delete, body="json"),
-    Call("PATCH", "objects/B/O", objects.set_custom, body="json"),
-    Call("POST", "objects/B/O", multipart.complete, action="mpt-complete"),
-    Call("POST", "objects/B/O", multipart.begin, action="mpt-upload"),
+    # -- batches
+    Call("GET", "ml/moss", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES),
+    Call("GET", "ml/moss/B", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES),
+    # -- many objects
+    Call("DELETE", "buckets/B", groups.delete_objects, action="delete-listrange"),
+    Call("DELETE", "buckets/B", groups.evict_objects, action="evict-listrange"),
+    Call("DELETE", "buckets/B", groups.evict_bucket, action="evict-remote-bck"),
+    Call("POST", "buckets/B", groups.copy_objects, action="copy-listrange"),
+    Call("POST", "buckets/B", groups.prefetch_objects, action="prefetch-listrange"),
+    Call("POST", "buckets/B", copies.copy_bucket, action="copy-bck"),
+    Call("POST", "buckets/B", copies.move_bucket, action="move-bck"),
+    Call("POST", "buckets/B", etl.transform_bucket, action="etl-bck"),
+    Call("POST", "buckets/B", etl.transform_objects, action="etl-listrange"),
+    Call("PUT", "buckets/B", archives.archive_objects, action="archive"),
+    Call("POST", "objects/B", promote.promote, action="promote"),
+    # -- one object
+    Call("GET", "objects/B/O", etl.transformed, having="etl_name"),
+    Call("PUT", "objects/B/O", etl.copy_transformed, having="etl_name"),
+    Call("PUT", "objects/B/O", copies.copy_object, having="object_to"),
+    Call("POST", "objects/B/O", copies.rename_object, action="rename-obj"),
+    Call("POST", "objects/B/O", promote.promote, action="promote"),
+    # -- jobs
+    Call("GET", "cluster", jobs.status, having="what=status", body="json"),
+    Call("GET", "cluster", jobs.snapshots, having="what=qryxstats", body="json"),
+    Call("GET", "cluster", jobs.statuses, having="what=status_all", body="json"),
+    Call("GET", "cluster", jobs.running, having="what=running_all", body="json"),
+    Call("PUT", "cluster", jobs.start, action="start"),
+    Call("PUT", "cluster", jobs.stop, action="stop"),
+    # -- transforms
+    Call("GET", "etl", etl.list_all),
+    Call("PUT", "etl", etl.init, body="json", most_bytes=etl.MAX_INIT_BYTES),
+    Call("GET", "etl/*", etl.about_one),
+    Call("POST", "etl/*", etl.change),
+    Call("DELETE", "etl/*", etl.delete),
     # -- not here
     Call("*", "download/*", _refused("download")),
     Call("*", "sort/*", _refused("dsort")),

@@ -1,0 +1,133 @@
+"""Archives that are made of objects: an action on a group of objects."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from tempfile import SpooledTemporaryFile
+
+from ais_loader import errors
+from ais_loader.objects.archive import ArchiveFormat, ArchiveNames
+from ais_loader.objects.bucket import Bucket
+from ais_loader.values.entry import Entry
+from storage_node.gateway.aistore.copies import places
+from storage_node.gateway.aistore.errors import AISError, unsupported
+from storage_node.gateway.aistore.groups import Selection, selection
+from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
+from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.names import name_of
+from storage_node.gateway.request import Response
+from storage_node.gateway.spool import IN_MEMORY_BYTES
+
+_GROUP = 1000
+_APPENDED_BYTES = 64 << 20
+"""Members that are appended together. They are held in memory."""
+_FORMATS: dict[str, ArchiveFormat] = {
+    **dict.fromkeys((".tar", "tar", "application/x-tar"), "tar"),
+    **dict.fromkeys((".tgz", ".tar.gz"), "tar.gz"),
+    ".tar.lz4": "tar.lz4",
+    ".zip": "zip",
+}
+
+
+def archive_objects(request: Request) -> Response:
+    """Answer `archive`: make an archive of objects, or append them to a tar. Raises Refusal."""
+    value = request.value
+    source = request.named_bucket(request.bucket, request.provider, must_exist=True)
+    chosen = selection(request)
+    name = value.get("archname")
+    if not isinstance(name, str) or not name:
+        raise AISError(400, "archname: need the name of the archive")
+    target = value.get("tobck") or {}
+    if not isinstance(target, dict) or not isinstance(target.get("name", ""), str):
+        raise AISError(400, "tobck: need a bucket")
+    to = source
+    if target.get("name"):
+        to = places(request, target["name"], target.get("provider") or "", create=True)
+    format_, names = _format(value.get("mime") or "", name), _names(value.get("isbn"))
+    goes_on, appends = bool(value.get("coer")), bool(value.get("aate"))
+    name = name_of(name)
+    if appends and to.exists(name):
+        if format_ != "tar":
+            raise unsupported(f"appending to {format_}")
+        add = _append
+    else:
+        add = _make
+
+    def action(stopping: Stopping) -> Outcome:
+        found = _found(source, chosen, stopping, skips=goes_on or not chosen.is_list)
+        return add(request, source, found, to, name, format_, names, request.spool)
+
+    return answer_when_done(request.action, action)
+
+
+def _format(mime: object, name: str) -> ArchiveFormat:
+    if isinstance(mime, str) and mime:
+        if mime not in _FORMATS:
+            raise AISError(400, f"mime {mime[:40]!r}: need .tar, .tgz, .tar.gz, .tar.lz4 or .zip")
+        return _FORMATS[mime]
+    for end, format_ in _FORMATS.items():
+        if end.startswith(".") and name.endswith(end):
+            return format_
+    raise AISError(400, f"{name[:80]!r}: need a name that ends with .tar, .tgz, .tar.gz, .tar.lz4 or .zip, or mime")
+
+
+def _names(with_bucket: object) -> ArchiveNames:
+    return "bucket" if with_bucket is True else "object"
+
+
+def _found(source: Bucket, chosen: Selection, stopping: Stopping, *, skips: bool) -> Iterator[Entry]:
+    """Yield the entries that exist. Raises ObjectNotFound for another one, unless it is skipped; Stopped."""
+    names = chosen.of(source)
+    while group := list(itertools.islice(names, _GROUP)):
+        stopping.check()
+        for name, info in zip(group, source.head_many(group), strict=True):
+            if info is not None:
+                yield Entry(source.name, name)
+            elif not skips:
+                raise errors.ObjectNotFound(f"{source.name}/{name}: no such object")
+
+
+def _make(
+    request: Request,
+    source: Bucket,
+    entries: Iterator[Entry],
+    to: Bucket,
+    name: str,
+    format_: ArchiveFormat,
+    names: ArchiveNames,
+    spool: str | None,
+) -> Outcome:
+    found = list(entries)
+    if not found:
+        raise errors.ObjectNotFound(f"{source.name}: none of the objects exists")
+    with SpooledTemporaryFile(IN_MEMORY_BYTES, dir=spool) as file:
+        request.client.get_batch(found, archive=format_, archive_names=names).write_to(file)
+        file.seek(0)
+        made = to.put(name, file)
+    return Outcome(len(found), made.size_bytes)
+
+
+def _append(
+    request: Request,
+    source: Bucket,
+    entries: Iterator[Entry],
+    to: Bucket,
+    name: str,
+    format_: ArchiveFormat,
+    names: ArchiveNames,
+    spool: str | None,
+) -> Outcome:
+    members: list[tuple[str, bytes]] = []
+    done, size_bytes, held = 0, 0, 0
+    while group := list(itertools.islice(entries, _GROUP)):
+        for item in request.client.get_batch(group):
+            member = item.entry.name if names == "object" else f"{source.name}/{item.entry.name}"
+            members.append((member, item.tobytes()))
+            done, size_bytes, held = done + 1, size_bytes + len(item.data), held + len(item.data)
+            if held >= _APPENDED_BYTES:
+                to.append_members(name, members)
+                members, held = [], 0
+    if members:
+        to.append_members(name, members)
+    return Outcome(done, size_bytes)

@@ -1,0 +1,120 @@
+"""GetBatch: objects, members and ranges of any buckets with one request, as one archive in the order of the request.
+
+An archive that is streamed is either complete, or the connection ends before the body does. Nothing that went wrong
+looks like the end of a shorter archive.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from tempfile import SpooledTemporaryFile
+from typing import Any
+
+from ais_loader.errors import LoaderError
+from ais_loader.objects.archive import BatchArchive, check_names, member_name
+from ais_loader.values.batch import Batch
+from ais_loader.values.entry import Item, Status
+from storage_node.gateway.aistore.batch_plan import Asked, BatchPlan, batch_plan
+from storage_node.gateway.aistore.errors import AISError, of_store
+from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.request import Response
+from storage_node.gateway.spool import IN_MEMORY_BYTES
+
+MAX_BODY_BYTES = 32 << 20
+_CHUNK_BYTES = 1 << 20
+
+
+def get_batch(request: Request) -> Response:
+    """Answer GetBatch. Raises Refusal for what is known before the answer begins."""
+    plan = batch_plan(request.json, request.bucket, request.provider, request.query.get("coloc", ""))
+    for provider, name in plan.buckets:
+        request.named_bucket(name, provider, must_exist=True)
+    check_names(plan.entries, plan.names)
+    batch = request.client.get_batch(plan.entries, on_error="placeholder" if plan.goes_on else "raise")
+    archive = _Archive(batch, plan)
+    try:
+        if not plan.is_streamed:
+            return _with_document(archive, request.spool)
+        chunks = iter(archive)
+        first = next(chunks)
+    except LoaderError as error:
+        raise _refused(batch, plan, error) from error
+    return Response(headers={"content-type": plan.content_type}, body=_chunks(first, chunks, archive))
+
+
+def _chunks(first: bytes, rest: Iterator[bytes], archive: BatchArchive) -> Iterator[bytes]:
+    with archive:
+        yield first
+        yield from rest
+
+
+class _Archive(BatchArchive):
+    """The archive of a batch, whose members have the names that AIStore gives them."""
+
+    def __init__(self, batch: Batch, plan: BatchPlan) -> None:
+        super().__init__(batch, plan.archive, plan.names)
+        self.rows: list[dict[str, Any]] = []
+        """What is told of each entry in front of an archive that is not streamed."""
+        self._is_told = not plan.is_streamed
+
+    def name_of(self, item: Item) -> str:
+        if self._is_told:
+            self.rows.append(_row(item))
+        # An archive that is missing hides its member's name, so that clients can tell the two apart.
+        if item.status == Status.NOT_FOUND and item.entry.member is not None:
+            return member_name(item.entry, self.names, failed=True).removesuffix(f"/{item.entry.member}")
+        return super().name_of(item)
+
+
+def _row(item: Item) -> dict[str, Any]:
+    asked: Asked = item.entry.opaque
+    row: dict[str, Any] = {"objname": asked.name}
+    if asked.member:
+        row["archpath"] = asked.member
+    row |= {"bucket": item.entry.bucket, "provider": asked.provider, "size": len(item.data)}
+    if asked.opaque is not None:
+        row["opaque"] = asked.opaque
+    if item.error is not None:
+        row["err_msg"] = str(item.error)
+    return row
+
+
+def _with_document(archive: _Archive, spool: str | None) -> Response:
+    """Return the document about all entries, and then the archive, as a multipart body."""
+    file = SpooledTemporaryFile(IN_MEMORY_BYTES, dir=spool)  # noqa: SIM115 - closed with the answer
+    try:
+        archive.write_to(file)
+        size_bytes = file.tell()
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    boundary = uuid.uuid4().hex
+    document = json.dumps({"uuid": boundary[:12], "out": archive.rows})
+    head = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="metadata"\r\n\r\n{document}\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="archive"; filename="batch.{archive.archive}"\r\n'
+        "Content-Type: application/octet-stream\r\n\r\n"
+    ).encode()
+    tail = f"\r\n--{boundary}--\r\n".encode()
+
+    def parts() -> Iterator[bytes]:
+        with file:
+            yield head
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+            yield tail
+
+    headers = {"content-type": f"multipart/mixed; boundary={boundary}"}
+    return Response(headers=headers, body=parts(), size_bytes=len(head) + size_bytes + len(tail))
+
+
+def _refused(batch: Batch, plan: BatchPlan, error: LoaderError) -> AISError:
+    """Return the refusal for an error that ended a batch before its answer began."""
+    at = next(iter(batch.failures), None)
+    if at is None:
+        return of_store(error, "", "")
+    asked: Asked = plan.entries[at].opaque
+    return of_store(error, asked.url, asked.name)

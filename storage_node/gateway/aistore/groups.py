@@ -1,0 +1,173 @@
+"""Object groups: actions on many objects that a list or a template names."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ais_loader import errors
+from ais_loader.objects.bucket import Bucket
+from storage_node.gateway.aistore.copies import Copying, copied, places
+from storage_node.gateway.aistore.errors import AISError
+from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
+from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.names import name_of
+from storage_node.gateway.request import Response
+
+MAX_NAMES = 10_000_000
+_GROUP = 1000
+_RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})(?:\.\.([0-9]{1,18}))?\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The objects that an action is about: names, or all that have a prefix."""
+
+    names: Callable[[], Iterator[str]] | None
+    prefix: str = ""
+    is_list: bool = False
+    """The client lists them. One that is missing is a failure then, and is left out otherwise."""
+
+    def of(self, bucket: Bucket) -> Iterator[str]:
+        """Yield the names, which need not exist if they are not selected by a prefix."""
+        if self.names is not None:
+            return self.names()
+        return (info.name for info in bucket.objects(self.prefix))
+
+
+def selection(request: Request) -> Selection:
+    """Return what a request selects. Raises Refusal."""
+    value = request.value
+    listed, template = value.get("objnames"), value.get("template")
+    if listed:
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            raise AISError(400, "objnames: need a list of names")
+        names = [name_of(name) for name in listed]
+        return Selection(lambda: iter(names), is_list=True)
+    if template is None and "objnames" in value:
+        raise AISError(400, "objnames: need at least one name")
+    if not isinstance(template, str):
+        raise AISError(400, "need objnames or a template")
+    if "{" not in template:
+        return Selection(None, template)
+    expanded = expand(template)
+    return Selection(lambda: map(name_of, expanded()))
+
+
+def expand(template: str) -> Callable[[], Iterator[str]]:
+    """Return a function that yields the names of a template such as `a-{00..99..2}-b-{0..3}`, in order.
+
+    Numbers have as many digits as the first of their range. Raises AISError for any other template, and for too many.
+    """
+    texts: list[str] = []
+    numbers: list[tuple[range, int]] = []
+    total, at = 1, 0
+    for match in _RANGE.finditer(template):
+        first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
+        if first > last or not step:
+            raise AISError(400, f"template {template[:200]!r}: need ranges from low to high")
+        values = range(first, last + 1, step)
+        total *= len(values)
+        if total > MAX_NAMES:
+            raise AISError(400, f"template {template[:200]!r}: more than {MAX_NAMES:,} names")
+        texts.append(template[at : match.start()])
+        numbers.append((values, len(match[1])))
+        at = match.end()
+    texts.append(template[at:])
+    if any(brace in text for text in texts for brace in "{}"):
+        raise AISError(400, f"template {template[:200]!r}: need ranges such as {{000..127}} or {{0..9..3}}")
+
+    def names() -> Iterator[str]:
+        for chosen in itertools.product(*(values for values, _ in numbers)):
+            parts = [
+                f"{text}{number:0{width}}" for text, number, (_, width) in zip(texts, chosen, numbers, strict=False)
+            ]
+            yield "".join((*parts, texts[-1]))
+
+    return names
+
+
+def delete_objects(request: Request) -> Response:
+    """Answer `delete-listrange`. Objects that are not there are no failures. Raises Refusal."""
+    bucket, chosen = _bucket(request), selection(request)
+
+    def action(stopping: Stopping) -> Outcome:
+        deleted, failure = 0, None
+        for result in bucket.iter_delete_many(_until(chosen.of(bucket), stopping), on_error="yield"):
+            if not isinstance(result, errors.LoaderError):
+                deleted += 1
+            elif not isinstance(result, errors.ObjectNotFound):
+                failure = failure or result
+        return Outcome.of(deleted, 0, failure)
+
+    return answer_when_done(request.action, action)
+
+
+def copy_objects(request: Request) -> Response:
+    """Answer `copy-listrange`. Raises Refusal."""
+    bucket, chosen, copying = _bucket(request), selection(request), Copying.of(request)
+    target = request.value.get("tobck")
+    if not isinstance(target, dict) or not isinstance(target.get("name"), str):
+        raise AISError(400, "tobck: need a bucket")
+    to = places(request, target["name"], target.get("provider") or "", create=not copying.is_dry)
+
+    def action(stopping: Stopping) -> Outcome:
+        names = _until(chosen.of(bucket), stopping)
+        return copied(bucket, to, names, copying, missing_fails=chosen.is_list and not copying.goes_on)
+
+    return answer_when_done(request.action, action)
+
+
+def prefetch_objects(request: Request) -> Response:
+    """Answer `prefetch-listrange`: remote objects are stored before they are read. Raises Refusal."""
+    bucket, chosen = _remote(request), selection(request)
+
+    def action(stopping: Stopping) -> Outcome:
+        names = None if chosen.names is None else _until(chosen.names(), stopping)
+        summary = bucket.warm(names, prefix=chosen.prefix, on_error="return", progress=lambda _: stopping.check())
+        failures = [
+            one.error for one in summary.failures if chosen.is_list or not isinstance(one.error, errors.ObjectNotFound)
+        ]
+        return Outcome.of(summary.warmed, summary.size_bytes, next(iter(failures), None))
+
+    return answer_when_done(request.action, action)
+
+
+def evict_objects(request: Request) -> Response:
+    """Answer `evict-listrange`: stored copies of remote objects are removed. Raises Refusal."""
+    bucket, chosen = _remote(request), selection(request)
+
+    def action(stopping: Stopping) -> Outcome:
+        names = None if chosen.names is None else _until(chosen.names(), stopping)
+        summary = bucket.evict(names, prefix=chosen.prefix)
+        return Outcome(summary.copies, summary.size_bytes)
+
+    return answer_when_done(request.action, action)
+
+
+def evict_bucket(request: Request) -> Response:
+    """Answer `evict-remote-bck`. The bucket itself stays, whatever `keep_bck_md` says: it has no other description.
+
+    Raises Refusal.
+    """
+    _remote(request).evict()
+    return Response()
+
+
+def _bucket(request: Request) -> Bucket:
+    return request.named_bucket(request.bucket, request.provider, must_exist=True)
+
+
+def _remote(request: Request) -> Bucket:
+    bucket = _bucket(request)
+    if bucket.info().remote is None:
+        raise AISError(400, f"{request.bucket_url}: {request.action} is for remote buckets")
+    return bucket
+
+
+def _until(names: Iterable[str], stopping: Stopping) -> Iterator[str]:
+    for name in names:
+        stopping.check()
+        yield name

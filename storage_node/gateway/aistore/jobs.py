@@ -1,0 +1,306 @@
+"""Jobs: actions that the gateway has finished by the time it answers, and those of the store, by their ids.
+
+AIStore answers an action with the id of a job, and clients ask whether it has ended. The gateway answers when the
+action has ended, and its id says how, so that every gateway can tell. While a long action runs, the answer arrives in
+pieces, and a client that leaves ends it. Jobs that transform a bucket belong to the store, and go on by themselves.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ais_loader import errors
+from ais_loader.transforms.transform_job import TransformJob, find_job, list_jobs
+from storage_node.gateway.aistore.cluster import TARGET
+from storage_node.gateway.aistore.errors import AISError, unsupported
+from storage_node.gateway.aistore.request import Request, json_response, text_response
+from storage_node.gateway.request import Response
+
+_AT_ONCE_S = 1.0
+"""An action that ends within this time has its errors told by a status."""
+_ALIVE_S = 5.0
+"""The time between two pieces of a longer answer. The SDK gives up after 20 seconds of silence."""
+_MARK = "g"
+_FILLER = "0"
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_KINDS = (
+    *("copy-bck", "move-bck", "delete-listrange", "copy-listrange", "archive", "prefetch-listrange"),
+    *("evict-listrange", "promote", "lru", "cleanup-store"),
+)
+"""Kinds of actions. Ids have their places, so new ones are appended."""
+_BY_ITSELF = {
+    "lru": "lru",
+    "cleanup": "cleanup-store",
+    "cleanup-store": "cleanup-store",
+    "store-cleanup": "cleanup-store",
+}
+"""Jobs that a client may start, and that the store does all the time."""
+_NEVER = "0001-01-01T00:00:00Z"
+ETL_BUCKET, ETL_OBJECTS = "etl-bck", "etl-listrange"
+
+
+class Stopped(Exception):
+    """The client has left, or the action is to end for another reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of an action."""
+
+    objects: int = 0
+    size_bytes: int = 0
+    error: str = ""
+    """Name of the class of the first error; "" if all went well."""
+
+    @classmethod
+    def of(cls, objects: int, size_bytes: int, error: BaseException | None) -> Outcome:
+        return cls(objects, size_bytes, "" if error is None else type(error).__name__)
+
+
+class Stopping:
+    """Tells an action that it is to end."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def stop(self) -> None:
+        self._event.set()
+
+    def check(self) -> None:
+        """Raise Stopped if the action is to end."""
+        if self._event.is_set():
+            raise Stopped
+
+
+def answer_when_done(kind: str, action: Callable[[Stopping], Outcome]) -> Response:
+    """Run an action, and answer with an id that says how it ended. Raises what the action raises, if it does so soon.
+
+    Args:
+        action: A function that calls `check` of its argument again and again.
+    """
+    done: Future[Outcome] = Future()
+    stopping = Stopping()
+    began_ms = time.time_ns() // 1_000_000
+
+    def work() -> None:
+        try:
+            done.set_result(action(stopping))
+        except BaseException as error:  # noqa: BLE001 - raised where the answer is made
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="gateway-job").start()
+    wait([done], _AT_ONCE_S)
+    if done.done():
+        return text_response(_id(kind, began_ms, done.result()))
+    return Response(headers={"content-type": "text/plain; charset=utf-8"}, body=_pieces(kind, began_ms, done, stopping))
+
+
+def _pieces(kind: str, began_ms: int, done: Future[Outcome], stopping: Stopping) -> Iterator[bytes]:
+    """Yield an id: digits that mean nothing while the action runs, and then the rest."""
+    try:
+        while not wait([done], _ALIVE_S).done:
+            yield _FILLER.encode()
+        try:
+            outcome = done.result()
+        except errors.LoaderError as error:
+            outcome = Outcome.of(0, 0, error)
+        yield _id(kind, began_ms, outcome).encode()
+    finally:
+        stopping.stop()
+
+
+def _id(kind: str, began_ms: int, outcome: Outcome) -> str:
+    ended_ms = max(began_ms, time.time_ns() // 1_000_000)
+    numbers = (ended_ms, ended_ms - began_ms, outcome.objects, outcome.size_bytes, secrets.randbelow(36**2))
+    parts = [f"{_MARK}{_DIGITS[_KINDS.index(kind)]}{_in_36(numbers[0])}", *map(_in_36, numbers[1:])]
+    return "-".join([*parts, outcome.error] if outcome.error else parts)
+
+
+def _in_36(number: int) -> str:
+    digits = ""
+    while number or not digits:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return digits
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as clients see it."""
+
+    id: str
+    kind: str
+    began_ms: int
+    """In milliseconds since the epoch. 0: not known."""
+    ended_ms: int
+    """0: it runs."""
+    objects: int
+    size_bytes: int
+    error: str
+    is_stopped: bool = False
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "uuid": self.id,
+            "err": self.error,
+            "end_time": self.ended_ms * 1_000_000,
+            "aborted": self.is_stopped,
+        }
+
+    @property
+    def snapshot(self) -> dict[str, Any]:
+        done = {"objs": str(self.objects), "bytes": str(self.size_bytes)}
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "start-time": _time(self.began_ms),
+            "end-time": _time(self.ended_ms),
+            "bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},
+            "stats": {
+                **{f"loc-{name}": value for name, value in done.items()},
+                **{f"{way}-{name}": "0" for way in ("out", "in") for name in done},
+            },
+            "aborted": self.is_stopped,
+            "is_idle": bool(self.ended_ms),
+            "abort-err": self.error,
+            "err": self.error,
+            "ctlmsg": "",
+            "glob.id": "0",
+        }
+
+
+def _time(at_ms: int) -> str:
+    if not at_ms:
+        return _NEVER
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _of_id(text: str) -> Job | None:
+    """Return the job that an id of the gateway describes."""
+    numbers = text.lstrip(_FILLER).split("-")
+    if not 5 <= len(numbers) <= 6 or not numbers[0].startswith(_MARK) or len(numbers[0]) < 3 or len(text) > 4096:
+        return None
+    try:
+        kind = _KINDS[int(numbers[0][1], 36)]
+        ended_ms, took_ms, objects, size_bytes, _ = (int(number, 36) for number in (numbers[0][2:], *numbers[1:5]))
+        _time(ended_ms)
+    except (ValueError, IndexError, OverflowError, OSError):
+        return None
+    error = f"ended with {numbers[5]}" if len(numbers) == 6 else ""
+    return Job(text, kind, max(1, ended_ms - took_ms), max(1, ended_ms), objects, size_bytes, error)
+
+
+def _of_store(job: TransformJob) -> Job:
+    counts = job.counts
+    kind = ETL_OBJECTS if job.name.startswith(f"{ETL_OBJECTS}-") else ETL_BUCKET
+    is_stopped = job.state == "stopped"
+    error = job.problem
+    if not error and job.state == "done" and counts.failed and not job.inspect:
+        error = f"{counts.failed:,} of {counts.seen:,} objects could not be transformed"
+    if is_stopped:
+        error = "stopped"
+    ended_ms = 0 if job.state == "running" else time.time_ns() // 1_000_000
+    return Job(job.name, kind, 0, ended_ms, counts.transformed, counts.output_bytes, error, is_stopped)
+
+
+# -- calls
+
+
+def _asked(request: Request) -> tuple[str, str, bool]:
+    """Return the id and the kind that a request names, and whether it asks for running jobs only."""
+    fields = request.json if isinstance(request.json, dict) else {}
+    if isinstance(fields.get("value"), dict):
+        fields = fields["value"]
+    lower = {str(name).lower(): value for name, value in fields.items()}
+    texts = []
+    for name in ("id", "kind"):
+        value = lower.get(name) or ""
+        if not isinstance(value, str):
+            raise AISError(400, f"{name}: need a string")
+        texts.append(value)
+    return texts[0] or request.query.get("uuid", ""), texts[1], lower.get("show_active") is True
+
+
+def _found(request: Request, id: str) -> Job | None:
+    job = _of_id(id)
+    if job is not None:
+        return job
+    try:
+        return _of_store(find_job(request.client._transport, id))
+    except errors.JobNotFound:
+        return None
+
+
+def _known(request: Request) -> list[Job]:
+    """Return the jobs that a request asks for by their kind. Those of the gateway are known only by their ids."""
+    _, kind, is_active = _asked(request)
+    jobs = [_of_store(job) for job in list_jobs(request.client._transport)]
+    return [job for job in jobs if kind in ("", job.kind) and not (is_active and job.ended_ms)]
+
+
+def status(request: Request) -> Response:
+    """Answer `what=status`, about one job. Raises AISError for one that there is not."""
+    id, kind, _ = _asked(request)
+    if not id:
+        raise AISError(400, "need the id of a job")
+    job = _found(request, id)
+    if job is None:
+        raise AISError(404, f"job {kind}[{id[:100]}] does not exist")
+    return json_response(job.status)
+
+
+def snapshots(request: Request) -> Response:
+    """Answer `what=qryxstats`, about one job or all of a kind. Raises AISError for one that there is not."""
+    id, kind, _ = _asked(request)
+    if not id:
+        found = [job.snapshot for job in _known(request)]
+        return json_response({TARGET: found} if found else {})
+    job = _found(request, id)
+    if job is None:
+        raise AISError(404, f"job {kind}[{id[:100]}] does not exist")
+    return json_response({TARGET: [job.snapshot]})
+
+
+def statuses(request: Request) -> Response:
+    """Answer `what=status_all`."""
+    return json_response([job.status for job in _known(request)])
+
+
+def running(request: Request) -> Response:
+    """Answer `what=running_all`."""
+    return json_response([f"{job.kind}[{job.id}]" for job in _known(request) if not job.ended_ms])
+
+
+def start(request: Request) -> Response:
+    """Answer `start`. Raises AISError for a kind that has no meaning here."""
+    _, kind, _ = _asked(request)
+    if kind not in _BY_ITSELF:
+        raise unsupported(f'job "{kind[:40]}"')
+    return answer_when_done(_BY_ITSELF[kind], lambda _: Outcome())
+
+
+def stop(request: Request) -> Response:
+    """Answer `stop`. A job that has ended stays as it is. Raises AISError for one that there is not."""
+    id, kind, _ = _asked(request)
+    if not id and kind not in (ETL_BUCKET, ETL_OBJECTS):
+        return Response()
+    if _of_id(id) is not None:
+        return Response()
+    transport = request.client._transport
+    try:
+        jobs = [find_job(transport, id)] if id else list_jobs(transport)
+    except errors.JobNotFound:
+        raise AISError(400, f"job {kind}[{id[:100]}] does not exist") from None
+    for job in jobs:
+        if job.state == "running" and (id or _of_store(job).kind == kind):
+            job.stop()
+    return Response()

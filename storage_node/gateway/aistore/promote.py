@@ -1,0 +1,51 @@
+"""Promotion: files that the store's machines can read become objects."""
+
+from __future__ import annotations
+
+import posixpath
+
+from ais_loader import errors
+from ais_loader.values.promote import PromoteResult
+from ais_loader.values.urls import is_remote
+from storage_node.gateway.aistore.errors import AISError, unsupported
+from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
+from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.request import Response
+
+
+def promote(request: Request) -> Response:
+    """Answer `promote`. Nodes promote only from the folders that their operator has named. Raises Refusal."""
+    value = request.value
+    source = value.get("src") or request.json.get("name")
+    to = value.get("obj") or ""
+    if not isinstance(source, str) or not source.startswith("/") or not isinstance(to, str):
+        raise AISError(400, "need the absolute path of a file or folder, and the name of an object or a prefix")
+    if not is_remote(request.client.url):
+        # Any client of an embedded store may read this machine's files as the gateway's user. Those of HTTP may not.
+        raise unsupported("promotion into a store without nodes")
+    bucket = request.named_bucket(request.bucket, request.provider, must_exist=True)
+    file = posixpath.basename(source.rstrip("/"))
+
+    def action(stopping: Stopping) -> Outcome:
+        done, size_bytes = 0, 0
+        failure: errors.LoaderError | None = None
+        made: list[PromoteResult] = []
+        for result in bucket.iter_promote(
+            source,
+            recursive=bool(value.get("rcr")),
+            prefix=to,
+            move=bool(value.get("dls")),
+            shared=False if value.get("notshr") else "auto",
+            overwrite="changed" if value.get("ovw") else "never",
+        ):
+            stopping.check()
+            failure = failure or result.error
+            made = [*made, result][:2]
+            if result.info is not None:
+                done, size_bytes = done + 1, size_bytes + result.info.size_bytes
+        if to and not to.endswith("/") and [one.name for one in made] == [to + file]:
+            # A single file becomes the object that is named, not one below this prefix.
+            bucket.rename(to + file, to)
+        return Outcome.of(done, size_bytes, failure)
+
+    return answer_when_done(request.action, action)
