@@ -56,7 +56,7 @@ class _Archive(BatchArchive):
     def __init__(self, batch: Batch, plan: BatchPlan) -> None:
         super().__init__(batch, plan.archive, plan.names)
         self.rows: list[dict[str, Any]] = []
-        """What is told of each entry in front of an archive that is not streamed."""
+        """Descriptions of the entries, in front of an archive that is not streamed."""
         self._is_told = not plan.is_streamed
 
     def name_of(self, item: Item) -> str:

@@ -32,7 +32,7 @@ def promote(request: Request) -> Response:
         made: list[PromoteResult] = []
         for result in bucket.iter_promote(
             source,
-            recursive=bool(value.get("rcr")),
+            exclude=() if value.get("rcr") else "*/*",  # as in AIStore, a folder without those in it
             prefix=to,
             move=bool(value.get("dls")),
             shared=False if value.get("notshr") else "auto",

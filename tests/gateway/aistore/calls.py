@@ -1,4 +1,4 @@
-"""Calls of AIStore's API as its clients make them: JSON in the bodies of GET and DELETE, and a token of the key file."""
+"""Calls of AIStore's API as its clients make them: JSON in bodies of GET and DELETE, a token of the key file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ask(
     return open_connection.getresponse()
 
 
-def action(name: str, value: Any = None, **fields: Any) -> dict[str, Any]:
+def action(name: str, value: Any = None, /, **fields: Any) -> dict[str, Any]:
     return {"action": name, "value": value, **fields}
 
 

@@ -1,0 +1,306 @@
+"""Actions on many objects: each has ended when its answer arrives, and its id says how, to every gateway."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import threading
+import zipfile
+from typing import Any
+
+import pytest
+
+from ais_loader import errors
+from ais_loader.values.urls import is_remote
+from storage_node.gateway.aistore import jobs
+from storage_node.gateway.aistore.errors import AISError
+from storage_node.gateway.aistore.groups import expand
+from storage_node.gateway.aistore.jobs import Outcome, Stopping
+from tests.gateway.aistore.calls import Answer, action, call, job_of, succeeded
+from tests.gateway.conftest import Served
+from tests.gateway.test_boto3 import data
+from tests.gateway.test_bundle import members
+
+NAMES = [f"shard-{number:02}.bin" for number in range(12)]
+
+
+@pytest.fixture
+def filled(served: Served, bucket: str) -> dict[str, bytes]:
+    objects = {name: data(at, 100 + at) for at, name in enumerate(NAMES)}
+    served.client.bucket(bucket).put_many([*objects.items(), ("other", b"other")])
+    return objects
+
+
+def stored(served: Served, bucket: str) -> dict[str, bytes]:
+    handle = served.client.bucket(bucket)
+    return {name: handle.get(name) for name in handle}
+
+
+def snapshot(served: Served, answer: Answer) -> dict[str, Any]:
+    found = succeeded(call(served, "GET", "cluster", {"id": answer.text, "kind": ""}, what="qryxstats")).json
+    ((one,),) = found.values()
+    assert one["id"] == answer.text
+    assert one["is_idle"] is True
+    assert one["end-time"] > one["start-time"] or one["end-time"] == one["start-time"]
+    return dict(one)
+
+
+def test_delete_by_list(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    value = {"objnames": [*NAMES[1:], "none"]}
+    answer = call(served, "DELETE", f"buckets/{bucket}", action("delete-listrange", value), provider="ais")
+    assert set(stored(served, bucket)) == {NAMES[0], "other"}
+    state = job_of(served, answer)
+    assert (state["kind"], state["err"], state["aborted"]) == ("delete-listrange", "", False)
+    assert snapshot(served, answer)["stats"]["loc-objs"] == "11"
+
+
+def test_delete_by_template(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    value = {"objnames": [], "template": "shard-{00..20..3}.bin"}
+    job_of(served, call(served, "DELETE", f"buckets/{bucket}", action("delete-listrange", value)))
+    assert set(stored(served, bucket)) == {*NAMES, "other"} - {f"shard-{at:02}.bin" for at in (0, 3, 6, 9)}
+    value = {"template": "shard-0", "objnames": None}  # type: ignore[dict-item]
+    job_of(served, call(served, "DELETE", f"buckets/{bucket}", action("delete-listrange", value)))
+    assert set(stored(served, bucket)) == {"shard-10.bin", "shard-11.bin", "other"}
+
+
+def test_copy_by_list(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    to = f"{bucket}-to"
+    value = {"objnames": NAMES[1:5], "tobck": {"name": to, "provider": "ais", "namespace": None}, "prepend": "new-"}
+    answer = call(served, "POST", f"buckets/{bucket}", action("copy-listrange", value))
+    assert job_of(served, answer)["kind"] == "copy-listrange"
+    assert stored(served, to) == {f"new-{name}": filled[name] for name in NAMES[1:5]}
+    value |= {"objnames": ["none", NAMES[6]]}
+    assert (
+        "ObjectNotFound"
+        in job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-listrange", value)))["err"]
+    )
+    assert f"new-{NAMES[6]}" in stored(served, to)
+    value |= {"coer": True}
+    assert not job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-listrange", value)))["err"]
+
+
+def test_copy_of_a_bucket(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    to = f"{bucket}-to"
+    place = {"bck_to": f"ais/@#/{to}/"}
+    value = {"prefix": "shard-0", "prepend": "d/", "dry_run": True, "force": False, "latest-ver": False}
+    answer = succeeded(call(served, "POST", f"buckets/{bucket}", action("copy-bck", value), **place))
+    assert snapshot(served, answer)["stats"]["loc-objs"] == "10"
+    assert to not in [info.name for info in served.client.buckets()]
+    value |= {"dry_run": False}
+    answer = call(served, "POST", f"buckets/{bucket}", action("copy-bck", value), **place)
+    assert job_of(served, answer)["kind"] == "copy-bck"
+    assert stored(served, to) == {f"d/{name}": filled[name] for name in NAMES[:10]}
+    value |= {"prefix": "shard-1", "ext": {"bin": "raw"}}
+    job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-bck", value), **place))
+    assert stored(served, to)["d/shard-11.raw"] == filled["shard-11.bin"]
+
+
+def test_rename_of_a_bucket(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    to = f"{bucket}-to"
+    before = stored(served, bucket)
+    answer = call(served, "POST", f"buckets/{bucket}", action("move-bck"), bck_to=f"ais/@#/{to}/")
+    assert job_of(served, answer)["kind"] == "move-bck"
+    assert stored(served, to) == before
+    assert bucket not in [info.name for info in served.client.buckets()]
+    served.client.create_bucket(bucket)
+    answer = call(served, "POST", f"buckets/{bucket}", action("move-bck"), bck_to=f"ais/@#/{to}/")
+    assert answer.status == 409
+    assert f"ais://{to}" in answer.json["message"]
+
+
+def test_copy_and_rename_of_an_object(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    to = f"{bucket}-to"
+    name = NAMES[2]
+    missing = call(served, "PUT", f"objects/{bucket}/{name}", object_to=f"ais/@#/{to}/x")
+    assert (missing.status, missing.json["message"]) == (404, f'bucket "ais://{to}" does not exist')
+    served.client.create_bucket(to)
+    query = {"latest-ver": "false", "synchronize": "false"}
+    succeeded(call(served, "PUT", f"objects/{bucket}/{name}", object_to=f"ais/@#/{to}/d/x", **query))
+    assert stored(served, to) == {"d/x": filled[name]}
+    missing = call(served, "PUT", f"objects/{bucket}/none", object_to=f"ais/@#/{to}/x")
+    assert (missing.status, missing.json["message"]) == (404, f"ais://{bucket}/none doesn't exist")
+    succeeded(call(served, "POST", f"objects/{bucket}/{name}", action("rename-obj", name="renamed")))
+    found = stored(served, bucket)
+    assert found["renamed"] == filled[name]
+    assert name not in found
+
+
+def test_archive(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    value: dict[str, Any] = {"objnames": NAMES[1:4], "archname": "a.tar"}
+    answer = call(served, "PUT", f"buckets/{bucket}", action("archive", value))
+    assert job_of(served, answer)["kind"] == "archive"
+    handle = served.client.bucket(bucket)
+    expected = [(name, filled[name]) for name in NAMES[1:4]]
+    assert members(handle.get("a.tar")) == expected
+    value = {"template": "shard-{04..30}.bin", "archname": "a.tar", "aate": True}
+    job_of(served, call(served, "PUT", f"buckets/{bucket}", action("archive", value)))
+    expected += [(name, filled[name]) for name in NAMES[4:]]
+    assert members(handle.get("a.tar")) == expected
+    assert handle.get("a.tar", member=NAMES[11]) == filled[NAMES[11]]
+
+
+def test_archive_into_another_bucket(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    to = f"{bucket}-to"
+    value: dict[str, Any] = {"template": "shard-0", "archname": "a.zip", "isbn": True, "tobck": {"name": to}}
+    job_of(served, call(served, "PUT", f"buckets/{bucket}", action("archive", value)))
+    with zipfile.ZipFile(io.BytesIO(served.client.bucket(to).get("a.zip"))) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == {
+            f"{bucket}/{name}": filled[name] for name in NAMES[:10]
+        }
+    value |= {"archname": "b", "mime": ".tgz", "isbn": False}
+    job_of(served, call(served, "PUT", f"buckets/{bucket}", action("archive", value)))
+    with tarfile.open(fileobj=io.BytesIO(served.client.bucket(to).get("b")), mode="r:gz") as tar:
+        assert tar.getnames() == NAMES[:10]
+
+
+def test_an_archive_of_missing_objects(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    value: dict[str, Any] = {"objnames": [NAMES[0], "none"], "archname": "a.tar"}
+    answer = call(served, "PUT", f"buckets/{bucket}", action("archive", value))
+    assert answer.status == 404
+    assert "a.tar" not in stored(served, bucket)
+    succeeded(call(served, "PUT", f"buckets/{bucket}", action("archive", value | {"coer": True})))
+    assert members(stored(served, bucket)["a.tar"]) == [(NAMES[0], filled[NAMES[0]])]
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [
+        ("DELETE", "delete-listrange", {}),
+        ("DELETE", "delete-listrange", None),
+        ("DELETE", "delete-listrange", {"objnames": []}),
+        ("DELETE", "delete-listrange", {"objnames": "a"}),
+        ("DELETE", "delete-listrange", {"objnames": ["../a"]}),
+        ("DELETE", "delete-listrange", {"template": "a{"}),
+        ("DELETE", "delete-listrange", {"template": "a{9..1}"}),
+        ("DELETE", "delete-listrange", {"template": "{0..99999}{0..99999}"}),
+        ("DELETE", "evict-listrange", {"objnames": ["a"]}),
+        ("DELETE", "evict-remote-bck", None),
+        ("POST", "prefetch-listrange", {"template": "a"}),
+        ("POST", "copy-listrange", {"objnames": ["a"]}),
+        ("POST", "copy-bck", {}),
+        ("POST", "move-bck", None),
+        ("PUT", "archive", {"objnames": ["a"]}),
+        ("PUT", "archive", {"objnames": ["a"], "archname": "a.txt"}),
+        ("PUT", "archive", {"objnames": ["a"], "archname": "a.tar", "mime": ".rar"}),
+        ("PUT", "archive", {"objnames": ["a"], "archname": "a.tar", "tobck": "b"}),
+        ("POST", "no-such-action", {}),
+    ],
+)
+def test_actions_that_are_not_valid(
+    served: Served, bucket: str, filled: dict[str, bytes], method: str, name: str, value: Any
+) -> None:
+    before = stored(served, bucket)
+    answer = call(served, method, f"buckets/{bucket}", action(name, value))
+    assert answer.status == 400, answer.body
+    assert answer.json["message"]
+    assert stored(served, bucket) == before
+
+
+def test_actions_on_a_bucket_that_is_missing(served: Served) -> None:
+    for method, name, value in (
+        ("DELETE", "delete-listrange", {"objnames": ["a"]}),
+        ("POST", "copy-listrange", {"objnames": ["a"], "tobck": {"name": "x"}}),
+        ("PUT", "archive", {"objnames": ["a"], "archname": "a.tar"}),
+    ):
+        answer = call(served, method, "buckets/no-such", action(name, value))
+        assert (answer.status, answer.json["message"]) == (404, 'bucket "ais://no-such" does not exist')
+
+
+def test_templates() -> None:
+    assert list(expand("a-{08..11}-{0..6..3}.x")()) == [
+        *("a-08-0.x", "a-08-3.x", "a-08-6.x", "a-09-0.x", "a-09-3.x", "a-09-6.x"),
+        *("a-10-0.x", "a-10-3.x", "a-10-6.x", "a-11-0.x", "a-11-3.x", "a-11-6.x"),
+    ]
+    for wrong in ("{a..b}", "{1}", "{1..2", "1..2}", "{}", "{1..2..0}", "{{1..2}}", "{-1..2}", "{1..99999999999}"):
+        with pytest.raises(AISError):
+            expand(wrong)
+
+
+# -- jobs
+
+
+def test_jobs_that_the_store_does_by_itself(served: Served) -> None:
+    answer = call(served, "PUT", "cluster", action("start", {"ID": "", "Kind": "lru", "Buckets": None}))
+    assert job_of(served, answer)["kind"] == "lru"
+    succeeded(call(served, "PUT", "cluster", action("stop", {"ID": answer.text, "Kind": "lru"})))
+    refused = call(served, "PUT", "cluster", action("start", {"Kind": "rebalance"}))
+    assert (refused.status, refused.json["tcode"]) == (501, "ErrUnsupp")
+
+
+@pytest.mark.parametrize("id", ["no-such-job", "g", "g0-0-0-0-0", "gzabc-1-1-1-1", "g0!-1-1-1-1", "g0" + "z" * 99])
+def test_jobs_that_are_not_there(served: Served, id: str) -> None:
+    for what in ("status", "qryxstats"):
+        assert call(served, "GET", "cluster", {"ID": id, "Kind": "lru"}, what=what).status == 404
+    assert call(served, "PUT", "cluster", action("stop", {"ID": id, "Kind": ""})).status == 400
+
+
+def test_lists_of_jobs(served: Served) -> None:
+    message = {"kind": "", "node": "", "show_active": True}
+    assert succeeded(call(served, "GET", "cluster", message, what="status_all")).json == []
+    assert succeeded(call(served, "GET", "cluster", message, what="running_all")).json == []
+    assert succeeded(call(served, "GET", "cluster", {"kind": "get-batch"}, what="qryxstats")).json == {}
+
+
+def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_AT_ONCE_S", 0.0)
+    monkeypatch.setattr(jobs, "_ALIVE_S", 0.01)
+    going_on = threading.Event()
+
+    def long(_: Stopping) -> Outcome:
+        assert going_on.wait(30)
+        return Outcome(3, 1 << 60)
+
+    response = jobs.answer_when_done("copy-bck", long)
+    pieces = response.body
+    assert not isinstance(pieces, bytes)
+    first = [next(pieces), next(pieces)]
+    going_on.set()
+    id = b"".join([*map(bytes, first), *map(bytes, pieces)]).decode()
+    assert id.startswith("00")
+    found = succeeded(call(served, "GET", "cluster", {"ID": id}, what="qryxstats")).json["store"][0]
+    assert (found["kind"], found["is_idle"], found["err"]) == ("copy-bck", True, "")
+    assert found["stats"]["loc-objs"] == "3"
+    assert found["stats"]["loc-bytes"] == str(1 << 60)
+
+
+def test_a_long_action_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_AT_ONCE_S", 0.0)
+    going_on = threading.Event()
+
+    def failing(_: Stopping) -> Outcome:
+        assert going_on.wait(30)
+        raise errors.DriveFull("full")
+
+    response = jobs.answer_when_done("archive", failing)
+    going_on.set()
+    assert not isinstance(response.body, bytes)
+    assert b"".join(map(bytes, response.body)).endswith(b"-DriveFull")
+
+
+def test_a_client_that_leaves_ends_its_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_AT_ONCE_S", 0.0)
+    monkeypatch.setattr(jobs, "_ALIVE_S", 0.01)
+    ended = threading.Event()
+
+    def endless(stopping: Stopping) -> Outcome:
+        try:
+            while True:
+                stopping.check()
+        finally:
+            ended.set()
+
+    pieces = jobs.answer_when_done("copy-bck", endless).body
+    assert not isinstance(pieces, bytes)
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    assert ended.wait(30)
+
+
+# -- promotion
+
+
+def test_no_files_are_promoted_into_a_store_without_nodes(served: Served, bucket: str) -> None:
+    value = {"src": "/etc", "obj": "etc/", "rcr": True}
+    answer = call(served, "POST", f"objects/{bucket}", action("promote", value, name="/etc"))
+    assert answer.status == (400 if is_remote(served.client.url) else 501)
+    assert stored(served, bucket) == {}
