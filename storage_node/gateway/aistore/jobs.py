@@ -280,6 +280,11 @@ def running(request: Request) -> Response:
     return json_response([f"{job.kind}[{job.id}]" for job in _known(request) if not job.ended_ms])
 
 
+def none_of_others(_: Request) -> Response:
+    """Answer requests for lists of downloads and sorts, which `ais show job` makes: there are none here."""
+    return json_response([])
+
+
 def start(request: Request) -> Response:
     """Answer `start`. Raises AISError for a kind that has no meaning here."""
     _, kind, _ = _asked(request)

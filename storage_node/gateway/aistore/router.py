@@ -90,6 +90,8 @@ CALLS: tuple[Call, ...] = (
     Call("GET", "cluster", jobs.running, having="what=running_all", body="json"),
     Call("PUT", "cluster", jobs.start, action="start"),
     Call("PUT", "cluster", jobs.stop, action="stop"),
+    Call("GET", "download", jobs.none_of_others, body="json"),
+    Call("GET", "sort", jobs.none_of_others),
     # -- transforms
     Call("GET", "etl", etl.list_all),
     Call("PUT", "etl", etl.init, body="json", most_bytes=etl.MAX_INIT_BYTES),

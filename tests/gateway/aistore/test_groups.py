@@ -239,6 +239,9 @@ def test_lists_of_jobs(served: Served) -> None:
     assert succeeded(call(served, "GET", "cluster", message, what="status_all")).json == []
     assert succeeded(call(served, "GET", "cluster", message, what="running_all")).json == []
     assert succeeded(call(served, "GET", "cluster", {"kind": "get-batch"}, what="qryxstats")).json == {}
+    for kind in ("download", "sort"):
+        assert succeeded(call(served, "GET", kind)).json == []
+        assert call(served, "POST", kind, {}).status == 501
 
 
 def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
