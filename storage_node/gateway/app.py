@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
+from storage_node.gateway import xml
+from storage_node.gateway.aistore.interface import admit, error_answer, is_aistore
 from storage_node.gateway.bodies import Body
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import Refusal, S3Error, of_store
@@ -137,6 +139,9 @@ class Gateway:
 
     async def _refuse(self, http: web.BaseRequest, error: S3Error, request_id: str) -> web.StreamResponse:
         body = b""
+        if is_aistore(http.rel_url.raw_path):
+            told = error_answer(error, http.method, http.rel_url.raw_path[:1024], http.remote or "")
+            return self._at_once(http, told, request_id)
         if http.method != "HEAD" and error.status != 304:
             body = xml.error_document(error, http.rel_url.raw_path[:1024], request_id)
         answer = web.Response(status=error.status, body=body, headers=error.headers | _headers(request_id))

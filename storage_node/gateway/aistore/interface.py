@@ -29,7 +29,7 @@ def is_aistore(path: str) -> bool:
     return path == _ROOT or path.startswith(f"{_ROOT}/")
 
 
-def refusal(error: Refusal, method: str, path: str, remote_addr: str) -> Response:
+def error_answer(error: Refusal, method: str, path: str, remote_addr: str) -> Response:
     """Return the answer that tells a client of AIStore of an error."""
     return error_response(error, method, path, remote_addr)
 
@@ -92,8 +92,8 @@ def admit(
 ) -> Admitted:
     """Accept a request by its headers. Raises Refusal.
 
-    Over TLS, the SDK sends the headers of an upload first, and the body only where a redirection says. Such a request
-    is sent to its own address with one parameter more.
+    Over TLS, the SDK sends the headers of an upload first, with a length of 0 if it does not know it, and the body only
+    where a redirection says. Every upload is thus sent to its own address with one parameter more.
     """
     is_tls = is_tls or headers.get("x-forwarded-proto", "").lower() == "https"
     parameters = dict(query_pairs(query))
@@ -117,9 +117,11 @@ def admit(
     length = headers.get("content-length")
     if length is not None and not (length.isascii() and length.isdigit()):
         raise AISError(400, "Content-Length: need a whole number")
-    if found.body == "bytes" and is_tls and _MARKER not in parameters and length != "0":
+    if found.body == "bytes" and is_tls and _MARKER not in parameters:
         admitted = Admitted(request, found, client, None)
-        admitted.redirect = Response(307, {"location": f"{path}?{query}{'&' if query else ''}{_MARKER}=1"})
+        # The SDK takes only an address with a scheme and a host.
+        place = f"{request.base_url}{path}?{query}{'&' if query else ''}{_MARKER}=1"
+        admitted.redirect = Response(307, {"location": place})
         return admitted
     body = None
     if found.body and (length is not None or "transfer-encoding" in headers):
