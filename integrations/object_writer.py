@@ -32,6 +32,7 @@ class ObjectWriter(io.BufferedIOBase):
         *,
         autocommit: bool = True,
         if_absent: bool = False,
+        progressed: Callable[[], object] | None = None,
     ) -> None:
         """
         Args:
@@ -39,6 +40,7 @@ class ObjectWriter(io.BufferedIOBase):
                 here, so that a caller who may not write gets the error before there is anything to write.
             autocommit: False means that `commit` stores the object, after `close`, as in fsspec's transactions.
             if_absent: Whether to raise FileExistsError, and write nothing, if the object exists by then.
+            progressed: Called with each `write`, so that writers in other processes continue to wait for this one.
 
         Raises the errors of `writing`.
         """
@@ -48,6 +50,7 @@ class ObjectWriter(io.BufferedIOBase):
         self._object_name = name
         self._autocommit = autocommit
         self._if_absent = if_absent
+        self._progressed = progressed
         self._failed = True  # until all of it has been written
         self._spool = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by commit and discard
         self._held = ExitStack()
@@ -63,6 +66,8 @@ class ObjectWriter(io.BufferedIOBase):
     def write(self, data: Buffer, /) -> int:
         if self.closed:
             raise ValueError("I/O operation on closed file")
+        if self._progressed is not None:
+            self._progressed()
         try:
             return self._spool.write(data)
         except (OSError, MemoryError):  # a part may have been written

@@ -42,6 +42,8 @@ second, and a write a thousandth."""
 _NOTE_AFTER_S = 1.0
 """A longer wait for another writer is logged, once."""
 _PAUSES = Backoff(0.2, 0.2, jitter=0.9)
+_NOTES_S = 0.1
+"""Notes of progress are at least this far apart."""
 
 _stores: WeakValueDictionary[str, SharedStore] = WeakValueDictionary()
 _lock = threading.Lock()
@@ -98,6 +100,10 @@ class StoreReference:
         with self.store().writer(wait_s) as client:
             yield client
 
+    def progressed(self) -> None:
+        """Show processes that wait to write that a write of this one has got on."""
+        self.store().progressed()
+
     def __getstate__(self) -> tuple[str | None, dict[str, Any]]:
         return self.url, self._options
 
@@ -137,6 +143,7 @@ class SharedStore:
         self._writes: set[object] = set()
         """The writes in progress, which need the writer."""
         self._last_write_s = 0.0
+        self._noted_s = 0.0
         self._timer: threading.Timer | None = None
 
     def reader(self) -> Client:
@@ -154,8 +161,10 @@ class SharedStore:
     def writer(self, wait_s: float = 0.0) -> Iterator[Client]:
         """Yield a client that may write until the end of the block.
 
-        While someone else has the store open for writing, this retries for `wait_s` seconds. Readers of this process
-        continue in the meantime. After that, it raises StoreLocked. The errors of `connect` are raised immediately.
+        While someone else has the store open for writing, this retries. Readers of this process continue in the
+        meantime. It raises StoreLocked once the other has made no progress for `wait_s` seconds: nothing was committed,
+        no upload grew, no other process became the writer, and `progressed` was not called there. The errors of
+        `connect` are raised immediately.
         """
         write, pid = object(), os.getpid()
         client = self._begin(write, wait_s)
@@ -172,7 +181,8 @@ class SharedStore:
 
     def _begin(self, write: object, wait_s: float) -> Client:
         """Register this write, as soon as no one else is writing."""
-        started_s, noted = time.monotonic(), False
+        started_s = moved_s = time.monotonic()
+        noted, seen = False, None
         while True:
             try:
                 with self._lock:
@@ -183,13 +193,31 @@ class SharedStore:
             except errors.StoreLocked as error:
                 if wait_s <= 0:
                     raise
-                waited_s, pause_s = time.monotonic() - started_s, _PAUSES.pause_s()
-                if waited_s + pause_s >= wait_s:
-                    raise errors.StoreLocked(f"{error}; waited {wait_s:g} s for it") from error
-                if not noted and waited_s >= _NOTE_AFTER_S:
+                now_s, pause_s, mark = time.monotonic(), _PAUSES.pause_s(), (str(error), self._writing_mark())
+                if mark != seen:
+                    moved_s, seen = now_s, mark
+                if now_s - moved_s + pause_s >= wait_s:
+                    raise errors.StoreLocked(
+                        f"{error}; waited {wait_s:g} s for it, in which it made no progress"
+                    ) from error
+                if not noted and now_s - started_s >= _NOTE_AFTER_S:
                     noted = True
-                    logger.warning("waiting up to %g s to write: %s", wait_s, error)
+                    logger.warning("waiting to write, for up to %g s without progress of the other: %s", wait_s, error)
             time.sleep(pause_s)
+
+    def _writing_mark(self) -> tuple[object, ...]:
+        from ais_loader.transport.embedded import writing_mark
+
+        return writing_mark(store_folders(self._url or ""))
+
+    def progressed(self) -> None:
+        """Show other processes that wait to write that a write of this one has got on: it has more of its bytes."""
+        now_s = time.monotonic()
+        if self._locks_to_write and now_s - self._noted_s >= _NOTES_S:
+            from ais_loader.transport.embedded import note_writing
+
+            self._noted_s = now_s
+            note_writing(store_folders(self._url or ""))
 
     def _writer_now(self) -> Client:
         if not self._locks_to_write:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -63,6 +64,7 @@ from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
 from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object, tar_end
+from storage_node.store.drive import locking
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import MemberPage, list_members, open_member, open_object, read_located
@@ -728,6 +730,17 @@ def writer_here(paths: Iterable[str]) -> EmbeddedTransport | None:
     """Return the transport of this process that holds the store on these drives for writing."""
     found = _writers.get(_drives(paths))
     return found if found is not None and found.writes_here else None
+
+
+def writing_mark(paths: Iterable[str]) -> tuple[object, ...]:
+    """Return a value that differs from an earlier one if a writer of this store, in any process, has got on since."""
+    return tuple(locking.writing_mark(Path(path)) for path in paths)
+
+
+def note_writing(paths: Iterable[str]) -> None:
+    """Show processes that wait for this one to write that it has got on, with bytes that are not in the store yet."""
+    for path in paths:
+        locking.note_writing(Path(path))
 
 
 def _drives(paths: Iterable[str]) -> frozenset[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,13 +53,14 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
             is requested.
         connect_options: Further arguments of `connect`: mode, options. With mode="a", an embedded store is held open
             for writing as long as the process lives. With mode="r", it is never written to.
-        lock_wait_s: How long a write waits, in seconds, while another process has an embedded store open for writing. 0
-            refuses the write immediately.
+        lock_wait_s: How long a write waits, in seconds, while another process has an embedded store open for writing
+            and makes no progress. It waits longer as long as the other writes. 0 refuses the write immediately.
 
     Without a mode, an embedded store is read alongside any writer. It is locked for writing from the first write until
     a second after the last one. A file that is open for writing counts as a write until it is closed. `release_lock`
-    releases the lock immediately. A write that has waited for `lock_wait_s` raises PermissionError, which says which
-    process has the lock. The next write tries again. If there is no store, the first write creates it.
+    releases the lock immediately. A write that has waited for `lock_wait_s` raises PermissionError, which names this
+    option and the process that has the lock. The next write tries again. If there is no store, the first write creates
+    it.
 
     This process reads what it writes through `ais://` immediately. It sees what others have replaced or deleted within
     one second, or immediately after `invalidate_cache`. If a thread opens small files of a node one after another in
@@ -96,7 +97,12 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     @contextmanager
     def _writing(self, path: str) -> Iterator[Client]:
         """Yield a client for writing. In this block, errors are those of files."""
-        with as_files(path), self._store.writer(self._lock_wait_s) as client:
+        with as_files(path), ExitStack() as held:
+            try:
+                client = held.enter_context(self._store.writer(self._lock_wait_s))
+            except errors.StoreLocked as error:
+                told = "waits while the other makes no progress; a larger one waits longer"
+                raise errors.StoreLocked(f"{error} (lock_wait_s={self._lock_wait_s:g}: a write {told})") from error
             yield client
 
     def release_lock(self) -> None:
@@ -237,6 +243,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                 name,
                 autocommit=kwargs.get("autocommit", True),
                 if_absent=mode == "xb",
+                progressed=self._store.progressed,
             )
         raise no_writing(path, mode)
 

@@ -144,7 +144,7 @@ def _writer(url: str, store: StoreReference, *, if_absent: bool) -> ObjectWriter
         with suppress(errors.NotFound, errors.StoreNotFound):
             store.reader().bucket(bucket).head(name)
             raise FileExistsError(url)
-    return ObjectWriter(writing, bucket, name, if_absent=if_absent)
+    return ObjectWriter(writing, bucket, name, if_absent=if_absent, progressed=store.progressed)
 
 
 def install_io_backend(store: str | os.PathLike[str] | None = None) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ import ais_loader
 from ais_loader import errors
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import eventually
+from ais_loader.transport.embedded import writing_mark
 
 ELSEWHERE = """
 import sys, fsspec, ais_loader
@@ -198,13 +200,13 @@ def test_a_write_waits_for_another_process_and_readers_do_not(
         written.result(timeout=60)
     assert files.cat_file("b/new") == b"1"
     files.release_lock()
-    assert caplog.text.count("waiting up to 60 s to write") == 1
+    assert caplog.text.count("waiting to write, for up to 60 s") == 1
 
 
 def test_a_wait_for_another_process_has_an_end(store: Path, elsewhere: Elsewhere) -> None:
     files = opened(store, lock_wait_s=0.3)
     assert elsewhere.said(writing(store)) == "1"
-    with pytest.raises(PermissionError, match=rf"by process {elsewhere.pid};.*waited 0\.3 s"):
+    with pytest.raises(PermissionError, match=rf"by process {elsewhere.pid};.*waited 0\.3 s.*lock_wait_s=0\.3"):
         files.pipe_file("b/new", b"1")
     assert elsewhere.said("c.close()") == "None"
     files.pipe_file("b/new", b"1")
@@ -212,6 +214,42 @@ def test_a_wait_for_another_process_has_an_end(store: Path, elsewhere: Elsewhere
     for wrong in (-1, float("inf")):
         with pytest.raises(ValueError, match="lock_wait_s"):
             opened(store, lock_wait_s=wrong)
+
+
+@pytest.mark.slow
+def test_a_write_waits_longer_for_another_process_as_long_as_that_gets_on(store: Path, elsewhere: Elsewhere) -> None:
+    wait_s = 4.0
+    files = opened(store, lock_wait_s=wait_s)
+    filesystem = f"fsspec.filesystem('ais', store={str(store)!r})"
+    assert elsewhere.said(f"globals().update(w={filesystem}.open('b/large', 'wb')) or 0") == "0"
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(files.pipe_file, "b/new", b"1")
+        started_s, pieces = time.monotonic(), 0
+        while time.monotonic() - started_s < 2.5 * wait_s:
+            assert elsewhere.said("w.write(b'0123456789')") == "10"  # which is in memory there, and nowhere else
+            assert not written.done()
+            pieces += 1
+        assert not files.exists("b/large")
+        assert elsewhere.said(f"w.close() or {filesystem}.release_lock()") == "None"
+        written.result(timeout=60)
+    assert files.cat(["b/new", "b/large"]) == {"b/new": b"1", "b/large": b"0123456789" * pieces}
+
+
+@pytest.mark.parametrize("write", ["c.bucket('b').put('small', b'1').size_bytes", "f.write(b'1')"])
+def test_commits_and_bytes_that_are_not_stored_yet_are_progress_and_reading_is_not(
+    write: str, store: Path, elsewhere: Elsewhere
+) -> None:
+    def mark() -> object:
+        return writing_mark([str(store)])
+
+    assert elsewhere.said(writing(store)) == "1"
+    opening = f"globals().update(f=fsspec.filesystem('ais', store={str(store)!r}).open('b/piece', 'wb')) or 0"
+    assert elsewhere.said(opening) == "0"
+    before = mark()
+    assert elsewhere.said("c.bucket('b').get('a')") == "b'one'"
+    assert opened(store).cat_file("b/a") == b"one"
+    assert mark() == before
+    eventually(lambda: elsewhere.said(write) == "1" and mark() != before, timeout_s=60)
 
 
 def test_a_killed_writer_keeps_nobody_waiting(store: Path) -> None:

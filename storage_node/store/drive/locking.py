@@ -36,6 +36,29 @@ def lock_holder(lock: Path) -> str | None:
     return f"process {pid}" if pid > 0 else "another process"
 
 
+def writing_mark(drive: Path) -> tuple[object, ...]:
+    """Return a value that differs from an earlier one if the writer of a drive has got on in the meantime.
+
+    It reads only the sizes of the catalog's log and of uploads under way, and the time of the last `note_writing`.
+    """
+    sizes: list[tuple[str, int]] = []
+    for folder, ending in ((drive / "catalog", ".log"), (drive / "staging", "")):
+        with contextlib.suppress(OSError), os.scandir(folder) as found:
+            for entry in found:
+                if entry.name.endswith(ending):
+                    with contextlib.suppress(FileNotFoundError):  # done, or replaced, since it was listed
+                        sizes.append((entry.name, entry.stat().st_size))
+    with contextlib.suppress(OSError):
+        return (os.stat(drive / "staging").st_mtime_ns, *sorted(sizes))
+    return tuple(sorted(sizes))
+
+
+def note_writing(drive: Path) -> None:
+    """Let `writing_mark` differ: the holder of the lock collects bytes that are not on the drive yet."""
+    with contextlib.suppress(OSError):  # the drive has failed; the write itself tells
+        os.utime(drive / "staging")
+
+
 @contextlib.contextmanager
 def hold(lock: Path) -> Iterator[None]:
     """Exclude every writer from a catalog meanwhile. Raises StoreLocked."""
