@@ -109,6 +109,11 @@ def _install(settings: Settings) -> None:
             _replace(pipeline.DataPipeline, "__reduce_ex__", _reduce_installed)
 
 
+def installed_url() -> str | None:
+    """Return the URL that `install` was given, or None if it was given none or was not called."""
+    return _settings.store.url if _settings is not None else None
+
+
 def uninstall() -> None:
     """Undo `install`. Open shards stay open."""
     global _settings
@@ -142,7 +147,7 @@ def open_shard(url: str, mode: str = "rb", bufsize: int = 8192) -> io.BufferedIO
     if mode == "wb":
         if entry.member is not None:
             raise errors.InvalidRequest(f"{url}: a member of an archive cannot be written; write the archive")
-        return ObjectWriter(settings.store.writer, entry.bucket, entry.name)
+        return ObjectWriter(settings.store.writer, entry.bucket, entry.name, progressed=settings.store.progressed)
     if mode != "rb":
         raise errors.InvalidRequest(f"{url}: mode {mode!r}: shards are read, 'rb', or written whole, 'wb'")
     if entry.member is not None:

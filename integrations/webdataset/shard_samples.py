@@ -22,6 +22,7 @@ from ais_loader.extras import needs
 from ais_loader.objects.sample_table import Rename, Select
 
 from ..shared_store import StoreReference, named_url
+from .opener import installed_url
 from .sample_table import expanded, listed
 
 with needs("webdataset", "samples of shards"):
@@ -72,7 +73,8 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
         """
         Args:
             urls: `ais://bucket/shard-{000..012}.tar`, several joined by `::`, or an iterable of URLs without braces.
-            store: A Client, or the address that each process connects to at its first read. None means AIS_LOADER_URL.
+            store: A Client, or the address that each process connects to at its first read. None means the store that
+                was passed to `install`, or else AIS_LOADER_URL.
             handler: A function that is called with the error of a sample that could not be fetched, like WebDataset's
                 handlers. If it returns true, the batch continues without that sample. If false, the batch ends before
                 that sample.
@@ -87,7 +89,7 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
             ArchiveError: A name occurs twice in a shard.
             ObjectNotFound, BucketNotFound, NodeUnavailable, SilenceTimeout.
         """
-        self._store = store if isinstance(store, Client) else StoreReference(named_url(store))
+        self._store = store if isinstance(store, Client) else StoreReference(named_url(store or installed_url()))
         self._handler = handler
         self._timeout_s = timeout_s
         self._table = listed(

@@ -18,7 +18,7 @@ import webdataset as wds
 from torch.utils.data import DataLoader, RandomSampler
 
 from ais_loader import Bucket, errors
-from ais_loader.integrations.webdataset import ShardSamples
+from ais_loader.integrations.webdataset import ShardSamples, install, uninstall
 from tests.tar_kit import packed_tar
 
 DEADLINE_S = 100
@@ -47,6 +47,21 @@ def test_each_sample_has_the_keys_the_fields_and_their_order_that_webdataset_yie
     assert samples[-1] == expected[-1]
     with pytest.raises(IndexError, match="sample 40 of 40"):
         samples[40]
+
+
+def test_the_store_that_is_installed_is_the_one_that_is_read(
+    shards: list[str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AIS_LOADER_URL", str(tmp_path / "none"))
+    samples = ShardSamples(shards)  # of `install`, in the fixture
+    expected = list(in_order(shards))
+    assert samples.__getitems__(range(40)) == expected
+    uninstall()
+    assert pickle.loads(pickle.dumps(samples))[7] == expected[7]
+    with pytest.raises(errors.StoreNotFound):
+        ShardSamples(shards)
+    install(str(tmp_path / "none"))
+    assert ShardSamples(shards, store=bucket.client.url)[7] == expected[7]
 
 
 def test_lengths_come_from_the_index(shards: list[str], bucket: Bucket) -> None:
