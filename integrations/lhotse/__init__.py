@@ -14,6 +14,7 @@ with needs("lhotse", "AISBatchLoader and ais:// in Lhotse"):
 from .batch_loader import AISBatchLoader
 from .cut_batches import CutBatches
 from .failures import AISBatchLoaderError, FetchFailed
+from .fetched import Fetched
 from .install import install
 from .io_backend import AISIOBackend
 from .range_reader import AISRangeReader
@@ -25,5 +26,6 @@ __all__ = [
     "AISRangeReader",
     "CutBatches",
     "FetchFailed",
+    "Fetched",
     "install",
 ]
