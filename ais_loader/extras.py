@@ -24,6 +24,7 @@ EXTRAS = {
     "obstore": "store,remote",
     "lhotse": "lhotse",
     "webdataset": "webdataset",
+    "multistorageclient": "msc",
     "ray": "store,ray",
     "pyarrow": "store,ray-data",
     "matplotlib": "demo",

@@ -125,6 +125,7 @@ ROOMS = {
     "botocore": ("storage_node.gateway",),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),
+    "multistorageclient": ("ais_loader.integrations.msc",),
     "click": ("ais_loader.cli", "ais_loader.integrations.nemo", "storage_node.cli"),
     "grpc": ("ais_loader.transport", "ais_loader.wire.generated", "ais_loader.testing", "storage_node"),
 }

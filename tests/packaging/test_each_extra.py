@@ -118,6 +118,13 @@ install(url)
 assert [sample["txt"] for sample in webdataset.WebDataset("ais://b/s.tar", shardshuffle=False)] == [b"zero", b"one"]
 assert len(ShardSamples(["ais://b/s.tar"], store=url)) == 2
 """,
+    "msc": """
+import multistorageclient
+options = {"base_path": "b", "store": url}
+bundle = {"type": "ais_loader.integrations.msc.AISBundle", "options": options}
+config = multistorageclient.StorageClientConfig.from_dict({"profiles": {"p": {"provider_bundle": bundle}}}, profile="p")
+assert multistorageclient.StorageClient(config).read("0.txt") == b"zero"
+""",
     "nemo": """
 import json, subprocess
 line = {"audio_filepath": "ais://b/speech.flac", "duration": DURATION_S, "sampling_rate": 8000, "text": "a"}

@@ -130,6 +130,7 @@ OF_PACKAGE = {
         "install": "from ais_loader.integrations.webdataset import install",
         "ShardSamples": "import ais_loader.integrations.webdataset.shard_samples",
     },
+    "multistorageclient": {"AISBundle": "from ais_loader.integrations.msc import AISBundle"},
     "ray": {"read_ais": "from ais_loader.integrations.ray_data import read_ais"},
     "pyarrow": {"read_ais": "from ais_loader.integrations.ray_data import read_ais"},
     "matplotlib": {
@@ -272,11 +273,12 @@ def test_every_package_of_an_extra_is_known_by_it() -> None:
         named |= {"PIL"} if "pillow" in named else set()
         named |= {"hdrh"} if "hdrhistogram" in named else set()
         named |= {"jwt"} if "pyjwt" in named else set()
+        named |= {"multistorageclient"} if "multi_storage_client" in named else set()
     for package, wanted in EXTRAS.items():
         assert any(package in extras[extra] for extra in wanted.split(",")), package
     of_users = {package for extra, packages in extras.items() if extra not in ("dev", "test") for package in packages}
     imported_by_others = {"urllib3"}
-    assert of_users - {"ais_loader", "pillow", "hdrhistogram", "pyjwt"} - imported_by_others == set(EXTRAS)
+    assert of_users - {"ais_loader", "pillow", "hdrhistogram", "pyjwt", "multi_storage_client"} - imported_by_others == set(EXTRAS)
 
 
 def _guards(node: ast.AST) -> set[str]:
