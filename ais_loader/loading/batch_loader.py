@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
@@ -22,7 +23,7 @@ from ais_loader.loading.workers import Collate, Fetcher, Workers
 from ais_loader.plans.groups import Tail, whole_number
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.batch_sampler import BatchSampler
-from ais_loader.training.datasets import fetches_entries
+from ais_loader.training.datasets import fetches_entries, hides_failures
 from ais_loader.training.plan import Plan
 from ais_loader.training.plan_position import PlanPosition, PlanRun, is_distributed
 from ais_loader.training.plan_sender import MAX_STEPS, PlanSender
@@ -70,7 +71,7 @@ class BatchLoader:
         on_bad: OnBad = "raise",
         max_bad: int | None = None,
         on_batch: Callable[[BatchRecord], object] | None = None,
-        stall_s: float = 60.0,
+        stall_s: float | None = 60.0,
         on_stall: OnStall = "wait",
         expect_steps: int = 64,
         context: StartMethod = "fork",
@@ -102,10 +103,11 @@ class BatchLoader:
                 "skip" leaves it out: the batch is smaller, and all ranks still have equally many. "substitute" puts the
                 next good sample of the same batch in its place. Or a function from the error to one of these. Errors of
                 the store, such as NodeUnavailable, are raised. So is EntryFailed for a batch without a good sample.
-            max_bad: The number of bad samples beyond which EntryFailed is raised.
+                All but "raise" need a dataset with on_error="raise": placeholders raise nothing.
+            max_bad: The number of bad samples beyond which EntryFailed is raised; at least 0.
             on_batch: A function that is called in the trainer with the BatchRecord of every batch.
             stall_s: Time without a batch after which a warning says which worker does what, in seconds, with the stacks
-                of all threads.
+                of all threads. None disables it.
             on_stall: Whether to "wait" on, to "raise" SilenceTimeout, or to "restart" the worker (processes only).
             expect_steps: The number of steps, at most 1,000, whose objects in remote buckets the store is told ahead.
                 It fetches cold ones before they are read. 0 disables it. It has no effect on an embedded store that the
@@ -113,10 +115,8 @@ class BatchLoader:
             context: How worker processes are started: "fork", "spawn" or "forkserver". All but "fork" pickle the
                 dataset and `collate`.
             max_restarts: The number of workers of an iteration that may be replaced because they died or stalled. What
-                they had is given to others. After that, LoaderError names the worker's signal and the batch.
-            persistent_workers: Whether worker processes, once an iteration has delivered all its batches, are kept for
-                the next one, until the loader is closed. They keep the dataset as it was when they started, so they do
-                not see what the trainer changes in it between epochs.
+                they had is given to others. After that, LoaderError names the worker's signal, the step, and the first
+                entry.
             pin_memory: Whether the shared memory that workers write into is page-locked. Needs workers and CUDA. Small
                 batches, and those that find no free memory, are not.
 
@@ -137,7 +137,14 @@ class BatchLoader:
             raise InvalidRequest(f"expect_steps={expect_steps!r}: need an int, 0 to {MAX_STEPS}")
         if not callable(on_bad) and on_bad not in POLICIES:
             raise InvalidRequest(f"on_bad={on_bad!r}: need one of {', '.join(POLICIES)}, or a function")
-        if on_stall not in ON_STALL or not stall_s > 0:
+        if on_bad != "raise" and hides_failures(dataset):
+            raise InvalidRequest(
+                f"on_bad={on_bad!r}: the dataset has on_error='placeholder', so that failed entries raise nothing, and "
+                "on_bad does not apply to them; leave out one of the two"
+            )
+        if max_bad is not None:
+            whole_number("BatchLoader", "max_bad", max_bad, 0)
+        if on_stall not in ON_STALL or not (stall_s is None or 0 < stall_s <= threading.TIMEOUT_MAX):
             raise InvalidRequest(f"stall_s={stall_s!r}, on_stall={on_stall!r}: need seconds, and {', '.join(ON_STALL)}")
         if on_stall == "restart" and not workers:
             raise InvalidRequest("on_stall='restart': a thread cannot be ended; it needs worker processes")
@@ -348,7 +355,7 @@ class _Iteration:
         """Start the threads, unless they have been."""
         if self._engine is None:
             workers, in_flight, name_of = self._begin
-            self._engine = Engine(self.run.batches(), workers(), in_flight, name_of, self._watch)
+            self._engine = Engine(self.run, workers(), in_flight, name_of, self._watch)
             self._sender = self._send_plan()
         return self._engine
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+from ais_loader.loading.places import SamplerRun
 from ais_loader.loading.stall_watch import StallWatch
 from ais_loader.loading.workers import Fetched, Workers
+from ais_loader.training.plan_position import PlanRun
 
 
 class Ticket(NamedTuple):
@@ -24,6 +26,7 @@ class Ticket(NamedTuple):
 
     number: int
     step: int
+    named: str
     place: Any
     """The position after this batch."""
     work: Any
@@ -36,14 +39,13 @@ class Engine:
 
     def __init__(
         self,
-        drawn: Iterator[tuple[int, Any, Any]],
+        run: PlanRun | SamplerRun,
         workers: Workers,
         in_flight: int,
         name_of: Callable[[Any], str],
         watch: StallWatch,
     ) -> None:
-        """`drawn` yields (step, work, position after it)."""
-        self._drawn, self._workers, self._name_of, self._watch = drawn, workers, name_of, watch
+        self._run, self._workers, self._name_of, self._watch = run, workers, name_of, watch
         self._free = threading.Semaphore(in_flight)
         self._tickets: SimpleQueue[Ticket | BaseException | None] = SimpleQueue()
         """The batches, in order. An error or None is the last element."""
@@ -64,16 +66,14 @@ class Engine:
         if ticket is None:
             self.exhausted = not self._closed
             return None
-        watch.place = f"step {ticket.step}"
+        watch.place = ticket.named
         fetched: Fetched | None = None
         while fetched is None:
             try:
                 fetched = ticket.future.result(watch.left_s)
             except Exception as error:
                 if not isinstance(error, TimeoutError) or ticket.future.done():
-                    error.add_note(
-                        f"raised for batch {ticket.number} of this iteration, of {self._name_of(ticket.work)}"
-                    )
+                    error.add_note(f"raised for {ticket.named}, of {self._name_of(ticket.work)}")
                     raise
                 if watch.tell(f"{self._workers.progress(ticket.number)}, for {self._name_of(ticket.work)}"):
                     self._workers.restart(ticket.number)
@@ -90,16 +90,18 @@ class Engine:
     def _draw(self) -> None:
         end: BaseException | None = None
         number = 0
+        drawn = iter(self._run.batches())
         try:
             while self._free.acquire() and not self._closed:
                 self._drawing_since_s, began_s = time.time(), time.perf_counter()
-                one = next(self._drawn, None)
+                one = next(drawn, None)
                 if one is None:
                     break
                 step, work, place = one
                 draw_s = time.perf_counter() - began_s
-                future = self._workers.submit(number, work)
-                self._tickets.put(Ticket(number, step, place, work, draw_s, future))
+                named = self._run.named(step)
+                future = self._workers.submit(number, work, named)
+                self._tickets.put(Ticket(number, step, named, place, work, draw_s, future))
                 number += 1
         except BaseException as error:  # noqa: BLE001 - raised where the batch is consumed
             end = error

@@ -159,6 +159,10 @@ class SamplerRun:
             yield number, batch, self._places.drawn()
             number += 1
 
+    def named(self, number: int) -> str:
+        """Return a batch in words, by its number in this iteration."""
+        return f"batch {number} of this iteration"
+
     def handed(self, place: Place) -> None:
         """Note that the trainer receives the batch before this place."""
         if self._position.run is self:

@@ -11,12 +11,14 @@ import contextlib
 import faulthandler
 import itertools
 import logging
+import mmap
 import multiprocessing
 import os
 import pickle
 import random
 import signal
 import socket
+import struct
 import threading
 import time
 import traceback
@@ -45,6 +47,8 @@ _SLOTS_BESIDES = 3
 """Slots of a worker besides its share of those in flight: being written, with the trainer, and about to be dropped."""
 _CLOSE_S = 1.0
 _DUMP_S = 1.0
+_STAGE = struct.Struct("=Q8sd")
+"""A worker's stage: whether it has begun, its name, and since when, in seconds."""
 _STAGE_BYTES = 64
 _starting = threading.Lock()
 """Lest a forked worker inherit the other end of a socket that is being made."""
@@ -54,6 +58,7 @@ log = logging.getLogger(__name__)
 class _Task(NamedTuple):
     ticket: int
     work: Any
+    named: str
     data: Any
     future: Future[Fetched]
 
@@ -101,18 +106,9 @@ class ProcessWorkers:
         for keeper in self._keepers:
             keeper.start()
 
-    def begin_again(self) -> bool:
-        """Prepare for another iteration, whose tickets may begin anew. Returns False if they can no longer work."""
-        with self._lock:
-            self._restarts_left = self._max_restarts
-            if self._failed is None and os.getpid() == self._pid:
-                return True
-        self.close(wait=False)
-        return False
-
-    def submit(self, ticket: int, work: Any) -> Future[Fetched]:
+    def submit(self, ticket: int, work: Any, named: str) -> Future[Fetched]:
         """Fetch the samples of `work`. Raises the errors of pickling it."""
-        task = _Task(ticket, work, ForkingPickler.dumps((ticket, work)), Future())
+        task = _Task(ticket, work, named, ForkingPickler.dumps((ticket, work)), Future())
         self._put(task)
         return task.future
 
@@ -122,9 +118,9 @@ class ProcessWorkers:
             worker = self._holder(ticket)
             if worker is None:
                 return "no worker has begun it"
-            stage = worker.stage().rstrip(".")  # before a signal, which may interrupt what stalls
+            stage = worker.stage()  # before a signal, which may interrupt what stalls
             log.warning("stacks of %s:\n%s", worker.name, worker.stacks())
-            return f"{worker.name} is in stage {stage}"
+            return f"{worker.name} is in stage {stage[1]}"
 
     def restart(self, ticket: int) -> None:
         with self._lock:
@@ -253,7 +249,7 @@ class ProcessWorkers:
                 except Exception as error:  # noqa: BLE001 - of fork, or of pickling the dataset
                     self._failed = LoaderError(f"{worker.name} {worker.end}, and no other could be started: {error}")
             elif self._failed is None:
-                first = f"at batch {lost[0].ticket}, {self._fetcher.name_of(lost[0].work)}" if lost else "without work"
+                first = f"at {lost[0].named}, {self._fetcher.name_of(lost[0].work)}" if lost else "without work"
                 self._failed = LoaderError(f"{worker.name} {worker.end}, {first}, and may not be replaced again")
             failed = self._failed
         for task in lost:
@@ -308,13 +304,17 @@ class _Worker:
             return "stalled, and was ended"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
-    def stage(self) -> str:
-        text = b"" if self.notes is None else os.pread(self.notes, _STAGE_BYTES, 0).rstrip(b"\0 ")
-        return text.decode() or "'start'"
+    def stage(self) -> tuple[bool, str]:
+        """Return whether it has begun, and its stage in words."""
+        data = b"" if self.notes is None else os.pread(self.notes, _STAGE.size, 0)
+        has_begun, name, since_s = _STAGE.unpack(data) if data else (0, b"", 0.0)
+        if not has_begun:
+            return False, "'start'"
+        return True, f"{name.rstrip(bytes(1)).decode()!r} since {time.strftime('%X', time.localtime(since_s))}"
 
     def stacks(self) -> str:
         """Return the stacks of its threads."""
-        if self.notes is None or not self.stage().endswith("."):
+        if self.notes is None or not self.stage()[0]:
             return "not available: it has not begun"
         size = os.fstat(self.notes).st_size
         os.kill(self.process.pid, signal.SIGUSR1)
@@ -348,11 +348,11 @@ class _Worker:
 class _NotedProgress(Progress):
     """Progress that the trainer can read, also while this process stalls."""
 
-    notes = -1
+    notes: mmap.mmap
 
     def enter(self, stage: str) -> None:
-        text = f"{stage!r} since {time.strftime('%X')}."
-        os.pwrite(self.notes, text.encode()[:_STAGE_BYTES].ljust(_STAGE_BYTES), 0)
+        self.stage = stage
+        _STAGE.pack_into(self.notes, 0, 1, stage.encode(), time.time())
 
 
 def _run(conn: Connection, name: str, fetcher: Fetcher, seed: int, slots: int, others: list[Connection]) -> None:
@@ -364,20 +364,24 @@ def _run(conn: Connection, name: str, fetcher: Fetcher, seed: int, slots: int, o
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
-    notes = _NotedProgress.notes = recv_handle(conn)
-    os.pwrite(notes, b"'wait'.".ljust(_STAGE_BYTES), 0)
+    notes = recv_handle(conn)
+    os.ftruncate(notes, _STAGE_BYTES)
     os.lseek(notes, 0, os.SEEK_END)
+    _NotedProgress.notes = mmap.mmap(notes, _STAGE_BYTES)
+    progress = _NotedProgress(name)
     faulthandler.register(signal.SIGUSR1, notes, all_threads=True)
     tasks: SimpleQueue[tuple[int, Any, Any] | None] = SimpleQueue()
     threading.Thread(target=_begin, args=(conn, fetcher, tasks), name="ais-loader-begin", daemon=True).start()
     writer = SlotWriter(slots)
+    progress.enter("request")  # a batch that it has is with the other thread
     while (task := tasks.get()) is not None:
         ticket, work, pending = task
         file = None
         try:
             if isinstance(pending, Exception):
                 raise pending
-            fetched = fetcher.finish(work, pending, _NotedProgress(name))
+            fetched = fetcher.finish(work, pending, progress)
+            progress.enter("transfer")
             began_s = time.perf_counter()
             result: Any
             result, file = writer.write(fetched)
@@ -389,6 +393,7 @@ def _run(conn: Connection, name: str, fetcher: Fetcher, seed: int, slots: int, o
                 send_handle(conn, file, os.getppid())
         if file is not None:
             os.close(file)
+        progress.enter("request")
         del task, work, pending
 
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class StallWatch:
     """The trainer's wait for one batch at a time."""
 
-    def __init__(self, stall_s: float, on_stall: OnStall, rank: int) -> None:
+    def __init__(self, stall_s: float | None, on_stall: OnStall, rank: int) -> None:
         self._stall_s, self._on_stall, self._rank = stall_s, on_stall, rank
         self.place = "the beginning"
         """Where the wait is, in words."""
@@ -29,8 +29,8 @@ class StallWatch:
     def begin(self) -> StallWatch:
         """Note that a wait begins."""
         self.place = f"after {self.place.removeprefix('after ')}"
-        self._told = False
-        self._due_s = time.monotonic() + self._stall_s
+        self._told = self._stall_s is None
+        self._due_s = time.monotonic() + (self._stall_s or 0)
         return self
 
     @property
@@ -52,7 +52,7 @@ class StallWatch:
             self.has_raised = True
             raise SilenceTimeout(text)
         if self._on_stall == "restart":
-            self._due_s = time.monotonic() + self._stall_s
+            self._due_s = time.monotonic() + (self._stall_s or 0)
             return True
         self._told = True
         return False

@@ -32,7 +32,7 @@ class ThreadWorkers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, ticket: int, work: Any) -> Future[Fetched]:
+    def submit(self, ticket: int, work: Any, named: str) -> Future[Fetched]:
         future: Future[Fetched] = Future()
         progress = self._progress[ticket] = Progress(threading.current_thread().name)
         pending = self._fetcher.begin(work)

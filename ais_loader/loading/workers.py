@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from ais_loader.loading.bad_samples import BadSample, OnBad, good_samples
-from ais_loader.training.number_batches import entry_of, in_packs, sample_numbers
+from ais_loader.training.number_batches import entry_of, in_packs, sample_numbers, sends_ahead
 from ais_loader.training.sample_parts import parts_of, place_of
 from ais_loader.training.take_samples import HEARD
 from ais_loader.values.batch import Batch
-from ais_loader.values.timing import BatchTiming
+from ais_loader.values.timing import BatchTiming, Cause
 
 Collate = Callable[[list[Any]], Any]
 
@@ -46,20 +46,24 @@ class Progress:
     def enter(self, stage: str) -> None:
         self.stage, self.since_s = stage, time.time()
 
+    def hear(self, cause: Cause) -> None:
+        """Note what the time of a batch of a store goes to now."""
+        stage = "decode" if cause in ("decode", "consumer") else "receive"
+        if stage != self.stage:
+            self.enter(stage)
+
     def __str__(self) -> str:
-        stage = self.stage
-        if stage == "fetch" and self.batches:
-            stage = "decode" if self.batches[-1]._watch._cause == "decode" else "receive"
-        elif stage == "fetch":
-            stage = "decode"  # of a dataset that does all of it
-        return f"{self.worker} is in stage {stage!r} since {time.strftime('%X', time.localtime(self.since_s))}"
+        return f"{self.worker} is in stage {self.stage!r} since {time.strftime('%X', time.localtime(self.since_s))}"
 
 
 class Workers(Protocol):
     """Processes or threads that fetch batches. `submit` is called by one thread at a time."""
 
-    def submit(self, ticket: int, work: Any) -> Future[Fetched]:
-        """Fetch the samples of `work`, and return at once. The ticket is another one for each call."""
+    def submit(self, ticket: int, work: Any, named: str) -> Future[Fetched]:
+        """Fetch the samples of `work`, and return at once. The ticket is another one for each call.
+
+        `named`: the batch in words, for errors.
+        """
 
     def progress(self, ticket: int) -> str:
         """Return which worker has the work of a ticket, and its stage, in words."""
@@ -97,10 +101,7 @@ class Fetcher:
         self, dataset: Any, collate: Collate | None = None, on_bad: OnBad = "raise", *, packed: bool = False
     ) -> None:
         self.dataset, self.collate, self.on_bad, self.packed = dataset, collate, on_bad, packed
-        # A subclass that has its own way to get samples has not its parent's way to begin.
-        order = [vars(kind) for kind in type(dataset).__mro__]
-        first: Any = next((own for own in order if {"begin", "__getitems__", "__getitem__"} & own.keys()), {})
-        self._begins = "begin" in first
+        self._begins = sends_ahead(dataset)
 
     def begin(self, work: Any) -> Any:
         """Request the samples ahead, if the dataset can. An error is raised by `finish`, as one of the batch."""
@@ -113,8 +114,8 @@ class Fetcher:
 
     def finish(self, work: Any, pending: Any, progress: Progress) -> Fetched:
         """Return the batch. Raises the errors of the dataset, and of `collate`."""
-        HEARD.batches = progress.batches
-        progress.enter("fetch")
+        HEARD.batches, HEARD.cause = progress.batches, progress.hear
+        progress.enter("fetch" if self._begins else "decode")  # a dataset of its own does both, unheard
         began_s = time.perf_counter()
         try:
             samples, bad = good_samples(self, work, pending)
@@ -123,7 +124,7 @@ class Fetcher:
             progress.enter("collate")
             batch = samples if self.collate is None else self.collate(samples)
         finally:
-            HEARD.batches = None
+            HEARD.batches = HEARD.cause = None
             progress.batches = []
         ended_s = time.perf_counter()
         return Fetched(batch, progress.worker, timings, got_s - began_s, ended_s - got_s, bad=bad)

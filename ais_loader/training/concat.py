@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.training.datasets import fetches_entries
-from ais_loader.training.number_batches import checked_index, in_packs, sample_numbers
+from ais_loader.training.number_batches import checked_index, in_packs, sample_numbers, sends_ahead
 from ais_loader.training.sample_parts import SampleParts, raw
 from ais_loader.training.take_samples import take_samples
+from ais_loader.values.batch import Batch
 
 with needs("torch", "concat"):
     import torch.utils.data
@@ -60,19 +62,114 @@ class ConcatDataset(torch.utils.data.ConcatDataset[Any]):  # type: ignore[misc] 
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """Return the samples at these indices, in order, with one request per store."""
+        return self.begin(indices).finish()
+
+    def begin(self, indices: Iterable[int]) -> _PendingParts:
+        """Request these samples, and return while they are still arriving: `finish()` returns them.
+
+        Embedded stores, and datasets without a `begin` of their own, are read in `finish`.
+        """
         count = len(self)
-        samples: list[Any] = []
         requests: dict[int, list[tuple[int, Any, int]]] = {}
         for at, index in enumerate(sample_numbers(indices)):
             position = checked_index(index, count)
             number = bisect.bisect_right(self.cumulative_sizes, position)
             within = position - (self.cumulative_sizes[number - 1] if number else 0)
             requests.setdefault(self._leads[number], []).append((at, self.datasets[number], within))
-            samples.append(None)
-        for lead, parts in requests.items():
-            for (at, _, _), sample in zip(parts, _fetched(self.datasets[lead], parts), strict=True):
-                samples[at] = sample
-        return in_packs(samples, indices)
+        return _PendingParts(indices, [(self.datasets[lead], parts) for lead, parts in requests.items()])
+
+
+class _PendingParts:
+    """Samples of a batch that are requested ahead, with a request for each store. Use it in one thread at a time."""
+
+    def __init__(self, indices: Iterable[int], requests: list[tuple[Any, list[tuple[int, Any, int]]]]) -> None:
+        """`requests`: the first source of each, and its (position in the batch, source, index in the source)."""
+        self._indices = indices
+        self._places = [[at for at, _, _ in parts] for _, parts in requests]
+        self._pending: list[Any] = []
+        with self._closing():
+            self._pending.extend(_begun(lead, parts) for lead, parts in requests)
+
+    def finish(self) -> list[Any]:
+        """Return the samples, in order. Call this once. Raises the errors of the sources."""
+        samples: list[Any] = [None] * sum(map(len, self._places))
+        with self._closing():
+            for places, pending in zip(self._places, self._pending, strict=True):
+                for at, sample in zip(places, pending.finish(), strict=True):
+                    samples[at] = sample
+        return in_packs(samples, self._indices)
+
+    def close(self) -> None:
+        """Abandon data that has not arrived."""
+        for pending in self._pending:
+            pending.close()
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+class _PendingSources:
+    """Samples of several sources that share one request."""
+
+    def __init__(self, lead: Any, parts: list[tuple[int, Any, int]]) -> None:
+        self._lead, self._parts = lead, parts
+        self._batch = self._request() if lead._client.is_remote else None
+
+    def _request(self) -> tuple[Batch, SampleParts | None]:
+        wanted = [source._entry(within) for _, source, within in self._parts]
+        several = SampleParts.of(wanted, [within for _, _, within in self._parts])
+        return self._lead._request(wanted if several is None else several.entries), several
+
+    def finish(self) -> list[Any]:
+        batch, several = self._batch or self._request()
+        sources = [source for _, source, _ in self._parts]
+        decoders = [source._decode for source in sources]
+        is_decoded = any(decoder is not None for decoder in decoders)  # one may be false, such as an empty Sequential
+        coming = iter(decoders)
+
+        def decode(items: Any) -> Any:
+            own = next(coming)
+            return raw(items) if own is None else own(items)
+
+        samples = take_samples(batch, decode if is_decoded else None, parts=several)
+        called: list[Any] = []
+        for source in {id(source): source for source in sources}.values():
+            if source._on_batch is not None and source._on_batch not in called:
+                called.append(source._on_batch)
+                source._on_batch(batch.timing)
+        return samples
+
+    def close(self) -> None:
+        if self._batch is not None:
+            self._batch[0].close()
+
+
+class _NotBegun:
+    """Samples of a source that sends nothing ahead."""
+
+    def __init__(self, source: Any, indices: list[int]) -> None:
+        self._source, self._indices = source, indices
+
+    def finish(self) -> list[Any]:
+        many = getattr(self._source, "__getitems__", None)
+        return [self._source[index] for index in self._indices] if many is None else list(many(self._indices))
+
+    def close(self) -> None:
+        pass
+
+
+def _begun(lead: Any, parts: list[tuple[int, Any, int]]) -> Any:
+    """Return the pending samples of (position in the batch, source, index in the source): one request of the lead."""
+    source = parts[0][1]
+    if any(other is not source for _, other, _ in parts):
+        return _PendingSources(lead, parts)
+    indices = [within for _, _, within in parts]
+    return source.begin(indices) if sends_ahead(source) else _NotBegun(source, indices)
 
 
 def _sources(dataset: Any) -> list[Any]:
@@ -93,31 +190,3 @@ def _lead(at: int, sources: list[Any]) -> int:
         for number, other in enumerate(sources)
         if fetches_entries(other) and other._request_key == sources[at]._request_key
     )
-
-
-def _fetched(lead: Any, parts: list[tuple[int, Any, int]]) -> list[Any]:
-    """Return the samples of (position in the batch, source, index in the source), with one request of the lead."""
-    sources = {id(source): source for _, source, _ in parts}
-    if len(sources) == 1:
-        (source,) = sources.values()
-        indices = [within for _, _, within in parts]
-        many = getattr(source, "__getitems__", None)
-        return [source[index] for index in indices] if many is None else list(many(indices))
-    wanted = [source._entry(within) for _, source, within in parts]
-    several = SampleParts.of(wanted, [within for _, _, within in parts])
-    batch = lead._request(wanted if several is None else several.entries)
-    decoders = [source._decode for _, source, _ in parts]
-    is_decoded = any(decoder is not None for decoder in decoders)  # a decoder may be false, such as an empty Sequential
-    coming = iter(decoders)
-
-    def decode(items: Any) -> Any:
-        own = next(coming)
-        return raw(items) if own is None else own(items)
-
-    samples = take_samples(batch, decode if is_decoded else None, parts=several)
-    called: list[Any] = []
-    for source in sources.values():
-        if source._on_batch is not None and source._on_batch not in called:
-            called.append(source._on_batch)
-            source._on_batch(batch.timing)
-    return samples

@@ -229,6 +229,12 @@ def fetches_entries(dataset: Any) -> bool:
     )
 
 
+def hides_failures(dataset: Any) -> bool:
+    """Whether entries that fail are placeholders instead of errors, in a dataset or a part of it."""
+    parts = getattr(dataset, "datasets", [dataset])
+    return any(isinstance(part, MapDataset) and part._options["on_error"] == "placeholder" for part in parts)
+
+
 def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:
     chosen = {"on_error": on_error, "timeout_s": timeout_s, **options}
     if not batch_options(

@@ -28,6 +28,14 @@ def are_entries(batch: Any) -> bool:
     return isinstance(first, (str, Entry, ObjectInfo, tuple, dict))
 
 
+def sends_ahead(dataset: Any) -> bool:
+    """Whether `dataset.begin(numbers)` requests samples ahead."""
+    # A subclass that has its own way to get samples has not its parent's way to begin.
+    order = [vars(kind) for kind in type(dataset).__mro__]
+    first: Any = next((own for own in order if {"begin", "__getitems__", "__getitem__"} & own.keys()), {})
+    return "begin" in first
+
+
 def entry_of(dataset: Any, number: int) -> Any:
     """Return the entry or entries of a sample, or None for a dataset of other things."""
     if ends := getattr(dataset, "cumulative_sizes", None):

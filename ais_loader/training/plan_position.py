@@ -63,6 +63,10 @@ class PlanRun:
         """Return the plan's batch of a step."""
         return self._position.draw(self.start.epoch, step)
 
+    def named(self, step: int) -> str:
+        """Return a batch in words, by the epoch and step that a state has."""
+        return f"epoch {self.start.epoch}, step {step}"
+
     def handed(self, count: int) -> None:
         """Note that the trainer receives this batch, the `count`-th."""
         self.delivered = count

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ais_loader.training.sample_parts import SampleParts, is_complete, place_of, raw
 from ais_loader.values.batch import Batch
 from ais_loader.values.packed import PackedBatch
-from ais_loader.values.timing import BatchTiming
+from ais_loader.values.timing import BatchTiming, Cause
 
 Decode: TypeAlias = Callable[[Any], Any]
 """A function from an Item, or from a tuple or dict of Items, to a sample."""
@@ -18,10 +18,12 @@ OnBatch: TypeAlias = Callable[[BatchTiming], object]
 
 class _Heard(threading.local):
     batches: list[Batch] | None = None
+    cause: Callable[[Cause], None] | None = None
 
 
 HEARD = _Heard()
-"""The batches that this thread takes, for a loader that times them. None if nobody listens."""
+"""The batches that this thread takes, and a function of what their time goes to, for a loader that times them. None if
+nobody listens."""
 
 
 def take_samples(
@@ -57,6 +59,7 @@ def take_packed(batch: Batch, on_batch: OnBatch | None = None) -> PackedBatch:
 def _note(batch: Batch) -> None:
     if HEARD.batches is not None:
         HEARD.batches.append(batch)
+        batch._watch.heard = HEARD.cause
 
 
 def _decoded(batch: Batch, decode: Decode) -> Iterator[Any]:

@@ -6,7 +6,7 @@ A `Stopwatch` goes from cause to cause as the batch does, at most a few times pe
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -53,13 +53,15 @@ class BatchTiming:
 class Stopwatch:
     """Running measurement of one batch. Belongs to one thread at a time."""
 
-    __slots__ = ("_cause", "_since_s", "_spent_s", "entries", "failures", "payload_bytes")
+    __slots__ = ("_cause", "_since_s", "_spent_s", "entries", "failures", "heard", "payload_bytes")
 
     def __init__(self) -> None:
         self._spent_s: dict[Cause, float] = {"queue": 0.0, "ahead": 0.0, "wire": 0.0, "consumer": 0.0, "decode": 0.0}
         self._cause: Cause | None = "queue"
         self._since_s = time.perf_counter()
         self.payload_bytes = self.entries = self.failures = 0
+        self.heard: Callable[[Cause], None] | None = None
+        """Called with each cause that begins."""
 
     def enter(self, cause: Cause) -> None:
         """Attribute the time from now on to `cause`. No effect after a stop."""
@@ -67,6 +69,8 @@ class Stopwatch:
             now_s = time.perf_counter()
             self._spent_s[self._cause] += now_s - self._since_s
             self._cause, self._since_s = cause, now_s
+            if self.heard is not None:
+                self.heard(cause)
 
     def stop(self) -> None:
         self.enter("wire")

@@ -203,6 +203,8 @@ class TestArguments:
             {"on_bad": "ignore"},
             {"on_stall": "restart"},
             {"stall_s": 0},
+            {"stall_s": float("nan")},
+            {"stall_s": float("inf")},
             {"expect_steps": 1001},
         ],
     )

@@ -8,7 +8,7 @@ import pytest
 from loading_kit import Broken, Numbers
 
 from ais_loader import BatchLoader, Entry, Item, MapDataset, ShufflePlan, concat
-from ais_loader.errors import EntryFailed, NodeUnavailable, ObjectNotFound
+from ais_loader.errors import EntryFailed, InvalidRequest, NodeUnavailable, ObjectNotFound
 from ais_loader.plans import BucketPlan, PackPlan
 from ais_loader.testing import throwaway_node, throwaway_store
 
@@ -114,6 +114,22 @@ def test_a_request_that_is_refused_when_it_is_sent_counts_as_its_bad_entry() -> 
         loader = BatchLoader(dataset, [[0, 1, 2]], on_bad="skip")
         assert list(loader) == [[b"0", b"2"]]
         assert loader.bad.counts.total() == 1
+
+
+@pytest.mark.parametrize("on_bad", ["skip", "substitute", lambda error: "skip"])
+def test_placeholders_hide_what_on_bad_is_for_and_are_refused_with_it(on_bad: Any) -> None:
+    with throwaway_store({"0": b"0"}, bucket="b") as client:
+        patient = MapDataset(client, ["ais://b/0", "ais://b/gone"], on_error="placeholder")
+        for dataset in (patient, MapDataset(client, ["ais://b/0"]) + patient):
+            with pytest.raises(InvalidRequest, match="on_error='placeholder', so that failed entries raise nothing"):
+                BatchLoader(dataset, [[0, 1]], on_bad=on_bad)
+        assert list(BatchLoader(patient, [[0, 1]])) == [[b"0", None]]
+
+
+@pytest.mark.parametrize("max_bad", [-1, 2**70])
+def test_max_bad_is_a_count(max_bad: int) -> None:
+    with pytest.raises(InvalidRequest, match="max_bad"):
+        BatchLoader(Numbers(1), [[0]], max_bad=max_bad)
 
 
 def test_numbers_without_a_bad_sample_are_not_counted() -> None:

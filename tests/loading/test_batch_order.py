@@ -16,7 +16,7 @@ from loading_kit import Epochs, Held, Numbers, Steps, our_threads
 from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import SequentialSampler
 
-from ais_loader import BatchLoader, BatchSampler, Item, MapDataset, ShufflePlan, connect
+from ais_loader import BatchLoader, BatchSampler, Item, MapDataset, ShufflePlan, concat, connect
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan
 from ais_loader.testing import eventually, throwaway_node
@@ -214,7 +214,8 @@ class TestStates:
         assert loader.state_dict() == {"at": 4}
 
 
-def test_requests_to_nodes_are_sent_ahead_of_the_threads() -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_requests_to_nodes_are_sent_ahead_of_the_threads(parts: int) -> None:
     go = threading.Event()
 
     def decode(item: Item) -> bytes:
@@ -229,8 +230,15 @@ def test_requests_to_nodes_are_sent_ahead_of_the_threads() -> None:
         transport = client._transport
         open_batch = transport.open_batch
         transport.open_batch = lambda *given, **options: sent.append(1) or open_batch(*given, **options)  # type: ignore[method-assign]
-        loader = BatchLoader(MapDataset(client, entries, decode), batches, threads=1, in_flight=3)
+        dataset: Any = MapDataset(client, entries, decode)
+        if parts == 2:  # of which each batch has one of each
+            order = [0, 2, 4, 6, 1, 3, 5, 7]
+            batches = [[at, at + 4] for at in range(4)]
+            dataset = concat(
+                [MapDataset(client, [entries[at] for at in half], decode) for half in (order[:4], order[4:])]
+            )
+        loader = BatchLoader(dataset, batches, threads=1, in_flight=3)
         loader.start_prefetch()
         eventually(lambda: len(sent) == 3)
         go.set()
-        assert list(loader) == [[str(at).encode(), str(at + 1).encode()] for at, _ in batches]
+        assert list(loader) == [[str(at).encode(), str(at + 1).encode()] for at in range(0, 8, 2)]

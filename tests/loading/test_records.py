@@ -83,7 +83,7 @@ class TestStalls:
             trainer.join(30)
         assert found == [[at] for at in range(9)]
         [record] = [record for record in caplog.records if "no batch for" in record.getMessage()]
-        assert "rank 0, step 4: no batch for 0.05 s; ais-loader-decode-" in record.getMessage()
+        assert "rank 0, batch 4 of this iteration: no batch for 0.05 s; ais-loader-decode-" in record.getMessage()
         assert "is in stage 'decode' since" in record.getMessage()
         assert "for sample 4" in record.getMessage()
         assert "__getitems__" in record.getMessage()
@@ -97,7 +97,7 @@ class TestStalls:
 
         with throwaway_store({"a": b"data"}, bucket="b") as client:
             loader = BatchLoader(MapDataset(client, "ais://b/", decode), [[0]], stall_s=0.05, on_stall="raise")
-            with pytest.raises(SilenceTimeout, match=r"stage 'decode' since .*, for ais://b/a$"):
+            with pytest.raises(SilenceTimeout, match=r"rank 0, batch 0 .* stage 'decode' since .*, for ais://b/a$"):
                 list(loader)
             go.set()
             eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("ais-loader-decode")])
@@ -115,8 +115,8 @@ class TestStalls:
             yield [1]
 
         for options, told in (
-            ({"batches": [[0]], "collate": wait}, r"step 0: .* stage 'collate'"),
-            ({"batches": sampler()}, r"after step 0: .* ais-loader-draw is in stage 'draw'"),
+            ({"batches": [[0]], "collate": wait}, r"batch 0 of this iteration: .* stage 'collate'"),
+            ({"batches": sampler()}, r"after batch 0 of this iteration: .* ais-loader-draw is in stage 'draw'"),
         ):
             go.clear()
             loader = BatchLoader(Numbers(2), stall_s=0.05, on_stall="raise", **options)

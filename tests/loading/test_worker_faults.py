@@ -74,12 +74,34 @@ def test_a_batch_that_always_kills_its_worker_is_an_error(tmp_path: Path) -> Non
     with nothing_left():
         running = iter(loader(tmp_path, kill_always, workers=1))
         before = []
-        with pytest.raises(LoaderError, match=r"killed by SIGKILL, at batch \d+, sample \d+, …, and may not") as raised:
+        step = next(step for step, numbers in enumerate(EXPECTED) if 50 in numbers)
+        told = rf"killed by SIGKILL, at epoch 0, step {step}, sample {EXPECTED[step][0]}, …, and may not"
+        with pytest.raises(LoaderError, match=told) as raised:
             for batch in running:
                 before += numbers_of([batch])
-        assert 50 in EXPECTED[len(before)]
-        assert before == EXPECTED[: len(before)]
+        assert before == EXPECTED[:step]
         del raised, running, batch
+
+
+def pause_in_collate(samples: list[Any]) -> Any:
+    time.sleep(1000)
+
+
+class Unwritable:
+    def __reduce__(self) -> Any:
+        time.sleep(1000)
+
+
+def pause_in_transfer(samples: list[Any]) -> Any:
+    return Unwritable()
+
+
+@pytest.mark.parametrize("stage", ["collate", "transfer"])
+def test_the_stage_that_stalls_is_named(tmp_path: Path, stage: str) -> None:
+    pause = {"collate": pause_in_collate, "transfer": pause_in_transfer}[stage]
+    told = rf"rank 0, epoch 0, step 0: no batch for 0.5 s; worker \d \(pid \d+\) is in stage '{stage}' since "
+    with nothing_left(), pytest.raises(SilenceTimeout, match=told):
+        numbers_of(loader(tmp_path, collate=pause, stall_s=0.5, on_stall="raise"))
 
 
 def leave(folder: Path, when: str) -> None:
@@ -105,11 +127,11 @@ def test_a_stalled_worker_is_ended_and_its_stack_told(
         assert numbers_of(loader(tmp_path, fault, stall_s=1.5, on_stall="restart")) == EXPECTED
         assert time.monotonic() - began_s < 20
     assert f"in {fault.__name__}" in caplog.text
-    assert "is in stage 'fetch' since" in caplog.text
+    assert "is in stage 'decode' since" in caplog.text
 
 
 def test_a_stall_is_raised_and_its_worker_ended(tmp_path: Path) -> None:
-    with nothing_left(), pytest.raises(SilenceTimeout, match=r"worker \d \(pid \d+\) is in stage 'fetch'"):
+    with nothing_left(), pytest.raises(SilenceTimeout, match=r"worker \d \(pid \d+\) is in stage 'decode'"):
         numbers_of(loader(tmp_path, sleep_in_fault, stall_s=0.5, on_stall="raise"))
 
 
