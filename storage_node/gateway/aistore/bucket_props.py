@@ -7,7 +7,7 @@ from typing import Any
 
 from ais_loader.objects.bucket import Bucket
 from ais_loader.transport.base import BucketInfo
-from storage_node.gateway.aistore.errors import unsupported
+from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.providers import provider_of
 
 ALL_ACCESS = str(2**64 - 1)
@@ -35,25 +35,25 @@ def props_of(info: BucketInfo) -> dict[str, Any]:
 def change_props(bucket: Bucket, wanted: Mapping[str, Any]) -> None:
     """Change a bucket's properties. Raises AISError for one that has no meaning here, and changes nothing then."""
     current = props_of(bucket.info())
-    mirror = dict(wanted.get("mirror") or {})
-    copies = mirror.get("copies", current["mirror"]["copies"])
-    if mirror.get("enabled") is False:
-        copies = 1
-    _require_same({**wanted, "mirror": {}}, current, "")
-    if type(copies) is not int or mirror.keys() - {"enabled", "copies", "burst_buffer"}:
-        raise unsupported("this property of mirror")
+    copies = _copies(wanted, current)
     if copies != current["mirror"]["copies"]:
         bucket.set(copies=copies)
 
 
 def require_defaults(wanted: Mapping[str, Any]) -> int:
     """Return the number of copies that a new bucket is to have. Raises AISError for properties without a meaning."""
-    info = BucketInfo("", "0", 1)
-    mirror = dict(wanted.get("mirror") or {})
-    _require_same({**wanted, "mirror": {}}, props_of(info), "")
-    copies = mirror.get("copies", 1) if mirror.get("enabled", True) else 1
-    if type(copies) is not int:
+    return _copies(wanted, props_of(BucketInfo("", "0", 1)))
+
+
+def _copies(wanted: Mapping[str, Any], current: Mapping[str, Any]) -> int:
+    """Return the number of copies that properties ask for. Raises AISError for any other change."""
+    mirror = wanted.get("mirror") or {}
+    _require_same({**wanted, "mirror": {}}, current, "")
+    if not isinstance(mirror, dict) or mirror.keys() - {"enabled", "copies", "burst_buffer"}:
         raise unsupported("this property of mirror")
+    copies = 1 if mirror.get("enabled") is False else mirror.get("copies", current["mirror"]["copies"])
+    if type(copies) is not int or (copies == 1 and mirror.get("enabled")):
+        raise AISError(400, "mirror: need the number of copies, 2 or more if it is enabled")
     return copies
 
 

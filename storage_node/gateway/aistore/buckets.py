@@ -81,14 +81,32 @@ def set_props(request: Request) -> Response:
 
 def summary(request: Request) -> Response:
     """Answer with a bucket's summary. The first answer is only the id of a job, as clients expect."""
-    value, bucket = request.value, request.open_bucket()
-    if not value.get("uuid"):
+    bucket = request.open_bucket()
+    if not request.value.get("uuid"):
         bucket.info()
-        return text_response(f"summary-{uuid.uuid4().hex[:12]}", _RUNNING)
-    prefix = value.get("prefix") or ""
+        return _job()
+    return json_response([_summary(bucket, request.provider, _prefix(request))])
+
+
+def summaries(request: Request) -> Response:
+    """Answer with the summaries of all buckets of a provider, or of all if none is named. Raises AISError."""
+    if not request.value.get("uuid"):
+        return _job()
+    wanted = request.provider if request.query.get("provider") else ""
+    found = [(info.name, provider_of(info)) for info in request.client.buckets()]
+    prefix = _prefix(request)
+    return json_response([_summary(request.client.bucket(a), b, prefix) for a, b in found if wanted in ("", b)])
+
+
+def _job() -> Response:
+    return text_response(f"summary-{uuid.uuid4().hex[:12]}", _RUNNING)
+
+
+def _prefix(request: Request) -> str:
+    prefix = request.value.get("prefix") or ""
     if not isinstance(prefix, str):
         raise AISError(400, "prefix: need a string")
-    return json_response([_summary(bucket, request.provider, prefix)])
+    return prefix
 
 
 def _summary(bucket: Bucket, provider: str, prefix: str) -> dict[str, Any]:

@@ -8,7 +8,9 @@ import io
 import os
 import tarfile
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +20,8 @@ from storage_node.gateway.request import Response
 
 PROXY, TARGET = "gateway", "store"
 """Ids of the nodes that the map shows."""
+_AIS_VERSION = "5.0.0"
+"""The version of AIStore whose API this is. `ais` compares it with its own."""
 _STARTED_NS = time.monotonic_ns()
 
 
@@ -61,7 +65,11 @@ def smap(request: Request) -> Response:
 
 def cluster_config(request: Request) -> Response:
     """Answer a request for the settings of the cluster: those that clients look at."""
-    return json_response({"rebalance": {"enabled": False}, "auth": {"enabled": request.needs_token}})
+    # Colours in which `ais` shows how much is used.
+    space = {"cleanupwm": 80, "lowwm": 90, "highwm": 95, "out_of_space": 98}
+    sections: dict[str, object] = {name: {} for name in ("chunks", "ec", "lru", "mirror", "rate_limit", "write_policy")}
+    shown = {"checksum": {"type": "crc32c"}, "rebalance": {"enabled": False}, "auth": {"enabled": request.needs_token}}
+    return json_response({**sections, **shown, "space": space})
 
 
 def backends(request: Request) -> Response:
@@ -82,24 +90,24 @@ def node_status(request: Request) -> Response:
     described = request.client.describe()
     drives = described.get("drives")
     rows = [row for row in drives if isinstance(row, dict)] if isinstance(drives, list) else []
-    total = sum(_number(row.get("size_bytes")) for row in rows)
-    free = sum(_number(row.get("free_bytes")) for row in rows)
-    used_percent = 100 * (total - free) // total if total else 0
+    paths = {str(row.get("uuid", at)): _capacity(at, row) for at, row in enumerate(rows)}
+    percents = [row["pct_used"] for row in paths.values()] or [0]
     kind = "proxy" if name == PROXY else "target"
     status = {
         "status": "",
         "deployment": "ais-loader",
-        "ais_version": _version(),
-        "build_time": "",
+        "ais_version": _AIS_VERSION,
+        "build_time": _version(),
         "k8s_pod_name": "",
         "snode": node(request, kind),
         "tracker": {},
         "capacity": {
-            "total_used": str(total - free),
-            "total_avail": str(free),
-            "pct_max": used_percent,
-            "pct_avg": used_percent,
-            "pct_min": used_percent,
+            "mountpaths": paths,
+            "total_used": str(sum(int(row["used"]) for row in paths.values())),
+            "total_avail": str(sum(int(row["avail"]) for row in paths.values())),
+            "pct_max": max(percents),
+            "pct_avg": sum(percents) // len(percents),
+            "pct_min": min(percents),
         },
         "cluster": {"flags": 6},  # the node and the cluster have started
         "sys_info": _system(),
@@ -108,8 +116,12 @@ def node_status(request: Request) -> Response:
     return json_response(status)
 
 
-def _number(value: object) -> int:
-    return int(value) if isinstance(value, (int, float)) else 0
+def _capacity(number: int, drive: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a drive as AIStore's clients know mountpaths."""
+    total, free = int(drive.get("size_bytes") or 0), int(drive.get("free_bytes") or 0)
+    percent = 100 * (total - free) // total if total else 0
+    place = {"Fs": "", "FsType": "", "FsID": f"{number + 1},0"}
+    return {"used": str(total - free), "avail": str(free), "pct_used": percent, "disks": [], "fs": place}
 
 
 def _version() -> str:
@@ -120,16 +132,28 @@ def _version() -> str:
 
 
 def _system() -> dict[str, Any]:
-    """Return the load of the gateway's machine."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
+    """Return the memory of this process and the load of its machine; 0 for what cannot be known here."""
+    used, total, free = 0, 0, 0
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        used = int(Path("/proc/self/statm").read_text().split()[1]) * page
+        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(rows[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, ValueError, KeyError):
+        pass
     return {
-        "mem_used": str(total - free),
-        "mem_avail": str(free),
-        "pct_mem_used": round(100 * (total - free) / total, 2) if total else 0,
+        "mem_used": used,
+        "mem_avail": free,
+        "pct_mem_used": round(100 * used / total, 2) if total else 0,
         "pct_cpu_used": 0,
         "load_avg": dict(zip(("one", "five", "fifteen"), os.getloadavg(), strict=True)),
     }
+
+
+def metric_names(request: Request) -> Response:
+    """Answer a request for the metrics of a node: none, as the nodes of the store have their own. Raises AISError."""
+    _node_asked(request)
+    return json_response({})
 
 
 def node_log(request: Request) -> Response:

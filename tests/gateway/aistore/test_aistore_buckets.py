@@ -50,11 +50,13 @@ def test_properties(ais: Ais, bucket: str) -> None:
         {"lru": {"enabled": False}},
     ):
         assert ais("PATCH", path, {"action": "set-bprops", "value": same}).status == 200, same
-    for other in ({"checksum": {"type": "md5"}}, {"ec": {"enabled": True}}, {"x": 1}, {"mirror": {"copies": "2"}}):
+    for wrong in ({"mirror": {"copies": "2"}}, {"mirror": {"enabled": True}}, {"mirror": {"copies": 2}}):
+        assert ais("PATCH", path, {"action": "set-bprops", "value": wrong}).status == 400, wrong
+        assert ais("POST", f"{path}-x", {"action": "create-bck", "value": wrong}).status == 400
+    for other in ({"checksum": {"type": "md5"}}, {"ec": {"enabled": True}}, {"x": 1}, {"mirror": {"x": 1}}):
         answer = ais("PATCH", path, {"action": "set-bprops", "value": other})
         assert answer.status == 501 and "not supported" in answer.message(), other
         assert ais("POST", f"{path}-x", {"action": "create-bck", "value": other}).status == 501
-    assert ais("PATCH", path, {"action": "set-bprops", "value": {"mirror": {"copies": 2}}}).status == 400
 
 
 def test_summaries(ais: Ais, bucket: str) -> None:
@@ -68,6 +70,11 @@ def test_summaries(ais: Ais, bucket: str) -> None:
     assert (found["name"], found["provider"]) == (bucket, "ais")
     assert found["ObjCount"] == {"obj_count_present": "2", "obj_count_remote": "0"}
     assert found["TotalSize"]["size_all_present_objs"] == "7"
+    assert ais("GET", "buckets", {"action": "summary-bck"}).status == 202
+    for provider in ({}, {"provider": "ais"}):
+        every = ais("GET", "buckets", {"action": "summary-bck", "value": value}, **provider).json()
+        assert found in every
+    assert ais("GET", "buckets", {"action": "summary-bck", "value": value}, provider="azure").json() == []
     missing = ais("GET", "buckets/none", {"action": "summary-bck", "value": asked})
     assert missing.message() == 'bucket "ais://none" does not exist'
     for prefix, count in (("", "3"), ("/a/", "2"), ("/%C3%A9", "0")):

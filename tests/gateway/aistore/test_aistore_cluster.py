@@ -31,14 +31,17 @@ def test_the_status_of_nodes(ais: Ais) -> None:
         status = ais("GET", "reverse/daemon", headers={"Ais-Node-Id": name}, what="node_status").json()
         assert status["snode"]["daemon_id"] == name
         assert status["cluster"]["flags"] == 6 and status["status"] == ""
-        assert int(status["capacity"]["total_avail"]) > 0
+        assert int(status["capacity"]["total_avail"]) > 0 and type(status["sys_info"]["mem_used"]) is int
+        assert ais("GET", "reverse/daemon", headers={"Ais-Node-Id": name}, what="metrics").json() == {}
     answer = ais("GET", "reverse/daemon", headers={"Ais-Node-Id": "none"}, what="node_status")
     assert answer.status == 404 and "none" in answer.message()
 
 
 def test_settings_and_backends(ais: Ais) -> None:
     config = ais("GET", "cluster", what="cluster_config").json()
-    assert config == {"rebalance": {"enabled": False}, "auth": {"enabled": True}}
+    assert (config["rebalance"], config["auth"]) == ({"enabled": False}, {"enabled": True})
+    # `ais` reads all of these without asking whether they are there.
+    assert config.keys() >= {"mirror", "ec", "chunks", "checksum", "write_policy", "rate_limit", "lru"}
     assert ais("GET", "cluster", what="backends").json() == []
 
 

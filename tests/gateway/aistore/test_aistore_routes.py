@@ -98,7 +98,7 @@ def test_no_keys_are_open(tmp_path: Path) -> None:
                 anyone = Ais(gateway.port, bearer)
                 assert anyone("GET", "buckets").json() == []
                 config = anyone("GET", "cluster", what="cluster_config").json()
-                assert config == {"rebalance": {"enabled": False}, "auth": {"enabled": False}}
+                assert config["auth"] == {"enabled": False}
     finally:
         clients.close()
 
