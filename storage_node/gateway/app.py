@@ -10,10 +10,11 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
@@ -151,7 +152,41 @@ class Gateway:
             answer.force_close()
         return answer
 
-    async def _answer(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+    def _at_once(self, http: web.BaseRequest, response: Response, request_id: str) -> web.Response:
+        """Return an answer that does not wait for the body."""
+        assert isinstance(response.body, bytes)
+        headers = response.headers | _headers(request_id)
+        answer = web.Response(status=response.status, headers=headers, body=response.body or None)
+        if not http.content.at_eof():
+            answer.force_close()
+        return answer
+
+    async def _answer_aistore(self, http: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        path, _, query = http._message.path.partition("?")
+        admitted = admit(
+            http.method,
+            path,
+            query,
+            _joined(http),
+            is_tls=http.secure,
+            clients=self._clients,
+            keys=self._keys,
+            spool=self._spool,
+        )
+        try:
+            if admitted.must_check:
+                async with self._slot():
+                    await self._run(admitted.check)
+            if admitted.redirect is not None:
+                return self._at_once(http, admitted.redirect, request_id)
+            if admitted.body is not None:
+                await self._receive(http, admitted.body)
+            return await self._answered(http, admitted.answer, request_id)
+        finally:
+            if admitted.body is not None:
+                admitted.body.close()
+
+    async def _answer(self, http: web.BaseRequest, request_id: str) -> web.StreamResponse:
         path, _, query = http._message.path.partition("?")
         headers = _joined(http)
         host = headers.get("host", "")
@@ -195,12 +230,18 @@ class Gateway:
         self, http: web.BaseRequest, answer: Callable[[], Response], request_id: str
     ) -> web.StreamResponse:
         """Answer a request in a thread, and send the answer. Raises S3Error if too many are being answered."""
+        async with self._slot():
+            return await self._send(http, await self._run(answer), request_id)
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Count as one of the requests that are answered at once. Raises S3Error if none of them ends for too long."""
         try:
             await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
         except TimeoutError:
             raise S3Error("SlowDown", "too many requests are being answered") from None
         try:
-            return await self._send(http, await self._run(answer), request_id)
+            yield
         finally:
             self._slots.release()
 
