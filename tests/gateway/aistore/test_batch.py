@@ -14,7 +14,8 @@ from typing import Any
 import lz4.frame
 import pytest
 
-from tests.gateway.aistore.calls import Answer, call, connection, succeeded
+from tests.gateway.aistore.calls import call, connection, succeeded
+from tests.gateway.aistore.conftest import Answer
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_bundle import members
@@ -121,7 +122,7 @@ def test_a_strict_batch_with_a_missing_entry_is_refused(served: Served, bucket: 
     for streamed in (True, False):
         answer = batch(served, [entry(bucket, "o1"), entry(bucket, "none")], strm=streamed)
         assert answer.status == 404
-        assert f"ais://{bucket}/none" in answer.json["message"]
+        assert f"ais://{bucket}/none" in answer.json()["message"]
         answer = batch(served, [entry(bucket, "s.tar", archpath="none")], strm=streamed)
         assert answer.status == 404
         answer = batch(served, [entry(bucket, "o1", start=5000, length=10)], strm=streamed)
@@ -134,10 +135,10 @@ def test_a_bucket_that_is_missing(served: Served, bucket: str, filled: dict[str,
     for streamed in (True, False):
         answer = batch(served, [entry(bucket, "o1"), entry("no-such", "x")], coer=True, strm=streamed)
         assert answer.status == 404
-        assert answer.json["message"] == 'bucket "ais://no-such" does not exist'
+        assert answer.json()["message"] == 'bucket "ais://no-such" does not exist'
     answer = batch(served, [{"objname": "o1", "bucket": bucket, "provider": "s3"}], coer=True)
     assert answer.status == 404
-    assert f"aws://{bucket}" in answer.json["message"]
+    assert f"aws://{bucket}" in answer.json()["message"]
 
 
 def test_the_document_in_front(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
@@ -226,7 +227,7 @@ def test_formats(
 def test_requests_that_are_not_valid(served: Served, bucket: str, message: Any) -> None:
     answer = call(served, "GET", f"ml/moss/{bucket}", message)
     assert answer.status == 400
-    assert answer.json["status"] == 400
+    assert answer.json()["status"] == 400
 
 
 def test_other_refusals(served: Served, bucket: str) -> None:

@@ -16,7 +16,8 @@ from storage_node.gateway.aistore import jobs
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.groups import expand
 from storage_node.gateway.aistore.jobs import Outcome, Stopping
-from tests.gateway.aistore.calls import Answer, action, call, job_of, succeeded
+from tests.gateway.aistore.calls import action, call, job_of, succeeded
+from tests.gateway.aistore.conftest import Answer
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_bundle import members
@@ -37,9 +38,9 @@ def stored(served: Served, bucket: str) -> dict[str, bytes]:
 
 
 def snapshot(served: Served, answer: Answer) -> dict[str, Any]:
-    found = succeeded(call(served, "GET", "cluster", {"id": answer.text, "kind": ""}, what="qryxstats")).json
+    found = succeeded(call(served, "GET", "cluster", {"id": answer.body.decode(), "kind": ""}, what="qryxstats")).json()
     ((one,),) = found.values()
-    assert one["id"] == answer.text
+    assert one["id"] == answer.body.decode()
     assert one["is_idle"] is True
     assert one["end-time"] > one["start-time"] or one["end-time"] == one["start-time"]
     return dict(one)
@@ -105,20 +106,20 @@ def test_rename_of_a_bucket(served: Served, bucket: str, filled: dict[str, bytes
     served.client.create_bucket(bucket)
     answer = call(served, "POST", f"buckets/{bucket}", action("move-bck"), bck_to=f"ais/@#/{to}/")
     assert answer.status == 409
-    assert f"ais://{to}" in answer.json["message"]
+    assert f"ais://{to}" in answer.json()["message"]
 
 
 def test_copy_and_rename_of_an_object(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
     to = f"{bucket}-to"
     name = NAMES[2]
     missing = call(served, "PUT", f"objects/{bucket}/{name}", object_to=f"ais/@#/{to}/x")
-    assert (missing.status, missing.json["message"]) == (404, f'bucket "ais://{to}" does not exist')
+    assert (missing.status, missing.json()["message"]) == (404, f'bucket "ais://{to}" does not exist')
     served.client.create_bucket(to)
     query = {"latest-ver": "false", "synchronize": "false"}
     succeeded(call(served, "PUT", f"objects/{bucket}/{name}", object_to=f"ais/@#/{to}/d/x", **query))
     assert stored(served, to) == {"d/x": filled[name]}
     missing = call(served, "PUT", f"objects/{bucket}/none", object_to=f"ais/@#/{to}/x")
-    assert (missing.status, missing.json["message"]) == (404, f"ais://{bucket}/none doesn't exist")
+    assert (missing.status, missing.json()["message"]) == (404, f"ais://{bucket}/none doesn't exist")
     succeeded(call(served, "POST", f"objects/{bucket}/{name}", action("rename-obj", name="renamed")))
     found = stored(served, bucket)
     assert found["renamed"] == filled[name]
@@ -192,7 +193,7 @@ def test_actions_that_are_not_valid(
     before = stored(served, bucket)
     answer = call(served, method, f"buckets/{bucket}", action(name, value))
     assert answer.status == 400, answer.body
-    assert answer.json["message"]
+    assert answer.json()["message"]
     assert stored(served, bucket) == before
 
 
@@ -203,7 +204,7 @@ def test_actions_on_a_bucket_that_is_missing(served: Served) -> None:
         ("PUT", "archive", {"objnames": ["a"], "archname": "a.tar"}),
     ):
         answer = call(served, method, "buckets/no-such", action(name, value))
-        assert (answer.status, answer.json["message"]) == (404, 'bucket "ais://no-such" does not exist')
+        assert (answer.status, answer.json()["message"]) == (404, 'bucket "ais://no-such" does not exist')
 
 
 def test_templates() -> None:
@@ -222,9 +223,9 @@ def test_templates() -> None:
 def test_jobs_that_the_store_does_by_itself(served: Served) -> None:
     answer = call(served, "PUT", "cluster", action("start", {"ID": "", "Kind": "lru", "Buckets": None}))
     assert job_of(served, answer)["kind"] == "lru"
-    succeeded(call(served, "PUT", "cluster", action("stop", {"ID": answer.text, "Kind": "lru"})))
+    succeeded(call(served, "PUT", "cluster", action("stop", {"ID": answer.body.decode(), "Kind": "lru"})))
     refused = call(served, "PUT", "cluster", action("start", {"Kind": "rebalance"}))
-    assert (refused.status, refused.json["tcode"]) == (501, "ErrUnsupp")
+    assert (refused.status, refused.json()["tcode"]) == (501, "ErrUnsupp")
 
 
 @pytest.mark.parametrize("id", ["no-such-job", "g", "g0-0-0-0-0", "gzabc-1-1-1-1", "g0!-1-1-1-1", "g0" + "z" * 99])
@@ -236,11 +237,11 @@ def test_jobs_that_are_not_there(served: Served, id: str) -> None:
 
 def test_lists_of_jobs(served: Served) -> None:
     message = {"kind": "", "node": "", "show_active": True}
-    assert succeeded(call(served, "GET", "cluster", message, what="status_all")).json == []
-    assert succeeded(call(served, "GET", "cluster", message, what="running_all")).json == []
-    assert succeeded(call(served, "GET", "cluster", {"kind": "get-batch"}, what="qryxstats")).json == {}
+    assert succeeded(call(served, "GET", "cluster", message, what="status_all")).json() == []
+    assert succeeded(call(served, "GET", "cluster", message, what="running_all")).json() == []
+    assert succeeded(call(served, "GET", "cluster", {"kind": "get-batch"}, what="qryxstats")).json() == {}
     for kind in ("download", "sort"):
-        assert succeeded(call(served, "GET", kind)).json == []
+        assert succeeded(call(served, "GET", kind)).json() == []
         assert call(served, "POST", kind, {}).status == 501
 
 
@@ -260,7 +261,7 @@ def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest
     going_on.set()
     id = b"".join([*map(bytes, first), *map(bytes, pieces)]).decode()
     assert id.startswith("00")
-    found = succeeded(call(served, "GET", "cluster", {"ID": id}, what="qryxstats")).json["store"][0]
+    found = succeeded(call(served, "GET", "cluster", {"ID": id}, what="qryxstats")).json()["store"][0]
     assert (found["kind"], found["is_idle"], found["err"]) == ("copy-bck", True, "")
     assert found["stats"]["loc-objs"] == "3"
     assert found["stats"]["loc-bytes"] == str(1 << 60)

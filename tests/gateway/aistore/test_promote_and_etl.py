@@ -15,7 +15,8 @@ import pytest
 from ais_loader.testing import NodeProcess
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
-from tests.gateway.aistore.calls import Answer, action, call, job_of, succeeded
+from tests.gateway.aistore.calls import action, call, job_of, succeeded
+from tests.gateway.aistore.conftest import Answer
 from tests.gateway.conftest import ACCOUNT, Served
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -131,9 +132,9 @@ def upper(gateway: Served) -> str:
         "support_direct_put": True,
         "runtime": {"image": f"aistorage/runtime_python:{PYTHON}", "env": environment},
     }
-    assert succeeded(call(gateway, "PUT", "etl", message)).text == "etl-etl-upper"
+    assert succeeded(call(gateway, "PUT", "etl", message)).body.decode() == "etl-etl-upper"
     again = call(gateway, "PUT", "etl", message)
-    assert (again.status, again.json["message"]) == (409, "etl job etl-upper already exists")
+    assert (again.status, again.json()["message"]) == (409, "etl job etl-upper already exists")
     bucket = gateway.client.create_bucket("etl")
     bucket.put_many([("a.txt", b"aa"), ("b.txt", b"bb")])
     return "etl-upper"
@@ -153,15 +154,15 @@ def test_objects_are_transformed(gateway: Served, upper: str) -> None:
     assert gateway.client.bucket("etl").get("made") == b"AA|etl/a.txt||!"
     gateway.client.bucket("etl").delete("made")
     missing = call(gateway, "GET", "objects/etl/a.txt", etl_name="no-such")
-    assert (missing.status, missing.json["message"]) == (404, "etl job no-such does not exist")
+    assert (missing.status, missing.json()["message"]) == (404, "etl job no-such does not exist")
     missing = call(gateway, "GET", "objects/etl/none", etl_name=upper)
-    assert (missing.status, missing.json["message"]) == (404, "ais://etl/none doesn't exist")
+    assert (missing.status, missing.json()["message"]) == (404, "ais://etl/none doesn't exist")
 
 
 @pytest.mark.slow
 def test_buckets_are_transformed(gateway: Served, upper: str) -> None:
     def ended(answer: Answer) -> dict[str, Any]:
-        gateway_job = succeeded(answer).text
+        gateway_job = succeeded(answer).body.decode()
         for job in [one for one in jobs_of(gateway) if one.name == gateway_job]:
             job.wait(timeout_s=60)
         return job_of(gateway, answer)
@@ -176,9 +177,9 @@ def test_buckets_are_transformed(gateway: Served, upper: str) -> None:
     made = call(gateway, "POST", "buckets/etl", action("etl-listrange", listed))
     assert ended(made)["kind"] == "etl-listrange"
     assert stored(gateway, "etl-to")["b.txt"] == b"BB|etl/b.txt||!"
-    jobs = succeeded(call(gateway, "GET", "cluster", {"kind": "etl-listrange"}, what="status_all")).json
-    assert [job["uuid"] for job in jobs] == [made.text]
-    assert succeeded(call(gateway, "GET", f"etl/{upper}", uuid=made.text)).json["obj_errors"] == []
+    jobs = succeeded(call(gateway, "GET", "cluster", {"kind": "etl-listrange"}, what="status_all")).json()
+    assert [job["uuid"] for job in jobs] == [made.body.decode()]
+    assert succeeded(call(gateway, "GET", f"etl/{upper}", uuid=made.body.decode())).json()["obj_errors"] == []
 
 
 def jobs_of(served: Served) -> list[Any]:
@@ -189,20 +190,20 @@ def jobs_of(served: Served) -> list[Any]:
 
 @pytest.mark.slow
 def test_transforms_are_stopped_and_deleted(gateway: Served, upper: str) -> None:
-    (row,) = succeeded(call(gateway, "GET", "etl")).json
+    (row,) = succeeded(call(gateway, "GET", "etl")).json()
     assert (row["id"], row["stage"]) == (upper, "Running")
-    assert succeeded(call(gateway, "GET", f"etl/{upper}")).json["init_msg"]["name"] == upper
-    (logs,) = succeeded(call(gateway, "GET", f"etl/{upper}/logs")).json
+    assert succeeded(call(gateway, "GET", f"etl/{upper}")).json()["init_msg"]["name"] == upper
+    (logs,) = succeeded(call(gateway, "GET", f"etl/{upper}/logs")).json()
     base64.b64decode(logs["logs"], validate=True)
     succeeded(call(gateway, "POST", f"etl/{upper}/stop"))
-    assert succeeded(call(gateway, "GET", "etl")).json[0]["stage"] == "Aborted"
+    assert succeeded(call(gateway, "GET", "etl")).json()[0]["stage"] == "Aborted"
     assert call(gateway, "GET", "objects/etl/a.txt", etl_name=upper).status == 422
     succeeded(call(gateway, "POST", f"etl/{upper}/start"))
     succeeded(call(gateway, "GET", "objects/etl/a.txt", etl_name=upper))
     succeeded(call(gateway, "DELETE", f"etl/{upper}"))
     for method, path in (("GET", "etl/none"), ("POST", "etl/none/stop"), ("DELETE", f"etl/{upper}")):
         answer = call(gateway, method, path)
-        assert (answer.status, "etl job" in answer.json["message"]) == (404, True)
+        assert (answer.status, "etl job" in answer.json()["message"]) == (404, True)
 
 
 @pytest.mark.parametrize(
@@ -215,15 +216,15 @@ def test_transforms_are_stopped_and_deleted(gateway: Served, upper: str) -> None
 )
 def test_containers_are_not_supported(gateway: Served, runtime: Any, reason: str) -> None:
     answer = call(gateway, "PUT", "etl", {"name": "etl-image", "communication": "hpush://", "runtime": runtime})
-    assert (answer.status, answer.json["tcode"]) == (501, "ErrUnsupp")
-    assert reason in answer.json["message"]
+    assert (answer.status, answer.json()["tcode"]) == (501, "ErrUnsupp")
+    assert reason in answer.json()["message"]
 
 
 def test_no_code_runs_where_nobody_allowed_it(served: Served) -> None:
     environment = [{"name": "ETL_CLASS_PAYLOAD", "value": base64.b64encode(cloudpickle.dumps(int)).decode()}]
     runtime = {"image": f"aistorage/runtime_python:{PYTHON}", "env": environment}
     answer = call(served, "PUT", "etl", {"name": "etl-code", "communication": "hpush://", "runtime": runtime})
-    assert (answer.status, answer.json["tcode"]) == (501, "ErrUnsupp")
+    assert (answer.status, answer.json()["tcode"]) == (501, "ErrUnsupp")
 
 
 # -- remote buckets
