@@ -14,6 +14,7 @@ from typing import Any
 import lz4.frame
 import pytest
 
+from ais_loader.objects import archive as archive_module
 from tests.gateway.aistore.calls import call, connection, succeeded
 from tests.gateway.aistore.conftest import Answer
 from tests.gateway.conftest import Served
@@ -245,3 +246,11 @@ def test_other_refusals(served: Served, bucket: str) -> None:
 def test_unknown_fields_are_ignored(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
     answer = batch(served, [entry(bucket, "o2", uname="x", later=1)], more={"a": 1})
     assert members(succeeded(answer).body) == [(f"{bucket}/o2", filled["o2"])]
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 512, 10_240, (1 << 33) - 1, 1 << 33])
+@pytest.mark.parametrize("name", ["a", "b/c d.txt", "~!", "x" * 100, "x" * 101, "d/é", "n" * 300])
+def test_headers_are_those_of_the_standard_library(name: str, size_bytes: int) -> None:
+    plain = archive_module._plain_header(name, size_bytes)
+    assert (plain is None) == (len(name) > 100 or not name.isascii() or size_bytes >= 1 << 33)
+    assert plain in (None, archive_module._full_header(name, size_bytes))
