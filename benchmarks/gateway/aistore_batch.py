@@ -2,7 +2,9 @@
 
 Both ask for 128 random objects of 10 KiB at a time, and compare the length of each. *plain* clients use `http.client`
 on connections that stay open, and walk through the headers of the tar; the *SDK* is AIStore's own, in a process of its
-own. Each client shares the cores with the gateway, which is one process, and with the node, if there is one.
+own. Each client shares the cores with the gateway, which is one process, and with the node, if there is one. When
+other programs take the cores too, a single GET waits for one with each object, which favours batches; clients with
+several connections wait less.
 
     python -m benchmarks.gateway.aistore_batch --sdk build/aissdk/bin/python  # writes the table beside this file
 """
