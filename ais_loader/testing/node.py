@@ -93,6 +93,8 @@ class NodeProcess:
         self._host = host
         self._launcher = list(launcher)
         self._metrics_url = ""
+        self.gateway_url = ""
+        """The URL of its gateway; empty if it has none."""
         self._arguments = [*arguments, *(["--metrics-port", "0"] if metrics else [])]
         self.ca_file = "" if identity is None else str(Path(identity) / "ca.pem")
         """The CA of the node's certificate; empty without TLS."""
@@ -163,6 +165,7 @@ class NodeProcess:
             self.port = int(str(announced["url"]).rpartition(":")[2])
             self.peer_port = int(announced["peer_port"])  # others may reach it elsewhere
             self._metrics_url = str(announced.get("metrics_url", ""))
+            self.gateway_url = str(announced.get("gateway_url", ""))
         except BaseException:
             self.kill()
             raise

@@ -17,7 +17,14 @@ from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, count_text, note, printable, waiting
 from storage_node.cli.cluster_drives import drive
 from storage_node.cli.insecure import WHY, WHY_METRICS, insecure_option, secure_option
-from storage_node.cli.settings import config_option, etl_options, given_settings, set_option, setting_option
+from storage_node.cli.settings import (
+    config_option,
+    etl_options,
+    gateway_options,
+    given_settings,
+    set_option,
+    setting_option,
+)
 
 if TYPE_CHECKING:
     from storage_node.ops.commands import Result
@@ -96,6 +103,7 @@ def cluster() -> None:
 )
 @setting_option("--durability", default="as before; process at first")
 @etl_options
+@gateway_options
 @insecure_option
 @secure_option
 @click.option(

@@ -126,6 +126,8 @@ def _about(node: dict[str, Any]) -> Iterable[str]:
         yield f"set: {printable(changed)}"
     if node["metrics_url"]:
         yield f"metrics: {node['metrics_url']}"
+    if node["gateway_url"]:
+        yield f"gateway: {node['gateway_url']}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -12,9 +12,17 @@ import click
 
 from ais_loader.cli.show import cannot_listen, note, tell_of_new_stores
 from storage_node.cli.insecure import WHY, WHY_METRICS, insecure_option, secure_option
-from storage_node.cli.settings import config_option, etl_options, given_settings, set_option, setting_option
+from storage_node.cli.settings import (
+    config_option,
+    etl_options,
+    gateway_options,
+    given_settings,
+    set_option,
+    setting_option,
+)
 
 if TYPE_CHECKING:
+    from storage_node.ops.gateway_process import GatewayProcess
     from storage_node.server import NodeServer
     from storage_node.settings.config import ServerConfig
 
@@ -62,6 +70,7 @@ def _weights(given: tuple[str, ...]) -> dict[str, float]:
 @setting_option("--key", "FILE", sets="key_file", read=os.path.abspath)
 @setting_option("--ca", "FILE", sets="ca_file", read=os.path.abspath)
 @etl_options
+@gateway_options
 @insecure_option
 @secure_option
 @click.option(
@@ -101,7 +110,7 @@ def serve(
     chosen = _configured(given_settings(config, assignments, of_cluster=False) or {})
     listen = chosen.listen
 
-    def announce(node: NodeServer) -> None:
+    def announce(node: NodeServer, gateway: GatewayProcess | None) -> None:
         described = {
             "url": node.url,
             "peer_endpoint": node.peer_endpoint or f"{listen.peer_host}:{node.peer_port}",
@@ -119,6 +128,12 @@ def serve(
         if node.metrics_port is not None:
             described["metrics_url"] = f"http://{listen.host}:{node.metrics_port}/metrics"
             text += f", metrics at {described['metrics_url']}"
+        if gateway is not None:
+            described["gateway_url"] = gateway.url
+            text += f", to clients of S3 at {gateway.url}"
+            if gateway.metrics_url:
+                described["gateway_metrics_url"] = gateway.metrics_url
+                text += f" with metrics at {gateway.metrics_url}"
         click.echo(json.dumps(described) if as_json else text)
         if beyond and not uses_tls:
             note("anyone who can reach this address can read, change and delete what is stored")
@@ -127,7 +142,8 @@ def serve(
     uses_tls = secure or bool(listen.cert_file)
     if beyond and not insecure and not uses_tls:
         raise click.UsageError(f"{beyond[0]} is more than loopback, and {WHY}")
-    if not is_loopback(listen.host) and listen.metrics_port is not None and not insecure:
+    has_metrics = (listen.metrics_port, chosen.gateway.metrics_port) != (None, None)
+    if not is_loopback(listen.host) and has_metrics and not insecure:
         raise click.UsageError(f"{listen.host} is more than loopback, and {WHY_METRICS}")
     if secure and listen.cert_file:
         raise click.UsageError("--secure makes certificates, and --cert names one: need one of them")
@@ -143,6 +159,10 @@ def serve(
     _require_address(peer_host, listen.peer_port, "--peer-port", used)
     if listen.metrics_port is not None:
         _require_address(host, listen.metrics_port, "--metrics-port", used)
+    if chosen.gateway.port is not None:
+        _require_address(host, chosen.gateway.port, "--gateway", used)
+    if chosen.gateway.metrics_port is not None:
+        _require_address(host, chosen.gateway.metrics_port, "gateway_metrics_port", used)
     drives = tuple(drive.expanduser() for drive in drives)  # shells do not expand the ~ of --drive=~/data
     tell_of_new_stores()
     if secure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -13,6 +14,7 @@ from storage_node.settings.command_template import WrongCommand, check_commands
 from storage_node.settings.declarations import SETTINGS
 from storage_node.settings.setting_types import Setting
 
+GATEWAY_PORT = 9000
 F = TypeVar("F", bound=Callable[..., Any])
 _GIVEN = "storage_node.cli.settings"
 """Key of the settings that options have set, in the context's `meta`."""
@@ -57,6 +59,7 @@ def setting_option(
     times: float = 1,
     read: Callable[[Any], Any] | None = None,
     default: str | None = None,
+    alone: int | None = None,
 ) -> Callable[[F], F]:
     """Add an option that sets one field, whose type, range, default and meaning it shows. If it is given, it overrides
     --set and --config. Numbers are whole.
@@ -66,6 +69,7 @@ def setting_option(
         times: the number of the option is the one of the setting, multiplied by this.
         read: converts the option's value to the setting's. Raises click.UsageError.
         default: a description instead of the field's default.
+        alone: the value of an option that is given without one.
     """
     setting = SETTINGS[sets or option.removeprefix("--").replace("-", "_")]
     kind, is_number = setting.type, setting.range is not None
@@ -79,7 +83,7 @@ def setting_option(
             value = read(value) if read is not None else list(value) if has_several else value
             context.meta.setdefault(_GIVEN, {})[setting.name] = value
 
-    shown: Any = {}
+    shown: Any = {} if alone is None else {"flag_value": alone}
     if is_number:
         assert setting.range is not None
         low, high = setting.range.low * times, setting.range.high * times
@@ -100,6 +104,18 @@ def setting_option(
         help="Repeatable." if has_several else default and f" [default: {default}]",
         **shown,
     )
+
+
+def gateway_options(command: F) -> F:
+    """Add options for the gateway beside each node."""
+    for option in (
+        setting_option(
+            "--gateway", "[PORT]", sets="gateway_port", alone=GATEWAY_PORT, default=f"none; alone: {GATEWAY_PORT}"
+        ),
+        setting_option("--gateway-keys", "FILE", sets="gateway_keys_file", read=os.path.abspath),
+    ):
+        command = option(command)
+    return command
 
 
 def etl_options(command: F) -> F:

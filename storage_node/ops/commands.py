@@ -301,7 +301,8 @@ def _require_loopback(plan: ClusterPlan, hosts: Sequence[Host]) -> None:
 
 
 def _serves_metrics(settings: Sequence[Mapping[str, Any]]) -> bool:
-    return any(table.get("metrics_port") not in (None, DEFAULT) for table in settings)
+    names = ("metrics_port", "gateway_metrics_port")
+    return any(table.get(name) not in (None, DEFAULT) for table in settings for name in names)
 
 
 def _require_tls_from_the_start(plan: ClusterPlan) -> None:

@@ -31,6 +31,10 @@ class NodeFile:
     """host:port on this machine for other nodes and operators."""
     metrics: str = ""
     """host:port of its metrics; empty if they are not served."""
+    gateway: str = ""
+    """URL of its gateway; empty if it has none."""
+    gateway_metrics: str = ""
+    """host:port of the gateway's metrics; empty if they are not served."""
     born_s: float = 0.0
     """Start of the current process, in seconds since 1970; 0 once it has lasted, or has ended in order."""
     short_lives: int = 0
@@ -50,6 +54,21 @@ class NodeFile:
     def metrics_port(self) -> int:
         """Port of its metrics; 0 if there is none."""
         return _port(self.metrics)
+
+    @property
+    def gateway_port(self) -> int:
+        """Port of its gateway; 0 if there is none."""
+        return _port(self.gateway)
+
+    @property
+    def gateway_metrics_port(self) -> int:
+        """Port of the gateway's metrics; 0 if there is none."""
+        return _port(self.gateway_metrics)
+
+    @property
+    def ports(self) -> set[int]:
+        """All of these ports, and 0."""
+        return {self.port, self.peer_port, self.metrics_port, self.gateway_port, self.gateway_metrics_port}
 
 
 def read(folder: Path) -> NodeFile | None:

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
         config = ServerConfig().replace(port=0, idle_exit_s=IDLE_EXIT_S)
         socket_path = folder.make_socket_path()
         try:
-            run_node(drives, config, lambda node: None, lock=lock, socket_path=socket_path)
+            run_node(drives, config, lambda *_: None, lock=lock, socket_path=socket_path)
         finally:
             if socket_path.parent != folder.path:
                 shutil.rmtree(socket_path.parent, ignore_errors=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ais_loader.version import __version__
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id, unix_endpoint
+from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.server import NodeServer
 from storage_node.settings.config import EVERY_ADDRESS, ServerConfig
 
@@ -40,18 +41,20 @@ def keep_freed_memory() -> None:
 def run_node(
     drives: Sequence[str | os.PathLike[str]],
     config: ServerConfig,
-    announce: Callable[[NodeServer], None],
+    announce: Callable[[NodeServer, GatewayProcess | None], None],
     *,
     grace_s: float = 5.0,
     lock: int | None = None,
     identity: Path | None = None,
     socket_path: Path | None = None,
 ) -> None:
-    """Start a node, call `announce` when it accepts connections, and serve until SIGTERM or SIGINT, or until the node
-    has been idle for `idle_exit_s`. Clients of this host find it by the node folder of its drives.
+    """Start a node and its gateway, if the settings have one, and call `announce` when they accept connections. Serve
+    until SIGTERM or SIGINT, or until the node has been idle for `idle_exit_s`. Clients of this host find it by the node
+    folder of its drives.
 
     Must run on the main thread. `lock`: descriptor of the lock of that folder, if this process has inherited it.
-    `identity`, `socket_path`: see `NodeServer`. Raises what NodeServer.start raises.
+    `identity`, `socket_path`: see `NodeServer`. Raises what NodeServer.start raises; StoreError if the gateway cannot
+    serve.
     """
     os.umask(0o077)  # logs, and the files of catalogs
     stopping = threading.Event()
@@ -60,14 +63,19 @@ def run_node(
     keep_freed_memory()
     node = NodeServer(drives, config, makes_secret=True, identity=identity, socket_path=socket_path).start()
     folder = NodeFolder(drives)
+    gateway = GatewayProcess(node.config, node.port) if config.gateway.port is not None else None
     try:
+        if gateway is not None:
+            gateway.start()
         lock = _published(folder, lock, node, socket_path)
-        announce(node)
+        announce(node, gateway)
         _wait_for_signals(stopping, node, config.limits.idle_exit_s)
     finally:
         if lock is not None:
             with suppress(OSError):
                 folder.withdraw(lock)
+        if gateway is not None:
+            gateway.stop()
         node.stop(grace_s)
         if lock is not None:
             os.close(lock)

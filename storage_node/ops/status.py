@@ -135,6 +135,7 @@ def _node(
         "etl_sandbox": described.etl_sandbox if described is not None else "",
         "changed_limits": {name: value for name, value in limits.items() if _DEFAULTS.get(name, value) != value},
         "metrics_url": f"http://{file.metrics}/metrics" if file is not None and file.metrics and described else "",
+        "gateway_url": file.gateway if file is not None and described else "",
         "pending_uploads": {
             "count": described.pending_uploads,
             "bytes": described.pending_upload_bytes,

@@ -27,6 +27,7 @@ from storage_node.cluster.map.mutations import set_endpoints
 from storage_node.etl.worker.environments import Environments
 from storage_node.ops import cluster_identity, crash_backoff, node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
+from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port, is_free, usable_peer_ports
@@ -39,7 +40,8 @@ LOOK_INTERVAL_S = 2.0
 PORT_PATIENCE_S = 10.0
 """How long a node waits for its former port before it takes another."""
 METRICS_PORTS = 100
-"""Nodes of one machine take the first free one of this many ports, starting at the configured one."""
+"""Nodes of one machine take the first free one of this many ports, starting at the configured one, for their metrics
+and their gateways."""
 PUBLISH_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class Supervisor:
         self._port_waited_s = 0.0
         self._settings: dict[str, Any] = {}
         self._metrics = ""
+        self._gateway: GatewayProcess | None = None
         self._renewing = False
         self._rested = False
         """No more waiting because of earlier processes."""
@@ -104,6 +107,7 @@ class Supervisor:
                 "endpoint": server.endpoint if server is not None else "",
                 "peer_endpoint": server.peer_endpoint if server is not None else "",
                 "metrics_url": f"http://{self._metrics}/metrics" if server is not None and self._metrics else "",
+                "gateway_url": self._gateway.url if self._gateway is not None else "",
                 "settings": self._settings,
                 "tls": server is not None and bool(server.config.listen.cert_file),
                 "pid": os.getpid(),
@@ -120,6 +124,7 @@ class Supervisor:
             self._thread.join()
         with self._lock:
             server, self._server, self._state, self._problem = self._server, None, "stopped", ""
+        self._stop_gateway()
         if server is not None:
             server.stop(grace_s)
             self._note_life()
@@ -213,10 +218,7 @@ class Supervisor:
         )
         settings = for_node(kept, drives.name, self.uuid)
         config = configured(base, settings)
-        if config.listen.metrics_port is not None:
-            config = config.replace(
-                metrics_port=self._choose_metrics_port(file.metrics_port, config.listen.metrics_port)
-            )
+        config = config.replace(**self._ports_near(config, file))
         born_s = time.time()
         node_file.write(drives.folder, replace(file, born_s=born_s))
         self._counted = True
@@ -232,6 +234,8 @@ class Supervisor:
             listening = f"{self._host}:{server.port}"
             endpoint = server.endpoint or listening
             metrics = f"{self._host}:{server.metrics_port}" if server.metrics_port is not None else ""
+            gateway = GatewayProcess(server.config, server.port) if config.gateway.port is not None else None
+            measures_gateway = gateway is not None and config.gateway.metrics_port is not None
             node_file.write(
                 drives.folder,
                 NodeFile(
@@ -240,6 +244,8 @@ class Supervisor:
                     listening=listening if listening != endpoint else "",
                     peer=f"{config.listen.peer_host}:{server.peer_port}",
                     metrics=metrics,
+                    gateway=gateway.url if gateway is not None else "",
+                    gateway_metrics=f"{self._host}:{config.gateway.metrics_port}" if measures_gateway else "",
                     born_s=born_s,
                     short_lives=file.short_lives,
                 ),
@@ -250,8 +256,10 @@ class Supervisor:
                 node_file.write(drives.folder, file)  # the start failed, but the process did not die
             raise
         with self._lock:
-            self._server, self._local, self._metrics = server, drives, metrics
+            self._server, self._local, self._metrics, self._gateway = server, drives, metrics, gateway
             self._settings, self._served_at_s, self._lasted = settings, time.monotonic(), False
+        if gateway is not None:
+            gateway.begin()
         log.info("node %s: serving %s at %s", self.uuid, ", ".join(map(str, drives.drives)), endpoint)
 
     def _rest(self, folder: Path, file: NodeFile) -> None:
@@ -280,16 +288,27 @@ class Supervisor:
             raise OSError(f"port {kept} of {self._host}, where this node served before, is taken")
         return free_port(self._host, {*self._ports_of_others(), *avoid}, among)
 
-    def _choose_metrics_port(self, kept: int, first: int) -> int:
+    def _ports_near(self, config: ServerConfig, file: NodeFile) -> dict[str, int]:
+        """Choose the ports of which the settings name the first. Raises OSError."""
+        wanted = {
+            "metrics_port": (config.listen.metrics_port, file.metrics_port),
+            "gateway_port": (config.gateway.port, file.gateway_port),
+            "gateway_metrics_port": (config.gateway.metrics_port, file.gateway_metrics_port),
+        }
+        chosen: dict[str, int] = {}
+        for name, (first, kept) in wanted.items():
+            if first is not None:
+                chosen[name] = self._choose_port_near(kept, first, chosen.values())
+        return chosen
+
+    def _choose_port_near(self, kept: int, first: int, avoid: Collection[int]) -> int:
         among = range(first, min(first + METRICS_PORTS, 65_536)) if first else None
-        if kept and (among is None or kept in among) and is_free(self._host, kept):
+        if kept and kept not in avoid and (among is None or kept in among) and is_free(self._host, kept):
             return kept
-        return free_port(self._host, avoid=self._ports_of_others(), among=among)
+        return free_port(self._host, avoid={*self._ports_of_others(), *avoid}, among=among)
 
     def _ports_of_others(self) -> set[int]:
-        return {
-            port for file in node_file.read_all(self._root) for port in (file.port, file.peer_port, file.metrics_port)
-        }
+        return set().union(*(file.ports for file in node_file.read_all(self._root)))
 
     def _publish(self) -> None:
         """Make the map have this node's current address. Raises ChangeFailed."""
@@ -311,5 +330,12 @@ class Supervisor:
     def _stop_server(self) -> None:
         with self._lock:
             server, self._server, self._state = self._server, None, "starting"
+        self._stop_gateway()
         if server is not None:
             server.stop()
+
+    def _stop_gateway(self) -> None:
+        with self._lock:
+            gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            gateway.stop()

@@ -25,8 +25,8 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, init=False)
 class ServerConfig:
-    """The settings of a node in eight groups: `listen`, `store`, `reads`, `limits`, `cluster`, `etl`, `remote`
-    and `audit`.
+    """The settings of a node in nine groups: `listen`, `store`, `reads`, `limits`, `cluster`, `etl`, `remote`,
+    `audit` and `gateway`.
     `durability` and `read_lease_s` change what clients can rely on; the others set speed and limits.
     """
 
@@ -38,6 +38,7 @@ class ServerConfig:
     etl: declarations.EtlSettings
     remote: declarations.RemoteSettings
     audit: declarations.AuditSettings
+    gateway: declarations.GatewaySettings
 
     def __init__(self, **settings: Any) -> None:
         """Take settings by their own names, as in `ServerConfig(port=0, etl_workers=2)`; others keep their defaults.
@@ -77,11 +78,9 @@ class ServerConfig:
         return _endpoint(host or self.listen.peer_host, outer_port or port)
 
     def as_text(self) -> dict[str, str]:
-        """All settings except the node's addresses and ports, as text by name."""
-        values = self.by_name().items()
-        return {
-            name: _text(name, one) for name, one in values if SETTINGS[name].group is not declarations.ListenSettings
-        }
+        """All settings except the addresses and ports of the node and its gateway, as text by name."""
+        hidden = (declarations.ListenSettings, declarations.GatewaySettings)
+        return {name: _text(name, one) for name, one in self.by_name().items() if SETTINGS[name].group not in hidden}
 
 
 def _text(name: str, value: Any) -> str:

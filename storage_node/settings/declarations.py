@@ -404,6 +404,30 @@ class AuditSettings(SettingsGroup):
         return self.level == "reads"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings(SettingsGroup):
+    """The gateway for clients of S3 beside the node, in a process of its own."""
+
+    prefix: ClassVar[str] = "gateway_"
+
+    port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
+    """The port on `host` for clients of S3; 0 picks a free port, and None: there is no gateway. It uses the node's
+    certificate, if the node has one. In a cluster, a node takes that port, or one of the next that is free."""
+    keys_file: Annotated[str, _absolute_or_empty] = ""
+    """An absolute path: the file with the access keys. See docs/gateway.md."""
+    processes: Annotated[int, Range("1 to 256", 1, 256)] = 1
+    """The number of processes that share the port."""
+    metrics_port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
+    """The port on `host` for the gateway's Prometheus metrics; 0 picks a free port, and None disables them."""
+    access_log: Annotated[str, _absolute_or_empty] = ""
+    """An absolute path: the file to which the gateway appends a line for each request. If empty, there is none."""
+
+    def __post_init__(self) -> None:
+        SettingsGroup.__post_init__(self)
+        if self.port is not None and not self.keys_file:
+            raise ValueError("gateway_port: need gateway_keys_file, a file with access keys")
+
+
 GROUPS: Mapping[str, type[SettingsGroup]] = {
     "listen": ListenSettings,
     "store": StoreSettings,
@@ -413,6 +437,7 @@ GROUPS: Mapping[str, type[SettingsGroup]] = {
     "etl": EtlSettings,
     "remote": RemoteSettings,
     "audit": AuditSettings,
+    "gateway": GatewaySettings,
 }
 SETTINGS: Mapping[str, Setting] = {one.name: one for group in GROUPS.values() for one in declared(group)}
 """All settings, by the names that users write."""

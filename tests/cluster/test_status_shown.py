@@ -30,7 +30,14 @@ def drive(path: str, free: int = 10, size: int = 20, **more: Any) -> dict[str, A
 
 def node(name: str, *drives: dict[str, Any], endpoint: str = "10.0.0.1:7480", **more: Any) -> dict[str, Any]:
     one = {"id": "1234", "name": name, "host": "h", "endpoint": endpoint, "pid": 1, "state": "serving", "problem": ""}
-    one |= {"member": "active", "drives": list(drives), "moving": None, "changed_limits": {}, "metrics_url": ""}
+    one |= {
+        "member": "active",
+        "drives": list(drives),
+        "moving": None,
+        "changed_limits": {},
+        "metrics_url": "",
+        "gateway_url": "",
+    }
     one |= {"etl_sandbox": ""} | more
     one["free_bytes"], one["size_bytes"] = disk_space([one])
     return one

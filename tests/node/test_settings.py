@@ -87,6 +87,11 @@ def test_every_field_can_be_set() -> None:
         "key_file",
         "ca_file",
         "plaintext",
+        "gateway_port",
+        "gateway_keys_file",
+        "gateway_processes",
+        "gateway_metrics_port",
+        "gateway_access_log",
     }
 
 

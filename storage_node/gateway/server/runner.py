@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 
@@ -81,6 +80,6 @@ async def _serve(
 
 
 def _stop_at_end_of_input() -> None:
-    while sys.stdin.buffer.read(1 << 16):
+    while os.read(0, 1 << 16):  # not by sys.stdin, whose lock the end of the interpreter would wait for
         pass
     os.kill(os.getpid(), signal.SIGTERM)
