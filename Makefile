@@ -46,7 +46,7 @@ FAKE_GCS := v1.56.1
 DIST ?= dist
 DIST_PYTHONS ?= 3.11 3.12 3.13
 
-.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-remote test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
+.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-remote test-doors test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
 
 help:
 	@echo "make demo       set up, then train a small speech model through GetBatch on real data"
@@ -56,6 +56,8 @@ help:
 	@echo "make test-exhaustive  set up, then run what repeats the long tests in more places, longer, or by other seeds"
 	@echo "make test-remote  set up emulators of Azure and Google (needs npm and Go), then run one suite over all kinds of"
 	@echo "                remote storage; ONLY=tests/remote runs more"
+	@echo "make test-doors run real clients of the gateway, such as boto3, rclone and DuckDB, each in an environment below"
+	@echo "                build/doors, and ceph's s3-tests; ONLY=tests/doors/test_clients.py runs the clients alone"
 	@echo "make test-front set up environments with Lhotse and NeMo, with Lhotse 2, WebDataset and Ray Data, and with"
 	@echo "                Lightning, accelerate, transformers and Grain; test in each"
 	@echo "make test-front-nemo, -front, -frameworks: one of them; ONLY=tests/front/lhotse runs that alone"
@@ -113,6 +115,10 @@ $(EMULATORS)/.fake-gcs-$(FAKE_GCS):
 # Elsewhere, what needs an emulator is skipped.
 test-remote: setup $(EMULATORS)/.azurite-$(AZURITE) $(EMULATORS)/.fake-gcs-$(FAKE_GCS)
 	AIS_LOADER_EMULATORS=$(abspath $(EMULATORS)) $(BIN)/python -m pytest $(FAILURES) --timeout 300 $(or $(ONLY),tests/remote/test_backend.py tests/remote/test_services.py)
+
+# One process: a gateway serves all clients of a kind of store. What cannot be installed is skipped, with the reason.
+test-doors: setup
+	$(BIN)/python -m pytest $(FAILURES) --timeout 3600 --session-timeout 7200 -rs $(or $(ONLY),tests/doors)
 
 .venv-%/.ais-loader-ready: tests/front/requirements-%.txt $(PACKAGE)
 	$(REQUIRE_PYTHON)

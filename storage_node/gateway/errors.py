@@ -22,7 +22,13 @@ class S3Error(Refusal):
     """A refusal in S3's terms. `code` and the status are what its clients decide by."""
 
     def __init__(
-        self, code: str, message: str = "", *, status: int | None = None, headers: Mapping[str, str] | None = None
+        self,
+        code: str,
+        message: str = "",
+        *,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message or code)
         self.code = code
@@ -30,6 +36,8 @@ class S3Error(Refusal):
         self.status = STATUSES[code] if status is None else status
         self.headers = dict(headers or {})
         """Headers of the answer that a client expects also of this refusal."""
+        self.details = dict(details or {})
+        """Further elements of the answer's document."""
 
 
 STATUSES = {

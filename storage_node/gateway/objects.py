@@ -130,7 +130,7 @@ def _range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
     if match is None or match[1] == match[2] == "":
         return None
     if max(len(match[1]), len(match[2])) > _MAX_DIGITS:
-        raise S3Error("InvalidRange", "the range is not satisfiable")
+        raise _out_of_range(header, size_bytes)
     if not match[1]:
         length = min(int(match[2]), size_bytes)
         start = size_bytes - length
@@ -141,8 +141,18 @@ def _range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
             return None
         length = last - start + 1
     if length <= 0 or start >= size_bytes:
-        raise S3Error("InvalidRange", "the range is not satisfiable")
+        raise _out_of_range(header, size_bytes)
     return start, length
+
+
+def _out_of_range(header: str | None, size_bytes: int) -> S3Error:
+    """Return the refusal of a range. AWS's own clients read the object's size in it, to tell that it is empty."""
+    return S3Error(
+        "InvalidRange",
+        "the range is not satisfiable",
+        headers={"content-range": f"bytes */{size_bytes}"},
+        details={"RangeRequested": header, "ActualObjectSize": size_bytes},
+    )
 
 
 def _holds(header: str | None, info: ObjectInfo) -> bool:

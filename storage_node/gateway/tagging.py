@@ -26,7 +26,7 @@ def _text(tags: Sequence[tuple[str, str]]) -> str:
     for key, value in tags:
         if not 1 <= len(key) <= _MAX_KEY or len(value) > _MAX_VALUE or key.startswith("aws:"):
             raise S3Error("InvalidTag", f"a key has 1 to {_MAX_KEY} characters, a value at most {_MAX_VALUE}")
-    return urlencode(tags)
+    return urlencode(sorted(tags))
 
 
 def pairs(text: str) -> list[tuple[str, str]]:

@@ -93,5 +93,5 @@ def document(name: str, parts: Iterable[str]) -> bytes:
 
 def error_document(error: Refusal, resource: str, request_id: str) -> bytes:
     """Return the body of a refusal."""
-    parts = tags(Code=error.code, Message=error.message, Resource=resource, RequestId=request_id)
+    parts = tags(Code=error.code, Message=error.message, **error.details, Resource=resource, RequestId=request_id)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{parts}</Error>'.encode("utf-8", "replace")

@@ -160,6 +160,10 @@ def test_ranges(s3: Any, bucket: str) -> None:
         assert s3.get_object(Bucket=bucket, Key="a", Range=text)["Body"].read() == expected, text
     for text in (f"bytes={3 * MIB}-", "bytes=-0", "bytes=99999999999999999999999-"):
         assert code(s3.get_object, Bucket=bucket, Key="a", Range=text) == ("InvalidRange", 416), text
+    s3.put_object(Bucket=bucket, Key="empty", Body=b"")
+    with pytest.raises(ClientError) as refused:
+        s3.get_object(Bucket=bucket, Key="empty", Range="bytes=0-7")
+    assert refused.value.response["Error"]["ActualObjectSize"] == "0"  # by which s3torchconnector tells that it is
     head = s3.head_object(Bucket=bucket, Key="a", Range="bytes=0-9")
     assert head["ContentLength"] == 10
 
