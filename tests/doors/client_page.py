@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from tests.doors.environments import AISTORE_CLIENTS, CLIENTS, ROOT, SCRIPTS, RealClient
+from tests.doors.environments import AISTORE_CLIENTS, CLIENTS, ROOT, RealClient
 
 PAGE = ROOT / "docs" / "gateway.md"
 NOT_SERVED = ("s5cmd",)
@@ -23,7 +23,7 @@ def _row(client: RealClient) -> str:
 
 def table() -> str:
     """Return the rows of the clients whose programs are in this tree."""
-    found = [client for client in (*CLIENTS, *AISTORE_CLIENTS) if (SCRIPTS / client.script).exists()]
+    found = [client for client in (*CLIENTS, *AISTORE_CLIENTS) if client.path.exists()]
     return "".join(_row(client) for client in found if client.name not in NOT_SERVED)
 
 

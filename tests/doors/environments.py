@@ -35,7 +35,7 @@ class RealClient:
     name: str
     version: str
     script: str
-    """The program, below this folder."""
+    """The program, in this folder or in `clients`."""
     requirements: tuple[str, ...] = ()
     """What its environment has, as pip names it."""
     module: str = ""
@@ -48,6 +48,12 @@ class RealClient:
     """The folder of its environment; by default its name."""
 
     @property
+    def path(self) -> Path:
+        """Return where the program is, or would be."""
+        beside = SCRIPTS / self.script
+        return beside if beside.exists() else SCRIPTS / "clients" / self.script
+
+    @property
     def folder(self) -> Path:
         return FOLDER / (self.environment or self.name)
 
@@ -55,31 +61,29 @@ class RealClient:
 _ALL = ("embedded", "node", "cluster")
 _AISTORE = ("aistore==2.0.0", "lhotse==1.33", "torch", "webdataset", "xxhash", "soundfile", _BOTO3)
 CLIENTS = (
-    RealClient("boto3", "1.44.8", "clients/boto3_client.py", (_BOTO3,), stores=_ALL, calls=_MORE),
-    RealClient("boto3-1.35", "1.35.99", "clients/boto3_client.py", ("boto3==1.35.99",), calls=_MORE),
-    RealClient("awscli", "1.46.3", "clients/aws_cli.py", ("awscli==1.46.3",), calls=_MORE),
-    RealClient("s3cmd", "2.4.0", "clients/s3cmd_client.py", ("s3cmd==2.4.0",)),
-    RealClient("rclone", "1.69.3", "clients/rclone_client.py", (_BOTO3,), "github.com/rclone/rclone", _ALL),
-    RealClient("s5cmd", "2.3.0", "clients/s5cmd_client.py", (_BOTO3,), "github.com/peak/s5cmd/v2"),
-    RealClient("s3fs", "2026.9.0", "clients/s3fs_client.py", ("s3fs==2026.9.0",), calls=_MORE),
+    RealClient("boto3", "1.44.8", "boto3_client.py", (_BOTO3,), stores=_ALL, calls=_MORE),
+    RealClient("boto3-1.35", "1.35.99", "boto3_client.py", ("boto3==1.35.99",), calls=_MORE),
+    RealClient("awscli", "1.46.3", "aws_cli.py", ("awscli==1.46.3",), calls=_MORE),
+    RealClient("s3cmd", "2.4.0", "s3cmd_client.py", ("s3cmd==2.4.0",)),
+    RealClient("rclone", "1.69.3", "rclone_client.py", (_BOTO3,), "github.com/rclone/rclone", _ALL),
+    RealClient("s5cmd", "2.3.0", "s5cmd_client.py", (_BOTO3,), "github.com/peak/s5cmd/v2"),
+    RealClient("s3fs", "2026.9.0", "s3fs_client.py", ("s3fs==2026.9.0",), calls=_MORE),
     RealClient(
-        *("pyarrow", "26.0.1", "clients/pyarrow_client.py", ("pyarrow==26.0.1",)),
+        *("pyarrow", "26.0.1", "pyarrow_client.py", ("pyarrow==26.0.1",)),
         stores=_ALL,
         calls=f"{_EACH}, a data set of Parquet",
     ),
+    RealClient("obstore", "0.12.1", "obstore_client.py", ("obstore==0.12.1", _BOTO3), calls=f"{_EACH}, conditions"),
     RealClient(
-        "obstore", "0.12.1", "clients/obstore_client.py", ("obstore==0.12.1", _BOTO3), calls=f"{_EACH}, conditions"
-    ),
-    RealClient(
-        *("duckdb", "1.5.5", "clients/duckdb_client.py"),
+        *("duckdb", "1.5.5", "duckdb_client.py"),
         ("duckdb==1.5.5", "duckdb-extension-httpfs==1.5.5", "duckdb-extensions==1.5.5", _BOTO3),
         calls="200 tables of Parquet, one in parts, a filter that reads ranges, CSV",
     ),
     RealClient(
-        *("s3torchconnector", "1.5.0", "clients/s3torch_client.py", ("s3torchconnector==1.5.0", "torch", _BOTO3)),
+        *("s3torchconnector", "1.5.0", "s3torch_client.py", ("s3torchconnector==1.5.0", "torch", _BOTO3)),
         calls=f"{_EACH}, data sets, a checkpoint",
     ),
-    RealClient("minio", "7.2.20", "clients/minio_client.py", ("minio==7.2.20",), calls=_MORE),
+    RealClient("minio", "7.2.20", "minio_client.py", ("minio==7.2.20",), calls=_MORE),
 )
 AISTORE_CLIENTS = (
     RealClient("aistore", "2.0.0", "aistore_sdk.py", _AISTORE, stores=_ALL, environment="aistore"),
@@ -91,9 +95,8 @@ AISTORE_CLIENTS = (
 
 def make(client: RealClient) -> Path:
     """Return the interpreter of the client's environment, which is made if it is not there. Raises Unavailable."""
-    script = SCRIPTS / client.script
-    if not script.exists():
-        raise Unavailable(f"{script.relative_to(ROOT)} is not in this tree")
+    if not client.path.exists():
+        raise Unavailable(f"{client.script} is not in this tree")
     python, made = client.folder / "bin" / "python", client.folder / ".made"
     wanted = "\n".join(client.requirements)
     if not made.exists() or made.read_text() != wanted:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.doors.client_page import table, written
 from tests.doors.conftest import Gateways
-from tests.doors.environments import AISTORE_CLIENTS, CLIENTS, PROGRAMS, SCRIPTS, RealClient, Unavailable, make
+from tests.doors.environments import AISTORE_CLIENTS, CLIENTS, PROGRAMS, RealClient, Unavailable, make
 from tests.doors.gateways import MAIN
 
 _RUN_S = 600.0
@@ -44,11 +44,12 @@ def _run(
         "AWS_ACCESS_KEY_ID": MAIN.access_key,
         "AWS_SECRET_ACCESS_KEY": MAIN.secret_key,
         "AWS_DEFAULT_REGION": "us-east-1",
+        "DOORS_PROGRAMS": str(PROGRAMS),
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
-    command = [str(python), str(SCRIPTS / client.script), doors.url(store, with_keys=with_keys), str(PROGRAMS)]
+    command = [str(python), str(client.path), doors.url(store, with_keys=with_keys)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_S, env=environment)
     print(ended.stdout)
     lines = ended.stdout.splitlines()

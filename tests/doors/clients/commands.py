@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,9 +12,9 @@ from checks import objects
 
 
 def program(name: str) -> str:
-    """Return the path of a program of this environment, or of Go's."""
+    """Return the path of a program of this environment, or of one that Go installed."""
     beside = Path(sys.executable).parent / name
-    return str(beside if beside.exists() else Path(sys.argv[2]) / name)
+    return str(beside if beside.exists() else Path(os.environ["DOORS_PROGRAMS"]) / name)
 
 
 def runner(*prefix: str) -> Callable[..., str]:
