@@ -32,10 +32,11 @@ PLACING_TESTS := $(addprefix tests/,batch cluster etl lane limits promote repair
 
 # Environments of the libraries that train on top of us: they pin other versions than ours, and each other's apart.
 # Each is a folder .venv-NAME of what tests/front/requirements-NAME.txt names, and of this tree.
-FRONTS := nemo front frameworks
+FRONTS := nemo front frameworks clients
 FRONT_TESTS_nemo := tests/front/lhotse tests/front/nemo
 FRONT_TESTS_frameworks := tests/front/frameworks
-FRONT_TESTS_front := $(filter-out tests/front/nemo tests/front/frameworks tests/front/__pycache__,$(patsubst %/,%,$(wildcard tests/front/*/)))
+FRONT_TESTS_clients := tests/front/clients
+FRONT_TESTS_front := $(filter-out tests/front/nemo tests/front/frameworks tests/front/clients tests/front/__pycache__,$(patsubst %/,%,$(wildcard tests/front/*/)))
 
 # Emulators of clouds, each installed into one folder, of the npm registry and as a Go module.
 EMULATORS := .venv-emulators
@@ -46,7 +47,7 @@ FAKE_GCS := v1.56.1
 DIST ?= dist
 DIST_PYTHONS ?= 3.11 3.12 3.13
 
-.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-remote test-doors test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
+.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-remote test-front $(FRONTS:%=test-front-%) works-with bench bench-quick check docs protos clean
 
 help:
 	@echo "make demo       set up, then train a small speech model through GetBatch on real data"
@@ -59,8 +60,9 @@ help:
 	@echo "make test-doors run real clients of the gateway, such as boto3, rclone and DuckDB, each in an environment below"
 	@echo "                build/doors, and ceph's s3-tests; ONLY=tests/doors/test_clients.py runs the clients alone"
 	@echo "make test-front set up environments with Lhotse and NeMo, with Lhotse 2, WebDataset and Ray Data, and with"
-	@echo "                Lightning, accelerate, transformers and Grain; test in each"
-	@echo "make test-front-nemo, -front, -frameworks: one of them; ONLY=tests/front/lhotse runs that alone"
+	@echo "                Lightning, accelerate, transformers and Grain, and with clients from pandas to Energon; test in each"
+	@echo "make test-front-nemo, -front, -frameworks, -clients: one of them; ONLY=tests/front/lhotse runs that alone"
+	@echo "make works-with run a program of each client, then write docs/works-with.md"
 	@echo "make bench-quick  set up, then compare ratios of rates to the recorded ones (2 minutes; on a quiet machine)"
 	@echo "make bench      set up, then measure a node and a cluster, and write benchmarks/report (15 minutes)"
 	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and check the links of the pages"
@@ -133,6 +135,9 @@ $(FRONTS:%=test-front-%): test-front-%: .venv-%/.ais-loader-ready
 	AIS_LOADER_FRONT=$* .venv-$*/bin/python -m pytest $(FAILURES) --timeout 300 $(or $(ONLY),$(wildcard $(FRONT_TESTS_$*)))
 
 test-front: $(FRONTS:%=test-front-%)
+
+works-with: .venv-clients/.ais-loader-ready
+	.venv-clients/bin/python -m scripts.works_with
 
 bench: setup
 	$(BIN)/python -m benchmarks.report

@@ -1,7 +1,8 @@
 """Tests of integrations in environments of their own: `make test-front`.
 
 A folder is named after what it tests, and runs in every environment that has it: `lhotse` with Lhotse 1 and 2, `nemo`
-with NeMo, `frameworks` with the trainers, and all others with Lhotse 2. Nothing is skipped: a library that is missing,
+with NeMo, `frameworks` with the trainers, `clients` with what reads and writes a store as it is, and all others
+with Lhotse 2. Nothing is skipped: a library that is missing,
 or one in another version than requirements-*.txt pins, ends the run, and a test that skips itself fails it.
 """
 
