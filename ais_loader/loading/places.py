@@ -12,6 +12,7 @@ import pickle
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
@@ -156,6 +157,9 @@ class SamplerRun:
                 batch = next(self._drawn)  # not `for`: a sampler may start again at each iter()
             except StopIteration:
                 return
+            if batch is None or isinstance(batch, Integral):
+                kind = type(self._position.sampler).__name__
+                raise TypeError(f"{kind}: {self.named(number)} is {batch!r}; need a batch sampler, of lists of numbers")
             yield number, batch, self._places.drawn()
             number += 1
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from torch.utils.data import BatchSampler as TorchBatchSampler
+from torch.utils.data import SequentialSampler
+
+from ais_loader import BatchSampler, ShufflePlan
+from ais_loader.plans import BucketPlan, MixPlan
 
 
 class Numbers:
@@ -100,6 +106,22 @@ class Epochs(Steps):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.at, self.epoch = state["at"], state["epoch"]
+
+
+N = 40
+LISTS = [list(range(first, min(first + 3, N))) for first in range(0, N, 3)]
+MAKERS: dict[str, Callable[[], Any]] = {
+    "shuffle": lambda: ShufflePlan(N, 3, seed=5),
+    "mix": lambda: MixPlan({"a": 15, "b": 25}, {"a": 1, "b": 2}, batch_size=4, at_end="leave"),
+    "buckets": lambda: BucketPlan([1 + at % 9 for at in range(N)], [3, 9], [4, 2], block=20),
+    "lists": lambda: LISTS,
+    "generator": lambda: iter(LISTS),
+    "state": lambda: Steps(LISTS),
+    "epochs": lambda: Epochs(LISTS),
+    "torch": lambda: TorchBatchSampler(SequentialSampler(range(N)), 3, drop_last=False),
+    "batch sampler": lambda: BatchSampler(ShufflePlan(N, 3, seed=5), 0, 1),
+}
+"""Plans and samplers."""
 
 
 def our_threads() -> list[str]:

@@ -5,35 +5,19 @@ from __future__ import annotations
 import gc
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from loading_kit import Epochs, Held, Numbers, Steps, our_threads
-from torch.utils.data import BatchSampler as TorchBatchSampler
-from torch.utils.data import SequentialSampler
+from loading_kit import LISTS, MAKERS, Held, N, Numbers, Steps, our_threads
 
-from ais_loader import BatchLoader, BatchSampler, Item, MapDataset, ShufflePlan, concat, connect
+from ais_loader import BatchLoader, Item, MapDataset, ShufflePlan, concat, connect
 from ais_loader.errors import InvalidRequest
-from ais_loader.plans import BucketPlan, MixPlan
 from ais_loader.testing import eventually, throwaway_node
-
-N = 40
-LISTS = [list(range(first, min(first + 3, N))) for first in range(0, N, 3)]
-MAKERS: dict[str, Callable[[], Any]] = {
-    "shuffle": lambda: ShufflePlan(N, 3, seed=5),
-    "mix": lambda: MixPlan({"a": 15, "b": 25}, {"a": 1, "b": 2}, batch_size=4, at_end="leave"),
-    "buckets": lambda: BucketPlan([1 + at % 9 for at in range(N)], [3, 9], [4, 2], block=20),
-    "lists": lambda: LISTS,
-    "generator": lambda: iter(LISTS),
-    "state": lambda: Steps(LISTS),
-    "epochs": lambda: Epochs(LISTS),
-    "torch": lambda: TorchBatchSampler(SequentialSampler(range(N)), 3, drop_last=False),
-    "batch sampler": lambda: BatchSampler(ShufflePlan(N, 3, seed=5), 0, 1),
-}
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -147,27 +131,39 @@ class Ends:
         raise self.error
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("at", [0, 2])
-def test_numbers_out_of_range_are_refused_in_their_place(at: int) -> None:
+def test_numbers_out_of_range_are_refused_in_their_place(at: int, workers: int) -> None:
     batches = [*LISTS[:at], [1, N], [2]]
     for on_bad in ("raise", "skip"):
         found = []
         with pytest.raises(IndexError, match=f"{N}") as raised:
-            for batch in BatchLoader(Numbers(N), batches, on_bad=on_bad):
+            for batch in BatchLoader(Numbers(N), batches, on_bad=on_bad, workers=workers):
                 found.append(batch)
         assert found == LISTS[:at]
         assert raised.value.__notes__[-1] == f"raised for batch {at} of this iteration, of sample 1, …"
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("error", [RuntimeError("damaged"), KeyError("no such key"), TimeoutError("silent")])
-def test_a_sampler_that_raises_does_so_in_its_place(error: Exception) -> None:
-    loader = BatchLoader(Numbers(N), Ends(error))
+def test_a_sampler_that_raises_does_so_in_its_place(error: Exception, workers: int) -> None:
+    loader = BatchLoader(Numbers(N), Ends(error), workers=workers)
     found = []
     with pytest.raises(type(error)):
         for batch in loader:
             found.append(batch)
     assert found == LISTS[:3]
     assert our_threads() == []
+
+
+@pytest.mark.parametrize("batches", [[LISTS[0], 7], [LISTS[0], None], [LISTS[0], np.int64(7)]])
+def test_a_sampler_of_numbers_is_told_from_one_of_batches(batches: Any) -> None:
+    loader = iter(BatchLoader(Numbers(N), batches))
+    assert next(loader) == LISTS[0]
+    with pytest.raises(
+        TypeError, match=r"list: batch 1 of this iteration is (7|None|np.int64\(7\)); need a batch sampl"
+    ):
+        next(loader)
 
 
 def test_a_sampler_that_ends_early_cannot_resume_behind_its_end() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,31 @@ def test_full_memory_is_one_warning_and_batches_go_through_sockets(
         assert numbers_of(batches) == EXPECTED
     assert [record.message for record in caplog.records if "no shared memory" in record.message] != []
     assert len([record for record in caplog.records if "no shared memory" in record.message]) == 1
+
+
+FULL = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from process_kit import EXPECTED, loader, numbers_of
+
+assert Path("/dev/shm/full").write_bytes(bytes(100 << 10)) and Path("/dev/shm").stat().st_dev != Path("/").stat().st_dev
+try:
+    Path("/dev/shm/more").write_bytes(bytes(100 << 10))
+except OSError:
+    print(numbers_of(loader(Path(sys.argv[2]))) == EXPECTED)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_shared_folder_is_not_used(tmp_path: Path) -> None:
+    """In a namespace whose /dev/shm is small: that of the machine has files of others."""
+    inside = ["unshare", "-Urm", "sh", "-c", 'mount -t tmpfs -o size=128k none /dev/shm && exec "$@"', "-"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    program = [sys.executable, "-W", "ignore", "-c", FULL, str(Path(__file__).parent), str(tmp_path)]
+    done = subprocess.run([*inside, *program], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 class _Limited(Samples):

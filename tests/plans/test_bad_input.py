@@ -66,6 +66,9 @@ SIZES = {"a": 10, "b": 5}
         (lambda: PackPlan([1], 5, 0), "batch_size=0"),
         (lambda: PackPlan([1], 5, 2, balance="x"), "balance='x'"),  # type: ignore[arg-type]
         (lambda: BatchLoader(Numbers(4), ShufflePlan(5, 2)), "n=5 numbers, for 4 samples"),
+        (lambda: BatchLoader(Numbers(4), BucketPlan([1, 1, 1], [2], [1])), "n=3 numbers, for 4 samples"),
+        (lambda: BatchLoader(Numbers(4), PackPlan([1] * 5, 5, 2)), "n=5 numbers, for 4 samples"),
+        (lambda: BatchLoader(Numbers(4), MixPlan(SIZES, {"a": 1}, batch_size=2)), "n=15 numbers, for 4 samples"),
     ],
 )
 def test_refused(make: Any, message: str) -> None:
