@@ -47,6 +47,7 @@ _SLOTS_BESIDES = 3
 """Slots of a worker besides its share of those in flight: being written, with the trainer, and about to be dropped."""
 _CLOSE_S = 1.0
 _DUMP_S = 1.0
+_REAPED_S = 0.2
 _STAGE = struct.Struct("=Q8sd")
 """A worker's stage: whether it has begun, its name, and since when, in seconds."""
 _STAGE_BYTES = 64
@@ -273,7 +274,7 @@ class _Worker:
         self.held: dict[int, _Task] = {}
         self.slots = SlotReader(pin_memory=pin_memory)
         self.has_stalled = False
-        self.exitcode = 0
+        self.exitcode: int | None = 0
         self.notes: int | None = os.memfd_create("ais-loader-notes", os.MFD_CLOEXEC)
         context = multiprocessing.get_context(method)
         with _starting:
@@ -302,6 +303,8 @@ class _Worker:
         code = self.exitcode if self.notes is None else self.process.exitcode
         if self.has_stalled:
             return "stalled, and was ended"
+        if code is None:
+            return "ended"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
     def stage(self) -> tuple[bool, str]:
@@ -335,8 +338,12 @@ class _Worker:
         """Free what it had, once it has ended. May be called again."""
         if self.notes is not None:
             self.process.join()
+            deadline_s = time.monotonic() + _REAPED_S
+            while self.process.exitcode is None and time.monotonic() < deadline_s:
+                time.sleep(0.001)  # another thread was told of its end, and is about to note it
             self.exitcode = self.process.exitcode
-            self.process.close()
+            with contextlib.suppress(ValueError):  # nobody was told, as the trainer ignores SIGCHLD
+                self.process.close()
             self.conn.close()
             os.close(self.notes)
             self.notes = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, fields
 
 from ais_loader.loading.workers import Fetched
@@ -10,6 +11,11 @@ from ais_loader.values.timing import BatchTiming
 _TIMED = tuple(one.name for one in fields(BatchTiming))
 _WAITING = 0.05
 """A trainer that waits for a smaller part of its time is itself the bottleneck."""
+
+
+_PARTS = tuple(one.name for one in fields(BatchTiming))
+_NONE = (0,) * len(_PARTS)
+_values = operator.attrgetter(*_PARTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +35,9 @@ class BatchRecord(BatchTiming):
 
     @classmethod
     def of(cls, fetched: Fetched, *, step: int, draw_s: float, wait_s: float) -> BatchRecord:
-        parts = {name: sum(getattr(timing, name) for timing in fetched.timings) for name in _TIMED}
+        timings = fetched.timings
+        values = _values(timings[0]) if len(timings) == 1 else map(sum, zip(_NONE, *map(_values, timings), strict=True))
+        parts = dict(zip(_PARTS, values, strict=True))
         if not fetched.timings:
             parts["decode_s"] = fetched.dataset_s
         return cls(
@@ -74,9 +82,12 @@ class Summary:
 
     def add(self, record: BatchRecord) -> None:
         self.batches += 1
-        for name in _ADDED:
-            setattr(self, name, getattr(self, name) + getattr(record, name))
-
-
-_ADDED = tuple(one.name for one in fields(Summary) if one.name not in ("workers", "batches", "trainer_s"))
-"""Fields of a summary that a record has, too."""
+        self.entries += record.entries
+        self.payload_bytes += record.payload_bytes
+        self.draw_s += record.draw_s
+        self.queue_s += record.queue_s
+        self.wire_s += record.wire_s
+        self.decode_s += record.decode_s
+        self.collate_s += record.collate_s
+        self.transfer_s += record.transfer_s
+        self.wait_s += record.wait_s

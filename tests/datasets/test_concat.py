@@ -26,7 +26,7 @@ from ais_loader import (
     concat,
 )
 from ais_loader.errors import Closed, ObjectNotFound
-from ais_loader.testing import throwaway_node, throwaway_store
+from ais_loader.testing import NodeProcess, throwaway_node, throwaway_store
 
 FIRST, SECOND, THIRD = URLS[:20], URLS[20:21], URLS[21:]
 MISSING = f"ais://{BUCKET}/none"
@@ -250,13 +250,18 @@ def test_a_dataset_without_batches_is_asked_for_one_sample_after_another(local_s
     assert joined.__getitems__([2, 0, 1]) == [10, CORPUS["en/003.wav"], 0]
 
 
+@pytest.fixture(scope="module")
+def serving() -> Iterator[NodeProcess]:
+    with throwaway_node({name: data[:9] for name, data in CORPUS.items()}, bucket=BUCKET) as node:
+        yield node
+
+
 class TestAhead:
     """Requests that are sent before their samples are taken."""
 
     @pytest.fixture
-    def node(self) -> Iterator[Client]:
-        objects = {name: data[:9] for name, data in CORPUS.items()}
-        with throwaway_node(objects, bucket=BUCKET) as node, ais_loader.connect(node.url) as client:
+    def node(self, serving: NodeProcess) -> Iterator[Client]:
+        with ais_loader.connect(serving.url) as client:
             yield client
 
     def test_each_store_has_its_request_before_samples_are_taken(self, node: Client) -> None:

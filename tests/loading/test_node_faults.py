@@ -19,7 +19,9 @@ COUNT, BATCH = 48, 4
 OBJECTS = {f"{at:03}": bytes([at]) * 20_000 for at in range(COUNT)}
 PLAN = ShufflePlan(COUNT, BATCH, seed=5)
 EXPECTED = [[int(at) for at in PLAN.batch(epoch, step)] for epoch in range(2) for step in range(COUNT // BATCH)]
-PROCESSES = pytest.param(2, marks=[pytest.mark.slow, pytest.mark.fresh_process])
+PROCESSES = pytest.param(2, marks=pytest.mark.fresh_process)
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,6 @@ def kill(node: NodeProcess) -> None:
 
 @pytest.mark.parametrize("workers", [0, PROCESSES])
 @pytest.mark.parametrize("fault", [kill, freeze, NodeProcess.restart])
-@pytest.mark.slow
 def test_a_fault_changes_no_batch(node: NodeProcess, workers: int, fault: Any) -> None:
     found = []
     with nothing_left():
@@ -80,7 +81,7 @@ def test_a_fault_changes_no_batch(node: NodeProcess, workers: int, fault: Any) -
 
 
 @pytest.mark.parametrize("workers", [0, PROCESSES])
-@pytest.mark.parametrize("fault", [pytest.param(NodeProcess.kill, marks=pytest.mark.slow), NodeProcess.pause])
+@pytest.mark.parametrize("fault", [NodeProcess.kill, NodeProcess.pause])
 def test_a_node_that_stays_away_is_an_error_behind_whole_batches_and_the_position_is_kept(
     node: NodeProcess, workers: int, fault: Any
 ) -> None:

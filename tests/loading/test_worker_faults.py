@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import multiprocessing.process
 import os
 import signal
 import subprocess
@@ -49,6 +50,18 @@ def test_a_worker_killed_while_it_delivers(tmp_path: Path, kill_s: str, monkeypa
     with nothing_left():
         assert numbers_of(loader(tmp_path, kill_soon)) == EXPECTED
         assert numbers_of(loader(tmp_path, kill_soon, collate=collate)) == EXPECTED
+
+
+def test_a_trainer_that_ignores_the_ends_of_children_loses_nothing_either(tmp_path: Path) -> None:
+    """The kernel then reaps them, and their status is not known."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert numbers_of(loader(tmp_path, kill_during)) == EXPECTED
+        with pytest.raises(LoaderError, match=r"worker 0 \(pid \d+\) ended, at epoch 0, step"):
+            numbers_of(loader(tmp_path, kill_always, workers=1, max_restarts=0))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        multiprocessing.process._children.clear()  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -118,6 +131,7 @@ def hold_the_gil(folder: Path, when: str) -> None:
         ctypes.PyDLL(None).sleep(1000)  # PyDLL, unlike CDLL, keeps it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [sleep_in_fault, hold_the_gil])
 def test_a_stalled_worker_is_ended_and_its_stack_told(
     tmp_path: Path, fault: Any, caplog: pytest.LogCaptureFixture
