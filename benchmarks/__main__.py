@@ -1,4 +1,4 @@
-"""List of the benchmarks: `python -m benchmarks`."""
+"""List of the benchmarks: `python -m benchmarks`. With a word, those that have it in their name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ def listed() -> list[tuple[str, str]]:
     return found
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.argument("word", default="")
+def main(word: str) -> None:
     for name, summary in listed():
-        click.echo(f"python -m {name}\n    {summary}")
+        if word in name:
+            click.echo(f"python -m {name}\n    {summary}")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ def plans() -> dict[str, NumberPlan]:
         "mix": MixPlan({"a": 25, "b": 35}, [(0, {"a": 2, "b": 1}), (20, {"a": 1, "b": 3})], batch_size=3, seed=2),
         "buckets": BucketPlan(LENGTHS, bins, sizes, seed=3, block=30),
         "packs": PackPlan(LENGTHS, 40, 2, seed=4, block=30),
+        "packs of whole documents": PackPlan(LENGTHS, 40, 2, seed=4, whole=True),
+        "shuffle without a span": ShufflePlan(60, 3, seed=5, block=6, group=GROUP).without(range(8, 16)),
         "mix of buckets": MixPlan(
             {"a": BucketPlan(LENGTHS[:30], bins, sizes), "b": BucketPlan(LENGTHS[30:], bins, sizes)}, {"a": 1, "b": 2}
         ),

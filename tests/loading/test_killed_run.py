@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from ddp_trainer import GROUP, LENGTHS, flat, plans, tokens
 
+import ais_loader.plans
 from ais_loader.plans import NumberPlan
 from ais_loader.testing import eventually, throwaway_store
 
@@ -67,6 +68,13 @@ def elements(batch: Any) -> list[int]:
     if isinstance(batch, list):
         return flat([tokens(number)[start : start + length] for pack in batch for number, start, length in pack])
     return flat([tokens(number) for number in batch.tolist()])
+
+
+def test_every_kind_of_plan_is_trained_on() -> None:
+    kinds = {
+        kind for kind in vars(ais_loader.plans).values() if isinstance(kind, type) and issubclass(kind, NumberPlan)
+    }
+    assert {type(plan) for plan in plans().values()} == kinds - {NumberPlan}
 
 
 @pytest.mark.slow
