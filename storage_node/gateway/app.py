@@ -130,7 +130,10 @@ class Gateway:
         except LoaderError as error:
             refused = of_store(error)
         except ConnectionError:
-            raise
+            # The client is gone, or was cut off. Raised, aiohttp would log it as an error.
+            if http.transport is not None:
+                http.transport.abort()
+            return web.Response()
         except TimeoutError:
             refused = S3Error("RequestTimeout", "nothing arrived, or was taken, for too long")
         except Exception:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import datetime
+import socket
 import zlib
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from ais_loader.testing import seeded_bytes
+from storage_node.gateway.app import Limits
+from storage_node.gateway.serve import GatewayThread
 from storage_node.store.checksum import CRC32, CRC64NVME, combine
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import code
@@ -164,3 +168,17 @@ def test_what_has_not_changed_has_its_etag(s3: Any, bucket: str) -> None:
     with pytest.raises(s3.exceptions.ClientError) as refused:
         s3.get_object(Bucket=bucket, Key="a", IfNoneMatch=etag)
     assert refused.value.response["ResponseMetadata"]["HTTPHeaders"]["etag"] == etag
+
+
+def test_clients_that_go_in_the_middle_of_an_answer_are_no_errors(
+    served: Served, s3: Any, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.put_object(Bucket=bucket, Key="a", Body=seeded_bytes(16 << 20))
+    with GatewayThread(served.clients, None, limits=Limits(requests=1)) as gateway:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as connection:
+            connection.sendall(f"GET /{bucket}/a HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        # The only slot is free, and this is answered, when the other answer has ended.
+        with urlopen(f"{gateway.url}/{bucket}?list-type=2", timeout=30) as answer:
+            assert answer.status == 200
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("aiohttp")] == []
