@@ -59,7 +59,7 @@ class RealClient:
 
 
 _ALL = ("embedded", "node", "cluster")
-_AISTORE = ("aistore==2.0.0", "lhotse==1.33", "torch", "webdataset", "xxhash", "soundfile", _BOTO3)
+_AISTORE = ("aistore[pytorch]==2.0.0", "lhotse==1.33", "torch", "webdataset", "xxhash", "soundfile", _BOTO3)
 CLIENTS = (
     RealClient("boto3", "1.44.8", "boto3_client.py", (_BOTO3,), stores=_ALL, calls=_MORE),
     RealClient("boto3-1.35", "1.35.99", "boto3_client.py", ("boto3==1.35.99",), calls=_MORE),
