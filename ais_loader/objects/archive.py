@@ -115,8 +115,13 @@ class BatchArchive:
         if pending.size_bytes:
             yield pending.take()
 
-    def name_of(self, item: Item) -> str:
-        """Return the name of an item's member. It is called once for each item, in order."""
+    def name_of(self, item: Item, size_bytes: int) -> str:
+        """Return the name of a member. It is called once for each entry, in order.
+
+        Args:
+            item: The entry, or the first piece of a large one.
+            size_bytes: The entry's size.
+        """
         return member_name(item.entry, self.names, failed=not item.ok)
 
     def close(self) -> None:
@@ -134,7 +139,7 @@ class BatchArchive:
             pass
 
     def _written_to(self, target: Writable) -> Iterator[None]:
-        """Write one member at each step. After the last step the archive is complete."""
+        """Write a member, or a piece of one, at each step. After the last step the archive is complete."""
         if self._has_delivered:  # the rest of the batch would be an archive too
             raise InvalidRequest(
                 "this archive has been written already: a batch is delivered once; fetch the entries again"
@@ -143,10 +148,14 @@ class BatchArchive:
         writer = _ZipWriter(target) if self.archive == "zip" else _TarWriter(target, self.archive)
         with self._batch:
             try:
-                for item in self._batch:
-                    self.delivered += 1
-                    self.failed += not item.ok
-                    writer.add(self.name_of(item), item)
+                for item, offset, size_bytes in self._batch._in_pieces():
+                    if not offset:
+                        writer.begin(self.name_of(item, size_bytes), size_bytes, item.error)
+                    writer.write(item.data)
+                    if offset + len(item.data) == size_bytes:
+                        writer.end()
+                        self.delivered += 1
+                        self.failed += not item.ok
                     yield
             except BaseException:
                 writer.abandon()
@@ -182,18 +191,22 @@ class _TarWriter:
     def __init__(self, target: Writable, archive: ArchiveFormat) -> None:
         self._out, self._end = _compressed(target, archive)
         self._written = 0
+        self._padding = 0
 
-    def add(self, name: str, item: Item) -> None:
-        size_bytes = len(item.data)
-        header = _plain_header(name, size_bytes) if item.error is None else None
+    def begin(self, name: str, size_bytes: int, error: Exception | None) -> None:
+        header = _plain_header(name, size_bytes) if error is None else None
         if header is None:
-            header = _full_header(name, size_bytes, item.error)
-        padding = -size_bytes % _BLOCK
+            header = _full_header(name, size_bytes, error)
         self._out.write(header)
-        self._out.write(item.data)
-        if padding:
-            self._out.write(_ZEROS[:padding])
-        self._written += len(header) + size_bytes + padding
+        self._padding = -size_bytes % _BLOCK
+        self._written += len(header) + size_bytes + self._padding
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._out.write(data)
+
+    def end(self) -> None:
+        if self._padding:
+            self._out.write(_ZEROS[: self._padding])
 
     def close(self) -> None:
         end = 2 * _BLOCK
@@ -254,25 +267,38 @@ def _library(name: str) -> Any:
 
 class _ZipWriter:
     def __init__(self, target: Writable) -> None:
-        self._zip = zipfile.ZipFile(_Unseekable(target), "w", zipfile.ZIP_DEFLATED)
+        self._target = _Unseekable(target)
+        self._zip = zipfile.ZipFile(self._target, "w", zipfile.ZIP_DEFLATED)
+        self._member: IO[bytes] | None = None
 
-    def add(self, name: str, item: Item) -> None:
+    def begin(self, name: str, size_bytes: int, error: Exception | None) -> None:
         member = zipfile.ZipInfo(name, _ZIP_TIME)
         member.compress_type = zipfile.ZIP_DEFLATED
         member.external_attr = 0o644 << 16
-        member.file_size = len(item.data)
-        if item.error is not None:
-            member.comment = str(item.error).encode()[:_ZIP_COMMENT_BYTES]
+        member.file_size = size_bytes
+        if error is not None:
+            member.comment = str(error).encode()[:_ZIP_COMMENT_BYTES]
         # An entry that is requested twice occurs twice, for which zipfile would print a warning.
         self._zip.NameToInfo.pop(name, None)
-        with self._zip.open(member, "w") as file:
-            file.write(item.data)
+        self._member = self._zip.open(member, "w")
+
+    def write(self, data: bytes | memoryview) -> None:
+        assert self._member is not None
+        self._member.write(data)
+
+    def end(self) -> None:
+        assert self._member is not None
+        self._member.close()
+        self._member = None
 
     def close(self) -> None:
         self._zip.close()
 
     def abandon(self) -> None:
-        # Without a directory it is not a valid archive, as it should be.
+        # Without a directory it is not a valid archive, as it should be. A member that is open writes no more.
+        self._target.is_closed = True
+        if self._member is not None:
+            self._member.close()
         self._zip.fp = None
 
 
@@ -281,10 +307,13 @@ class _Unseekable(io.RawIOBase):
 
     def __init__(self, target: Writable) -> None:
         self._target = target
+        self.is_closed = False
+        """Whether what is written is dropped."""
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any, /) -> int:
-        self._target.write(data)
+        if not self.is_closed:
+            self._target.write(data)
         return len(data)

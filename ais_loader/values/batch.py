@@ -80,6 +80,7 @@ class Batch:
         self._requested = requested
         self._arrived: npt.NDArray[np.bool_] = np.zeros(0 if self._ordered else requested, np.bool_)
         self._pieces: tuple[int, bytearray] | None = None
+        self._keeps_pieces = False
         self._transformed = transformed_of(requests)
         self._advance()
         self._watch.enter("ahead")
@@ -124,6 +125,31 @@ class Batch:
                 yield Item(index, entries[index], Status.OK, data, None, bucket)
         self._has_ended = True
 
+    def _in_pieces(self) -> Generator[tuple[Item, int, int], None, None]:
+        """Yield items as iterating does, but a large entry as several items in its order, which needs less memory.
+
+        Each comes with its offset in the entry and the entry's size. Raises LoaderError, also if an entry fails or
+        begins anew after some of it was yielded: that part is void.
+        """
+        if self._closed:
+            raise Closed("this batch has been closed")
+        self._keeps_pieces = self._joined is None and self._transformed is None
+        index, at = -1, 0  # the entry of which `at` bytes have been yielded
+        for frame in self._whole_frames():
+            piece = frame.piece
+            if at and (piece is None or piece.offset != at or int(frame.index[0]) != index):
+                raise LoaderError(f"entry {index}: it began anew after {at:,} bytes")
+            if at and frame.status[0]:
+                raise self._fault(frame, index, int(frame.status[0]))
+            if piece is None or frame.status[0]:
+                for item in self._deliver_marked(frame):
+                    yield item, 0, len(item.data)
+                continue
+            index, data = int(frame.index[0]), frame.payload
+            yield Item(index, self._entries[index], Status.OK, data, None, self._bucket), at, piece.entry_size
+            at = 0 if frame.completes_entry else at + len(data)
+        self._has_ended = True
+
     def _deliver_marked(self, frame: Frame) -> Iterator[Item]:
         for index, status, data in zip(frame.index.tolist(), frame.status.tolist(), frame.entries(), strict=True):
             entry = self._entries[index]
@@ -161,12 +187,13 @@ class Batch:
             for frame in self._streams[0]:
                 if self._closed:
                     return
-                if frame.piece is not None and (whole := self._join(frame)) is None:
-                    continue
-                if frame.piece is not None:
-                    assert whole is not None
+                if frame.piece is not None and not self._keeps_pieces:
+                    whole = self._join(frame)
+                    if whole is None:
+                        continue
                     frame = whole
-                self._check_order(frame)
+                if frame.completes_entry:
+                    self._check_order(frame)
                 if self._transformed is not None:
                     frame = without_untransformed(frame, self._transformed, self._streams[0].node_of)
                 watch.took(frame)

@@ -82,7 +82,7 @@ class Stopwatch:
 
     def took(self, frame: Frame) -> None:
         self.payload_bytes += frame.payload_bytes
-        self.entries += len(frame.index)
+        self.entries += len(frame.index) if frame.completes_entry else 0
         self.failures += int(np.count_nonzero(frame.status))
 
     def took_whole(self, items: Sequence[bytes]) -> None:

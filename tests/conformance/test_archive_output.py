@@ -168,6 +168,31 @@ def test_an_archive_is_written_once_and_a_second_try_leaves_what_there_is(filled
     assert path.read_bytes() == whole and [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("archive", ["tar", "tar.gz", "zip"])
+def test_large_entries_pass_in_pieces(filled: Bucket, archive: ArchiveFormat) -> None:
+    large = seeded_bytes((12 << 20) + 5)
+    filled.put("large", large)
+    entries = entries_of(filled, ["large", "a", "none", "large"])
+    made = filled.client.get_batch(entries, archive=archive, on_error="placeholder")
+    chunks = list(made)
+    assert max(map(len, chunks)) < 6 << 20  # frames have at most 4 MiB
+    assert (made.delivered, made.failed) == (4, 1)
+    packed = io.BytesIO(b"".join(chunks))
+    if archive == "zip":
+        with zipfile.ZipFile(packed) as opened:
+            found = [opened.read(member) for member in opened.infolist()]
+    else:
+        with tarfile.open(fileobj=packed) as tar:
+            found = [tar.extractfile(member).read() for member in tar]  # type: ignore[union-attr]
+    assert found == [large, OBJECTS["a"], b"", large]
+    abandoned = filled.client.get_batch(entries, archive=archive, on_error="placeholder")
+    begun = iter(abandoned)
+    assert next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    with pytest.raises(InvalidRequest, match="delivered once"):
+        list(abandoned)
+
+
 def test_other_formats_and_names_are_refused(filled: Bucket) -> None:
     with pytest.raises(InvalidRequest, match=r"archive='rar': one of 'tar', 'tar\.gz'"):
         filled.client.get_batch([], archive="rar")  # type: ignore[call-overload]

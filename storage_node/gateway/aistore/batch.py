@@ -59,21 +59,21 @@ class _Archive(BatchArchive):
         """Descriptions of the entries, in front of an archive that is not streamed."""
         self._is_told = not plan.is_streamed
 
-    def name_of(self, item: Item) -> str:
+    def name_of(self, item: Item, size_bytes: int) -> str:
         if self._is_told:
-            self.rows.append(_row(item))
+            self.rows.append(_row(item, size_bytes))
         # An archive that is missing hides its member's name, so that clients can tell the two apart.
         if item.status == Status.NOT_FOUND and item.entry.member is not None:
             return member_name(item.entry, self.names, failed=True).removesuffix(f"/{item.entry.member}")
-        return super().name_of(item)
+        return super().name_of(item, size_bytes)
 
 
-def _row(item: Item) -> dict[str, Any]:
+def _row(item: Item, size_bytes: int) -> dict[str, Any]:
     asked: Asked = item.entry.opaque
     row: dict[str, Any] = {"objname": asked.name}
     if asked.member:
         row["archpath"] = asked.member
-    row |= {"bucket": item.entry.bucket, "provider": asked.provider, "size": len(item.data)}
+    row |= {"bucket": item.entry.bucket, "provider": asked.provider, "size": size_bytes}
     if asked.opaque is not None:
         row["opaque"] = asked.opaque
     if item.error is not None:
