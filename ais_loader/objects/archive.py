@@ -172,7 +172,8 @@ class _Pending:
         self.size_bytes = 0
 
     def write(self, data: bytes | memoryview, /) -> int:
-        self._parts.append(bytes(data))  # a writer may reuse its buffer
+        is_kept = isinstance(data, memoryview) and data.readonly
+        self._parts.append(data if is_kept else bytes(data))  # a writer may reuse its buffer
         self.size_bytes += len(data)
         return len(data)
 
