@@ -99,21 +99,40 @@ def answer_when_done(kind: str, action: Callable[[Stopping], Outcome]) -> Respon
     wait([done], _AT_ONCE_S)
     if done.done():
         return text_response(_id(kind, began_ms, done.result()))
-    return Response(headers={"content-type": "text/plain; charset=utf-8"}, body=_pieces(kind, began_ms, done, stopping))
+    return Response(headers={"content-type": "text/plain; charset=utf-8"}, body=_Pieces(kind, began_ms, done, stopping))
 
 
-def _pieces(kind: str, began_ms: int, done: Future[Outcome], stopping: Stopping) -> Iterator[bytes]:
-    """Yield an id: digits that mean nothing while the action runs, and then the rest."""
-    try:
-        while not wait([done], _ALIVE_S).done:
-            yield _FILLER.encode()
+class _Pieces:
+    """An id in pieces: digits that mean nothing while the action runs, and then the rest.
+
+    The action is to end when this is closed or dropped, which it also is if nobody has begun to read.
+    """
+
+    def __init__(self, kind: str, began_ms: int, done: Future[Outcome], stopping: Stopping) -> None:
+        self._kind, self._began_ms = kind, began_ms
+        self._done: Future[Outcome] | None = done
+        self._stopping = stopping
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._done is None:
+            raise StopIteration
+        if not wait([self._done], _ALIVE_S).done:
+            return _FILLER.encode()
+        done, self._done = self._done, None
         try:
             outcome = done.result()
         except errors.LoaderError as error:
             outcome = Outcome.of(0, 0, error)
-        yield _id(kind, began_ms, outcome).encode()
-    finally:
-        stopping.stop()
+        return _id(self._kind, self._began_ms, outcome).encode()
+
+    def close(self) -> None:
+        self._stopping.stop()
+
+    def __del__(self) -> None:
+        self._stopping.stop()
 
 
 def _id(kind: str, began_ms: int, outcome: Outcome) -> str:

@@ -298,6 +298,9 @@ def test_a_client_that_leaves_ends_its_action(monkeypatch: pytest.MonkeyPatch) -
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
     assert ended.wait(30)
+    ended.clear()
+    jobs.answer_when_done("copy-bck", endless)  # the client has left before the answer began
+    assert ended.wait(30)
 
 
 # -- promotion
