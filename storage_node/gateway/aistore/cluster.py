@@ -20,7 +20,7 @@ from storage_node.gateway.request import Response
 
 PROXY, TARGET = "gateway", "store"
 """Ids of the nodes that the map shows."""
-_AIS_VERSION = "5.0.0"
+_AIS_API = "5.0.0"
 """The version of AIStore whose API this is. `ais` compares it with its own."""
 _STARTED_NS = time.monotonic_ns()
 
@@ -96,7 +96,7 @@ def node_status(request: Request) -> Response:
     status = {
         "status": "",
         "deployment": "ais-loader",
-        "ais_version": _AIS_VERSION,
+        "ais_version": _AIS_API,
         "build_time": _version(),
         "k8s_pod_name": "",
         "snode": node(request, kind),
