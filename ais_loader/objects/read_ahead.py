@@ -176,4 +176,4 @@ class ReadAhead:
     def close(self) -> None:
         """Abandon the batches in flight. May be called again."""
         while self._pending:
-            self._pending.popleft()[0].close()
+            self._pending.popleft()[0]._drop()

@@ -330,6 +330,12 @@ class Batch:
         self._streams.clear()
         self._watch.stop()
 
+    def _drop(self) -> None:
+        """Close, and free what was received. Its iteration refers to this batch, and holds the last frame until the
+        cycle collector runs, which may be long after. Not to be called from within an iteration."""
+        self.close()
+        self._items = None
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Batch is a response that this process is receiving, and cannot be pickled or copied: send list(batch), "

@@ -13,15 +13,13 @@ import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
-from storage_node.gateway import xml
-from storage_node.gateway.aistore.interface import admit, error_answer, is_aistore
-from storage_node.gateway.bodies import Body
+from storage_node.gateway.bodies import Body, BodyMemory
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
@@ -47,6 +45,9 @@ with needs("aiohttp", "ais-loader gateway", extra="gateway"):
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _BATCH_BYTES = 256 << 10
+_CROWDED_BATCH_BYTES = 32 << 10
+_PIECE_BYTES = 64 << 10
+"""Answers are handed to connections in pieces of this size: asyncio copies what a client does not take at once."""
 _INLINE_BYTES = 64 << 10
 """Bodies up to this size are decoded on the event loop, which costs less than a change of threads."""
 _FEED_THREADS = 4
@@ -88,6 +89,9 @@ class Gateway:
         self._threads = ThreadPoolExecutor(self.limits.requests, thread_name_prefix="gateway")
         self._feeds = ThreadPoolExecutor(_FEED_THREADS, thread_name_prefix="gateway-body")
         self._slots = asyncio.Semaphore(self.limits.requests)
+        self._large_bodies = asyncio.Semaphore(self.limits.large_bodies)
+        self._memory = BodyMemory(self.limits.bodies_bytes)
+        self._pending_bytes = 0
         self._runner: web.ServerRunner | None = None
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -221,7 +225,9 @@ class Gateway:
             except TimeoutError:
                 raise S3Error("SlowDown", "too many requests are being answered") from None
             try:
-                response = await self._run(call.answer, request)
+                is_large = body is not None and not body.is_in_memory
+                async with self._large_bodies if is_large else nullcontext():
+                    response = await self._run(call.answer, request)
                 return await self._send(http, response, exchange.request_id)
             finally:
                 self._slots.release()
@@ -263,9 +269,7 @@ class Gateway:
         length = headers.get("content-length", "0")
         if not signed.payload.startswith("STREAMING-") and int(length) > most_bytes:
             raise S3Error("EntityTooLarge", f"the body has more than {most_bytes:,} bytes")
-        # A completion announces the checksum of the object, and not of the document with its parts.
-        is_checked = call.name != "CompleteMultipartUpload"
-        return Body(headers, signed, folder=self._spool, most_bytes=most_bytes, is_checked=is_checked)
+        return Body(headers, signed, folder=self._spool, most_bytes=most_bytes, memory=self._memory)
 
     async def _receive(self, http: web.BaseRequest, body: Incoming) -> None:
         """Take the body. Raises Refusal, also if it ends early."""
@@ -279,8 +283,11 @@ class Gateway:
             while data := await http.content.readany():
                 pending.append(data)
                 pending_bytes += len(data)
-                if pending_bytes >= _BATCH_BYTES:
+                self._pending_bytes += len(data)
+                is_crowded = self._pending_bytes > self.limits.pending_bytes
+                if pending_bytes >= (_CROWDED_BATCH_BYTES if is_crowded else _BATCH_BYTES):
                     await loop.run_in_executor(self._feeds, body.feed, b"".join(pending))
+                    self._pending_bytes -= pending_bytes
                     pending, pending_bytes = [], 0
         except (web.HTTPException, OSError) as error:
             if isinstance(error, TimeoutError):
@@ -290,6 +297,8 @@ class Gateway:
             if isinstance(error, (Refusal, LoaderError)):
                 raise
             raise S3Error("IncompleteBody", f"the body is not valid: {type(error).__name__}") from None
+        finally:
+            self._pending_bytes -= pending_bytes
         rest = b"".join(pending)
         if pending_bytes <= _INLINE_BYTES:
             body.feed(rest)
@@ -300,24 +309,27 @@ class Gateway:
 
     async def _send(self, http: web.BaseRequest, response: Response, request_id: str) -> web.StreamResponse:
         headers = response.headers | own_headers(request_id)
-        if isinstance(response.body, bytes) and (response.body or response.size_bytes is None):
-            has_body = http.method != "HEAD" and response.status != 204
-            return web.Response(
-                status=response.status, headers=CIMultiDict(headers), body=response.body if has_body else None
-            )
-        answer = web.StreamResponse(status=response.status, headers=CIMultiDict(headers))
-        if response.size_bytes is not None:
+        body = response.body
+        if isinstance(body, bytes) and (body or response.size_bytes is None):
+            if http.method == "HEAD" or response.status == 204:
+                return web.Response(status=response.status, headers=headers)
+            if len(body) <= _PIECE_BYTES:
+                return web.Response(status=response.status, headers=headers, body=body)
+        answer = web.StreamResponse(status=response.status, headers=headers)
+        if isinstance(body, bytes) and body:
+            answer.content_length = len(body)
+        elif response.size_bytes is not None:
             answer.content_length = response.size_bytes
         else:
             answer.enable_chunked_encoding()
         await answer.prepare(http)
-        if isinstance(response.body, bytes):  # of HEAD, or empty
-            await answer.write_eof()
-            return answer
-        chunks: Iterator[Any] = response.body
+        chunks: Iterator[Any] = iter(()) if isinstance(body, bytes) else body
         try:
-            while (chunk := await self._run(next, chunks, _END)) is not _END:
-                await answer.write(chunk)
+            if isinstance(body, bytes):
+                await _write(answer, body)
+            else:
+                while (chunk := await self._run(next, chunks, _END)) is not _END:
+                    await _write(answer, chunk)
             await answer.write_eof()
         except BaseException as error:
             # The status has been sent. Without the end of the body, the client knows that it is not complete.
@@ -333,6 +345,12 @@ class Gateway:
                 with suppress(Exception):
                     await self._run(close)
         return answer
+
+
+async def _write(answer: web.StreamResponse, data: Any) -> None:
+    view = memoryview(data)
+    for at in range(0, len(view), _PIECE_BYTES):
+        await answer.write(view[at : at + _PIECE_BYTES])
 
 
 def _joined(http: web.BaseRequest) -> dict[str, str]:

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,11 +31,19 @@ def keep_freed_memory() -> None:
 
     For a process that is a node and nothing else. No effect without glibc.
     """
+    _mallopt({_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 128 << 20, _M_ARENA_MAX: 2})
+
+
+def share_freed_memory() -> None:
+    """Make threads share what malloc has freed, instead of keeping it for each. No effect without glibc."""
+    _mallopt({_M_ARENA_MAX: 2})
+
+
+def _mallopt(options: Mapping[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 128 << 20)
-        mallopt(_M_ARENA_MAX, 2)
+        for name, value in options.items():
+            mallopt(name, value)
 
 
 def run_node(

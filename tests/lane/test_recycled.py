@@ -260,3 +260,23 @@ def test_whatever_is_kept_of_items_stays_right_while_later_batches_come_into_the
             del held
         assert client.describe()["lane"] == socket
         assert len(used) < frames, "no buffer was used twice"
+
+
+def test_what_a_file_received_is_freed_with_it_and_not_by_the_collector(tmp_path: Path) -> None:
+    """Reading a file that is larger than what comes with its opening leaves no batch behind."""
+    size_bytes = 1 << 20
+    with serving(tmp_path) as node, connect(node.url) as client:
+        bucket = client.create_bucket("b")
+        bucket.put("a", bytes(size_bytes))
+        gc.collect()
+        before = len(recycled._loans)
+        gc.disable()
+        try:
+            for _ in range(10):
+                with bucket.open("a") as file:
+                    assert len(file.read(size_bytes)) == size_bytes
+                with bucket.open("a") as file:
+                    file.read(1)
+            assert len(recycled._loans) <= before + 2
+        finally:
+            gc.enable()

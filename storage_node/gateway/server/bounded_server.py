@@ -32,6 +32,8 @@ BACKLOG = 1024
 _LOOKS = 8
 """How often a client is looked at within `idle_s`."""
 _LINGER_S = 2.0
+_READ_BYTES = 64 << 10
+"""Bytes that are read from a connection at once. Twice as many may wait to be decoded."""
 _MAX_MESSAGE = 200
 
 
@@ -62,6 +64,7 @@ class BoundedServer(web.Server):
             auto_decompress=False,
             keepalive_timeout=limits.idle_s,
             lingering_time=_LINGER_S,
+            read_bufsize=_READ_BYTES,
             max_line_size=limits.line_bytes,
             max_field_size=limits.line_bytes,
             max_headers=limits.headers,
@@ -76,6 +79,8 @@ class BoundedServer(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
+        if hasattr(transport, "max_size"):  # of a plain connection; 256 KiB otherwise
+            transport.max_size = _READ_BYTES
         self.counters.connections = len(self._connections)
         if len(self._connections) > self.limits.connections:
             self.counters.closed["limit"] += 1

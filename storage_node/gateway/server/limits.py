@@ -11,6 +11,8 @@ class Limits:
 
     requests: int = 64
     """Requests that are answered at once. Others wait."""
+    large_bodies: int = 16
+    """Requests among them whose bodies are in files, each of which takes some MiB while it is stored."""
     connections: int = 1024
     """Connections; further ones are closed at once."""
     wait_s: float = 10.0
@@ -21,6 +23,10 @@ class Limits:
     """A client that sends a body, or takes an answer, at a lower rate is disconnected."""
     rate_window_s: float = 60.0
     """The time over which that rate is measured."""
+    bodies_bytes: int = 16 << 20
+    """Memory for bodies that have arrived. Further ones are kept in files."""
+    pending_bytes: int = 8 << 20
+    """Memory for what arrives of bodies, beyond which it is decoded in smaller steps."""
     headers: int = 128
     """Number of headers."""
     line_bytes: int = 16 << 10

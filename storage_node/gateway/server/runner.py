@@ -17,6 +17,7 @@ from storage_node.gateway.server.metrics import METRICS
 from storage_node.gateway.server.plan import GatewayPlan
 from storage_node.gateway.server.workers import Workers
 from storage_node.metrics.exporter import metrics_served, require_library
+from storage_node.ops.serve import share_freed_memory
 
 
 def run_gateway(
@@ -43,6 +44,7 @@ def run_gateway(
             "`ais-loader serve`, and give the gateway the node's URL"
         )
     os.umask(0o077)  # the access log, and spooled bodies
+    share_freed_memory()
     if metrics_port is not None:
         require_library()
     if ends_with_input:

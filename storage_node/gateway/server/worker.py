@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from ais_loader.errors import LoaderError, StoreError
+from storage_node.ops.serve import share_freed_memory
 
 if TYPE_CHECKING:
     from storage_node.gateway.app import Gateway
@@ -26,6 +27,7 @@ READY = "ready"
 def run_worker(plan: GatewayPlan, listener: socket.socket, control: Connection) -> None:
     """Serve until SIGTERM, SIGINT, or the end of the parent."""
     os.umask(0o077)  # the access log, and spooled bodies
+    share_freed_memory()
     try:
         clients = plan.clients()
         try:
