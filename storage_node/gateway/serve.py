@@ -44,8 +44,16 @@ async def serve_until(
 class GatewayThread:
     """A gateway on a thread of this process, on loopback. As a context manager, it stops at the end."""
 
-    def __init__(self, clients: Clients, keys: Mapping[str, Account] | None, **options: Any) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        keys: Mapping[str, Account] | None,
+        *,
+        certificate: Certificate | None = None,
+        **options: Any,
+    ) -> None:
         """`options` are those of `Gateway`. Raises what starting it raises."""
+        self._certificate = certificate
         self.port = 0
         self._ready = threading.Event()
         self._error: BaseException | None = None
@@ -58,12 +66,14 @@ class GatewayThread:
             raise self._error
 
     def _serve(self, clients: Clients, keys: Mapping[str, Account] | None, options: Mapping[str, Any]) -> None:
+        certificate = self._certificate
+
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
             self.gateway = Gateway(clients, keys, **options)
             listener = listen("127.0.0.1", 0)
             self.port = int(listener.getsockname()[1])
-            await serve_until(self.gateway, listener, self._stopping, self._ready.set)
+            await serve_until(self.gateway, listener, self._stopping, self._ready.set, certificate)
 
         try:
             asyncio.run(serve())
@@ -73,7 +83,7 @@ class GatewayThread:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self._certificate is not None else ''}://127.0.0.1:{self.port}"
 
     def close(self) -> None:
         """Stop, and wait for the end of the thread."""

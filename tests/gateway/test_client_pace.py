@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import time
+from pathlib import Path
 
 import pytest
 
 from ais_loader.testing import eventually
 from storage_node.gateway.serve import GatewayThread
+from storage_node.gateway.server.certificate import Certificate
 from storage_node.gateway.server.client_pace import ClientPace
 from storage_node.gateway.server.limits import Limits
+from storage_node.identity.identity_folder import IdentityFolder
 from tests.gateway.conftest import Served
 from tests.gateway.raw_kit import connected, parsed, received, request
 
@@ -172,3 +176,29 @@ def test_connections_beyond_the_limit_are_closed(served: Served) -> None:
         assert gateway.gateway.counters.closed["limit"] == 1
         first[0].sendall(request("GET", "/", gateway.port, {"Connection": "close"}))
         assert parsed(received(first[0]))[0] == 200
+
+
+@pytest.mark.slow
+def test_slow_clients_with_tls_are_cut_too(served: Served, bucket: str, tmp_path: Path) -> None:
+    """A handshake that does not come, headers that trickle, and an answer that is not taken."""
+    identity = IdentityFolder(tmp_path / "identity")
+    identity.make()
+    files = identity.node_files(bytes(16), ["127.0.0.1"])
+    served.client.bucket(bucket).put("a", bytes(64 << 20))
+    context = ssl.create_default_context(cafile=files.ca_file)
+    certificate = Certificate(files.cert_file, files.key_file)
+    with GatewayThread(served.clients, None, limits=SHORT, certificate=certificate) as gateway:
+        closed = gateway.gateway.counters.closed
+        with connected(gateway.port) as sock:
+            sock.sendall(b"\x16\x03\x01")
+            assert received(sock) == b""
+        with context.wrap_socket(connected(gateway.port), server_hostname="127.0.0.1") as sock:
+            assert trickled(sock, b"GET / HTTP/1.1\r\nx: " + b"y" * 10_000, 0.1) == b""
+        assert closed["slow_headers"] == 1
+        with context.wrap_socket(connected(gateway.port), server_hostname="127.0.0.1") as sock:
+            sock.sendall(request("GET", f"/{bucket}/a", gateway.port))
+            eventually(lambda: closed["slow_answer"] == 1, 30)
+        with context.wrap_socket(connected(gateway.port), server_hostname="127.0.0.1") as sock:
+            sock.sendall(request("GET", f"/{bucket}/a", gateway.port, {"Connection": "close"}))
+            assert parsed(received(sock))[2] == bytes(64 << 20)
+        eventually(lambda: not gateway.gateway.counters.connections)
