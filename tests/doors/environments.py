@@ -86,9 +86,22 @@ CLIENTS = (
     RealClient("minio", "7.2.20", "minio_client.py", ("minio==7.2.20",), calls=_MORE),
 )
 AISTORE_CLIENTS = (
-    RealClient("aistore", "2.0.0", "aistore_sdk.py", _AISTORE, stores=_ALL, environment="aistore"),
-    RealClient("aistore batch", "2.0.0", "aistore_batch.py", _AISTORE, environment="aistore"),
-    RealClient("lhotse", "1.33", "lhotse_stock.py", _AISTORE, environment="aistore"),
+    RealClient(
+        *("aistore", "2.0.0", "aistore_sdk.py", _AISTORE),
+        stores=_ALL,
+        calls="buckets, lists, objects, ranges, appends, uploads in parts, archives, properties",
+        environment="aistore",
+    ),
+    RealClient(
+        *("aistore batch", "2.0.0", "aistore_batch.py", _AISTORE),
+        calls="GetBatch in all its forms, object groups, copies, jobs, data sets for PyTorch",
+        environment="aistore",
+    ),
+    RealClient(
+        *("lhotse", "1.33", "lhotse_stock.py", _AISTORE),
+        calls="AISBatchLoader and AIStoreIOBackend over cuts of speech",
+        environment="aistore",
+    ),
 )
 """Clients of the gateway's AIStore interface."""
 
