@@ -11,11 +11,11 @@ DEADLINE_S = 60.0
 
 def received(sock: socket.socket) -> bytes:
     """Return all that comes until the other side ends the connection."""
-    found = b""
+    found = bytearray()
     with contextlib.suppress(ConnectionError):
         while piece := sock.recv(1 << 20):
             found += piece
-    return found
+    return bytes(found)
 
 
 def connected(port: int) -> socket.socket:
