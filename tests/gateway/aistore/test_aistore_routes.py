@@ -137,3 +137,27 @@ def test_tokens_of_the_store(tmp_path: Path) -> None:
                 assert owner.get("mine", "z").status == 404
         finally:
             clients.close()
+
+
+def test_calls_are_logged_by_their_names(tmp_path: Path) -> None:
+    account = Account("k", "s")
+    clients = Clients(str(tmp_path / "store"), [account])
+    try:
+        with GatewayThread(clients, {"k": account}, access_log=tmp_path / "log") as gateway:
+            ais = Ais(gateway.port, "Bearer k:s")
+            ais("POST", "buckets/b", {"action": "create-bck"})
+            ais.put("b", "x", b"123")
+            ais("GET", "buckets/b", {"action": "list"})
+            ais.get("b", "none")
+            Ais(gateway.port, "Bearer k:wrong").get("b", "x")
+    finally:
+        clients.close()
+    rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(row["call"], row["status"], row["access_key"]) for row in rows] == [
+        ("POST buckets/B create-bck", "200", "k"),
+        ("PUT objects/B/O", "200", "k"),
+        ("GET buckets/B list", "200", "k"),
+        ("GET objects/B/O", "404", "k"),
+        ("none", "401", ""),
+    ]
+    assert rows[1]["received_bytes"] == 3
