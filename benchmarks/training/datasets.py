@@ -6,7 +6,8 @@
 where it says "packed", one array for each batch. Each round is two epochs in another order each. All worker processes
 are started before, and kept (`persistent_workers=True`). "node" is a storage node on this machine, read over a lane.
 WebDataset reads tars in sequence. Rows of other libraries are left out where they are not installed
-(benchmarks/loaders/peers.py says how); they draw the same random batches and have no workers.
+(benchmarks/loaders/peers.py says how); they draw the same random batches and have no workers. With --own-loaders, there
+are also rows of their own loaders, which shuffle by themselves (benchmarks/training/other_loaders.py).
 
 The last table is of a trainer that takes 50 ms for each batch of 8 MiB (objects of 64 KiB), with three batches in
 flight: the part of its time that it waits for batches, after the first one.
@@ -33,6 +34,7 @@ from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.load import Load, fill
 from benchmarks.kit.pages import publish
 from benchmarks.loaders.peers import PEERS, Peer, Room, Samples, contestant
+from benchmarks.training import other_loaders
 
 BATCH = 128
 EPOCHS = 2
@@ -119,8 +121,9 @@ def waits(folder: Path, held: ExitStack) -> str:
 @click.option("--objects", default=20_000, show_default=True)
 @click.option("--size", "size_bytes", default=10 << 10, show_default=True, help="Object size in bytes.")
 @click.option("--rounds", default=7, show_default=True)
+@click.option("--own-loaders", default="", help="Workers of other libraries' own loaders, such as 0,2: more rows.")
 @click.option("--write/--no-write", default=True, help=f"Write the table to {TABLE.name}.")
-def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
+def main(objects: int, size_bytes: int, rounds: int, own_loaders: str, write: bool) -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as held:
         folder = Path(name)
         store = str(folder / "store")
@@ -146,6 +149,10 @@ def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
         others = [peer for peer in PEERS if peer.name in OTHERS and peer.installed]
         for peer in others:
             contestants[peer.name] = other(peer, folder / peer.name, objects, size_bytes, served, held)
+        own = other_loaders.rows(
+            folder / "own", Samples(objects, size_bytes), map(int, filter(None, own_loaders.split(",")))
+        )
+        contestants |= {row: rate_of(epochs) for row, epochs in own.items()}
         for work in contestants.values():  # workers, connections, caches
             work()
         rates = run_rounds(contestants, rounds)
@@ -160,6 +167,7 @@ def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
             for peer in others
             if peer.name in ("WebDataset", "mosaicml-streaming")
         ),
+        *(Claim("BatchLoader, workers=2", row, 1.5) for row in own if row == "litdata, its own loader, 2 workers"),
     ]
     publish(
         "Datasets",

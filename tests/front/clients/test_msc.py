@@ -183,6 +183,16 @@ def test_a_bundle_needs_no_call_in_workers_of_any_kind(store: str, method: str) 
         assert pool.apply(read_in_worker, (pickle.loads(pickle.dumps(files)),)) == b"for workers"
 
 
+def test_paths_of_the_scheme_need_no_profile(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIS_LOADER_URL", store)
+    install()
+    with msc.open("ais://speech/implicit/a.txt", "wb") as file:
+        file.write(b"by URL")
+    assert msc.open("ais://speech/implicit/a.txt", "rb").read() == b"by URL"
+    with ais_loader.connect(store, mode="r") as client:
+        assert client.bucket("speech").get("implicit/a.txt") == b"by URL"
+
+
 def test_a_script_names_the_bundle_in_its_configuration_only(store: str, tmp_path: Path) -> None:
     options = {"base_path": "speech/script", "store": store}
     bundle = {"provider_bundle": {"type": "ais_loader.integrations.msc.AISBundle", "options": options}}

@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint: two ranks write their parts of a checkpoint, which one process reads.
 
-Differs: An embedded store has one writer at a time, so the parts are stored one after another. `lock_wait_s` is how long
-a rank waits for another that makes no progress.
+Differs: An embedded store has one writer at a time, so the parts are stored one after another. `lock_wait_s` is how
+long a rank waits for another that makes no progress.
 """
 
 import sys
