@@ -26,6 +26,12 @@ HEARD = _Heard()
 nobody listens."""
 
 
+def note_cause(cause: Cause) -> None:
+    """Tell who listens in this thread that a batch's time goes to this from now on."""
+    if HEARD.cause is not None:
+        HEARD.cause(cause)
+
+
 def take_samples(
     batch: Batch, decode: Decode | None, on_batch: OnBatch | None = None, parts: SampleParts | None = None
 ) -> list[Any]:

@@ -20,6 +20,7 @@ from lhotse.dataset.sampling.base import TimeConstraint
 
 import ais_loader
 from ais_loader import Bucket, Client
+from ais_loader.errors import SilenceTimeout
 from ais_loader.integrations.lhotse import AISBatchLoaderError
 from ais_loader.integrations.lhotse.cut_batches import CutBatches
 from ais_loader.loading import places
@@ -247,6 +248,23 @@ def test_a_tolerant_dataset_leaves_out_what_is_missing() -> None:
 
     batches = list(CutBatches(Missing(5), Tolerant()))
     assert [len(batch) for batch in batches] == [2] * 5 + [1] + [2] * 6
+
+
+def test_a_dataset_that_stalls_is_told_from_its_data() -> None:
+    go = threading.Event()
+
+    class Slow:
+        def __getitem__(self, cuts: CutSet) -> list[str]:
+            assert go.wait(60)
+            return [one.id for one in cuts]
+
+    batches = CutBatches(Counted(40), Slow(), stall_s=0.3, on_stall="raise")
+    with pytest.raises(
+        SilenceTimeout, match=r"batch 0 of this iteration: .* in stage 'decode' since .*, for cuts cut-00"
+    ):
+        next(iter(batches))
+    go.set()
+    eventually(lambda: our_threads() == [])
 
 
 def test_nothing_remote_needs_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
