@@ -44,7 +44,7 @@ def own_bucket(client: Client, name: str, copies: int = 1) -> Bucket:
 
 def check_own(bucket: Bucket) -> None:
     try:
-        fields = json.loads(bucket.get(MARKER))
+        fields = json.loads(bytes(bucket.get(MARKER)))
     except (ObjectNotFound, ValueError):
         fields = None
     if not isinstance(fields, dict) or fields.get("made_by") != _MARKER_FIELDS["made_by"]:

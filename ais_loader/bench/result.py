@@ -143,7 +143,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 def _workload(plan: Mapping[str, Any]) -> str:
     text = f"{plan['workload']}, {plan['objects']:,} objects of {plan['size']}, "
-    if plan["workload"] in ("get-batch", "members", "ranges", "sessions", "put-many"):
+    if not plan["s3"] and plan["workload"] in ("get-batch", "members", "ranges", "sessions", "put-many"):
         text += f"batches of {plan['batch']}, "
     machines = f"{plan['clients']} machines × " if plan["clients"] > 1 else ""
     return f"{text}{machines}{plan['processes']} × {plan['threads']} threads"
@@ -157,8 +157,8 @@ def load(path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"{path} is no JSON, so no result of `ais-loader bench --json`: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise InvalidRequest(f"{path} is no result of `ais-loader bench --json` (format {FORMAT!r})")
-    # Results from before the option of several client machines.
-    found["plan"].setdefault("clients", 1)
+    # Results from before the options of several client machines, and of S3 endpoints.
+    found["plan"] = {"clients": 1, "s3": False} | found["plan"]
     return {"clients": [], "lost": {}} | found
 
 

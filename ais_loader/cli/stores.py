@@ -129,8 +129,8 @@ store_of_commands = click.option("--store", metavar="URL", help="The store; this
 """Option before the name of a command: that of a group, or of the program."""
 
 
-def _choose(store: str | None, retry: float, arguments: Iterable[Any]) -> StoreChoice:
-    store = chosen_url(click.get_current_context(), store)
+def _choose(store: str | None, retry: float, arguments: Iterable[Any], endpoint: str | None) -> StoreChoice:
+    store = endpoint or chosen_url(click.get_current_context(), store)
     if not store:
         raise click.UsageError(f"no store given: use --store, or set {URL_VARIABLE}")
     each = itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in arguments)
@@ -138,7 +138,10 @@ def _choose(store: str | None, retry: float, arguments: Iterable[Any]) -> StoreC
 
 
 def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select a store to a command, which gets a StoreChoice as `store`."""
+    """Add the options that select a store to a command, which gets a StoreChoice as `store`.
+
+    The command's option --s3, if it has one, takes the place of --store.
+    """
 
     @click.option(
         "--store",
@@ -158,6 +161,6 @@ def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(command)
     def with_store(*args: Any, store: str | None, retry: float, **kwargs: Any) -> Any:
-        return command(*args, store=_choose(store, retry, kwargs.values()), **kwargs)
+        return command(*args, store=_choose(store, retry, kwargs.values(), kwargs.get("s3")), **kwargs)
 
     return with_store
