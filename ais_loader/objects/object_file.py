@@ -93,6 +93,13 @@ class _ObjectStream(io.BufferedIOBase):
             left = min(left, CHUNK_BYTES if size < 0 else size)
             return bytes(self._take(left)) if left else b""
 
+    def view1(self, size: int) -> memoryview:
+        """Return up to `size` bytes as a view of what was received, without any copy; none at the end."""
+        with self._lock:
+            self._require_open()
+            left = min(size, max(0, self.info.size_bytes - self._position))
+            return self._take(left) if left else memoryview(b"")
+
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill the buffer, and return the number of bytes read, which is smaller only at the end of the object."""
         with self._lock, memoryview(buffer) as whole, whole.cast("B") as view:

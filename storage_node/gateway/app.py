@@ -21,7 +21,8 @@ from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
 from storage_node.gateway.bodies import Body, BodyMemory
 from storage_node.gateway.clients import Clients
-from storage_node.gateway.errors import Refusal, S3Error, of_store
+from storage_node.gateway.direct_send import DirectSend
+from storage_node.gateway.errors import S3Error, of_store
 from storage_node.gateway.keys import Account
 from storage_node.gateway.request import Incoming, Request, Response, query_pairs
 from storage_node.gateway.router import Call, route, split_path
@@ -325,12 +326,13 @@ class Gateway:
         await answer.prepare(http)
         chunks: Iterator[Any] = iter(()) if isinstance(body, bytes) else body
         try:
-            if isinstance(body, bytes):
-                await _write(answer, body)
+            direct = DirectSend.on(http.transport, self.limits.idle_s) if response.size_bytes is not None else None
+            if direct is not None:
+                await self._send_directly(http, direct, chunks)
             else:
                 while (chunk := await self._run(next, chunks, _END)) is not _END:
-                    await _write(answer, chunk)
-            await answer.write_eof()
+                    await asyncio.wait_for(answer.write(chunk), self.limits.idle_s)
+            await asyncio.wait_for(answer.write_eof(), self.limits.idle_s)
         except BaseException as error:
             # The status has been sent. Without the end of the body, the client knows that it is not complete.
             if http.transport is not None:
@@ -345,6 +347,18 @@ class Gateway:
                 with suppress(Exception):
                     await self._run(close)
         return answer
+
+    async def _send_directly(self, http: web.BaseRequest, direct: DirectSend, chunks: Iterator[Any]) -> None:
+        with direct:
+            sending = asyncio.ensure_future(self._run(direct.send_all, chunks))
+            try:
+                await asyncio.shield(sending)
+            except asyncio.CancelledError:
+                direct.stop()
+                with suppress(Exception):
+                    await sending  # the thread has the chunks
+                raise
+            http.writer.output_size += direct.sent_bytes
 
 
 async def _write(answer: web.StreamResponse, data: Any) -> None:

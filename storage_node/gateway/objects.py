@@ -11,6 +11,7 @@ from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.object_file import ObjectFile
+from ais_loader.objects.pinned import WHOLE_BYTES, opened
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import split_member
 from storage_node.gateway import attributes, checksums, conditions, tagging, xml
@@ -20,6 +21,15 @@ from storage_node.gateway.names import name_of
 from storage_node.gateway.reading import READ_AHEAD_BYTES, content
 from storage_node.gateway.request import Request, Response, decoded, xml_response
 
+_AT_ONCE_BYTES = 1 << 20
+"""Bodies of at most this size are read before the answer begins, so that errors have a status."""
+_INLINE_BYTES = 64 << 10
+"""Bodies of at most this size are sent together with the headers, by the event loop."""
+_READ_AHEAD_BYTES = 4 << 20
+_TIMEOUT_S = 30.0
+_PARTIAL = frozenset(("range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since"))
+"""Headers with which not all bytes may be wanted."""
+_CHUNK_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _MAX_DIGITS = 19
 COPY_SOURCE = "x-amz-copy-source"
@@ -57,15 +67,27 @@ def get_object(request: Request) -> Response:
     file: ObjectFile | None = None
     if request.method == "HEAD" and member is None:
         info = bucket.head(name)
+    elif member is None:
+        file = _opened(bucket, name, whole=not _PARTIAL.intersection(request.headers) and not request.query)
+        info = file.info
     else:
-        file = bucket.open(name, member=member, read_ahead_bytes=READ_AHEAD_BYTES)
-        info = file.info if member is None else replace(file.info, metadata={})
+        file = bucket.open(name, member=member, read_ahead_bytes=_READ_AHEAD_BYTES)
+        info = replace(file.info, metadata={})
     try:
         return _answer(request, info, file, with_checksum=with_checksum and member is None)
     except BaseException:
         if file is not None:
             file.close()
         raise
+
+
+def _opened(bucket: Bucket, name: str, *, whole: bool) -> ObjectFile:
+    """Open an object. With `whole`, all of it is wanted, so that one of up to 1 MiB comes with the answer."""
+    most = _AT_ONCE_BYTES if whole else WHOLE_BYTES
+    found = opened(bucket.client._transport, bucket.name, name, None, _TIMEOUT_S, most)
+    return ObjectFile(
+        bucket.client, found.info, timeout_s=_TIMEOUT_S, read_ahead_bytes=_READ_AHEAD_BYTES, content=found.content
+    )
 
 
 def _named(request: Request) -> tuple[str, str | None]:
@@ -100,7 +122,28 @@ def _answer(request: Request, info: ObjectInfo, file: ObjectFile | None, *, with
         if file is not None:
             file.close()
         return Response(status, headers, size_bytes=length)
-    return Response(status, headers, content(file, start, length), length)
+    file.seek(start)
+    if length <= _INLINE_BYTES:
+        data = file.read(length)
+        file.close()
+        return Response(status, headers, data)
+    if length <= _AT_ONCE_BYTES:
+        with file:
+            views = list(_views(file, length))
+        return Response(status, headers, iter(views), length)
+    return Response(status, headers, _chunks(file, length), length)
+
+
+def _chunks(file: ObjectFile, length: int) -> Iterator[memoryview]:
+    with file:
+        yield from _views(file, length)
+
+
+def _views(file: ObjectFile, length: int) -> Iterator[memoryview]:
+    while length:
+        view = file.view1(min(length, _CHUNK_BYTES))
+        length -= len(view)
+        yield view
 
 
 def _part(request: Request, info: ObjectInfo) -> tuple[int, int] | None:
