@@ -1,7 +1,8 @@
 """HTTP server of the gateway: reads requests, has them verified and answered in threads, and sends the answers.
 
-Memory is bounded in both directions. A body is taken as fast as it is decoded, and kept in a file beyond 256 KiB. An
-answer is read from the store as fast as the client takes it. `server/` has what bounds clients, and counts requests.
+Memory is bounded in both directions. A body is taken as fast as it is decoded, and kept in a file
+where all requests together have no room in memory. An
+answer is read from the store as fast as the client takes it. Clients that send or take nothing are disconnected.
 """
 
 from __future__ import annotations
@@ -222,7 +223,10 @@ class Gateway:
                 exchange.access_key,
             )
             try:
-                await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
+                if self._slots.locked():
+                    await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
+                else:
+                    await self._slots.acquire()  # at once, without a task
             except TimeoutError:
                 raise S3Error("SlowDown", "too many requests are being answered") from None
             try:
@@ -281,15 +285,16 @@ class Gateway:
         pending: list[bytes] = []
         pending_bytes = 0
         try:
-            while data := await http.content.readany():
-                pending.append(data)
-                pending_bytes += len(data)
-                self._pending_bytes += len(data)
-                is_crowded = self._pending_bytes > self.limits.pending_bytes
-                if pending_bytes >= (_CROWDED_BATCH_BYTES if is_crowded else _BATCH_BYTES):
-                    await loop.run_in_executor(self._feeds, body.feed, b"".join(pending))
-                    self._pending_bytes -= pending_bytes
-                    pending, pending_bytes = [], 0
+            async with asyncio.timeout(self.limits.idle_s) as idle:
+                while not http.content.at_eof():
+                    data, _ = await http.content.readchunk()  # neither joined nor copied; empty between chunks of HTTP
+                    pending.append(data)
+                    pending_bytes += len(data)
+                    if pending_bytes >= _BATCH_BYTES:
+                        idle.reschedule(None)
+                        await loop.run_in_executor(self._feeds, _feed, body, pending)
+                        pending, pending_bytes = [], 0
+                    idle.reschedule(loop.time() + self.limits.idle_s)
         except (web.HTTPException, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -298,15 +303,10 @@ class Gateway:
             if isinstance(error, (Refusal, LoaderError)):
                 raise
             raise S3Error("IncompleteBody", f"the body is not valid: {type(error).__name__}") from None
-        finally:
-            self._pending_bytes -= pending_bytes
-        rest = b"".join(pending)
         if pending_bytes <= _INLINE_BYTES:
-            body.feed(rest)
-            body.finish()
+            _finish(body, pending)
         else:
-            await loop.run_in_executor(self._feeds, body.feed, rest)
-            await loop.run_in_executor(self._feeds, body.finish)
+            await loop.run_in_executor(self._feeds, _finish, body, pending)
 
     async def _send(self, http: web.BaseRequest, response: Response, request_id: str) -> web.StreamResponse:
         headers = response.headers | own_headers(request_id)
@@ -323,13 +323,15 @@ class Gateway:
             answer.content_length = response.size_bytes
         else:
             answer.enable_chunked_encoding()
-        await answer.prepare(http)
-        chunks: Iterator[Any] = iter(()) if isinstance(body, bytes) else body
+        if isinstance(response.body, bytes):  # of HEAD, or empty
+            await answer.prepare(http)
+            await answer.write_eof()
+            return answer
+        chunks: Iterator[Any] = response.body
         try:
             direct = DirectSend.on(http.transport, self.limits.idle_s) if response.size_bytes is not None else None
-            if direct is not None:
-                await self._send_directly(http, direct, chunks)
-            else:
+            if direct is None or not await self._send_directly(http, answer, direct, chunks):
+                await answer.prepare(http)
                 while (chunk := await self._run(next, chunks, _END)) is not _END:
                     await asyncio.wait_for(answer.write(chunk), self.limits.idle_s)
             await asyncio.wait_for(answer.write_eof(), self.limits.idle_s)
@@ -348,9 +350,15 @@ class Gateway:
                     await self._run(close)
         return answer
 
-    async def _send_directly(self, http: web.BaseRequest, direct: DirectSend, chunks: Iterator[Any]) -> None:
+    async def _send_directly(
+        self, http: web.BaseRequest, answer: web.StreamResponse, direct: DirectSend, chunks: Iterator[Any]
+    ) -> bool:
+        """Send headers and body. Returns False, with the headers sent, if the connection takes not even these now."""
         with direct:
-            sending = asyncio.ensure_future(self._run(direct.send_all, chunks))
+            await answer.prepare(http)
+            if http.transport is None or http.transport.get_write_buffer_size():
+                return False
+            sending = asyncio.get_running_loop().run_in_executor(self._threads, direct.send_all, chunks)
             try:
                 await asyncio.shield(sending)
             except asyncio.CancelledError:
@@ -359,12 +367,24 @@ class Gateway:
                     await sending  # the thread has the chunks
                 raise
             http.writer.output_size += direct.sent_bytes
+            return True
 
 
 async def _write(answer: web.StreamResponse, data: Any) -> None:
     view = memoryview(data)
     for at in range(0, len(view), _PIECE_BYTES):
         await answer.write(view[at : at + _PIECE_BYTES])
+
+
+def _feed(body: Body, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        if piece:
+            body.feed(piece)
+
+
+def _finish(body: Body, pieces: list[bytes]) -> None:
+    _feed(body, pieces)
+    body.finish()
 
 
 def _joined(http: web.BaseRequest) -> dict[str, str]:

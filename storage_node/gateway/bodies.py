@@ -1,7 +1,7 @@
 """Bodies of requests: decoded, compared with all that the client says of them, and kept until they are complete.
 
-A body of up to 256 KiB is kept in memory, and a longer one in a temporary file, as is one that does not fit beside the
-others. Nothing is stored before all of it has arrived and is what was announced.
+`spool` keeps a body, in memory or in a temporary file. Nothing is stored before all of it has
+arrived and is what was announced.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import tempfile
-import threading
 from collections.abc import Mapping
-from typing import IO, cast
 
 from storage_node.gateway import checksums
 from storage_node.gateway.checksums import Hasher
@@ -31,34 +28,13 @@ _MAX_LINE_BYTES = 1024
 _MAX_TRAILERS_BYTES = 8192
 
 
-class BodyMemory:
-    """Memory of all bodies together. May be used by any thread."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._used_bytes = 0
-        self._lock = threading.Lock()
-
-    def take(self, size_bytes: int) -> bool:
-        """Take memory, and return whether it is within the limit."""
-        with self._lock:
-            self._used_bytes += size_bytes
-            return self._used_bytes <= self._limit_bytes
-
-    def give_back(self, size_bytes: int) -> None:
-        with self._lock:
-            self._used_bytes -= size_bytes
-
-
-class Body:
+class Body(Spool):
     """The bytes of a request, and their checksums. Use `feed` for what arrives, then `finish`; always `close`."""
 
     def __init__(
         self, headers: Mapping[str, str], signed: Signed, *, folder: str | None, most_bytes: int, memory: BodyMemory
     ) -> None:
         """Raises S3Error for headers that contradict each other."""
-        self.size_bytes = 0
-        self.crc32c = 0
         self.checksum: tuple[str, str] | None = None
         """The checksum that the client announced, and that the bytes have: its algorithm and value."""
         self._most_bytes = most_bytes
@@ -79,7 +55,7 @@ class Body:
             if not _SHA256.match(payload):
                 raise S3Error("InvalidArgument", "x-amz-content-sha256: need a SHA-256 or one of S3's words")
             self._sha256, self._want_sha256 = hashlib.sha256(), payload
-        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115 - see close
+        super().__init__(folder=folder, most_bytes=most_bytes)
 
     def _begin_chunked(self, headers: Mapping[str, str], signed: Signed) -> None:
         kind = signed.payload
@@ -119,8 +95,6 @@ class Body:
                 self._sha256.update(piece)
             if self._hasher is not None:
                 self._hasher.update(piece)
-            self._make_room(len(piece))
-            self._file.write(piece)
 
     def _make_room(self, size_bytes: int) -> None:
         if self._memory is None:
@@ -151,24 +125,6 @@ class Body:
             if not _equal(checksums.encoded(self._hasher.digest()), value):
                 raise S3Error("BadDigest", f"the body is not what {checksums.HEADER}{algorithm} says")
             self.checksum = self._announced
-
-    @property
-    def is_in_memory(self) -> bool:
-        return self.size_bytes <= IN_MEMORY_BYTES
-
-    def file(self) -> IO[bytes]:
-        """Return the bytes as a file at its beginning."""
-        self._file.seek(0)
-        return cast(IO[bytes], self._file)
-
-    def read(self) -> bytes:
-        """Return the bytes."""
-        return self.file().read()
-
-    def close(self) -> None:
-        """Remove the bytes. May be called again."""
-        self._release()
-        self._file.close()
 
 
 def _equal(made: str, given: str) -> bool:

@@ -28,6 +28,7 @@ class DirectSend:
         """`idle_s`: how long the client may take nothing."""
         # A handle of its own: should the event loop close the connection, no other connection can get its number.
         self._socket = socket.socket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
+        self._cork(1)
         self._idle_s = idle_s
         self.sent_bytes = 0
 
@@ -40,6 +41,11 @@ class DirectSend:
         if sock is None or transport.get_extra_info("ssl_object") is not None:
             return None
         return cls(sock, idle_s)
+
+    def _cork(self, value: int) -> None:
+        """Have headers wait for the body, or send what waits."""
+        with contextlib.suppress(OSError):  # there is no TCP, or no connection
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, value)
 
     def send_all(self, chunks: Iterable[Buffer]) -> None:
         """Send everything. Raises TimeoutError if the client takes nothing for too long, OSError if it is gone."""
@@ -75,6 +81,7 @@ class DirectSend:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._cork(0)
         self._socket.close()
 
     def __enter__(self) -> DirectSend:

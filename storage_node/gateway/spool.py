@@ -1,24 +1,93 @@
-"""Spool: the bytes of a request until all of them have arrived, in memory or, beyond 256 KiB, in a temporary file."""
+"""Spool: the bytes of a request until all of them have arrived, in memory while there is room, or in a file."""
 
 from __future__ import annotations
 
+import io
 import tempfile
-from typing import IO
+import threading
+from typing import IO, cast
 
 from ais_loader.wire.checksum import crc32c
 from storage_node.gateway.errors import S3Error
 
-IN_MEMORY_BYTES = 256 << 10
+SMALL_BYTES = 64 << 10
+"""Bytes of each request that are kept in memory in any case."""
+AT_ONCE_BYTES = 1 << 20
+ROOM_BYTES = 64 << 20
+"""Memory for the other bytes of all requests of a process together."""
+
+
+class Room:
+    """Memory that requests share. Any thread may use it."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.free_bytes = size_bytes
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int) -> bool:
+        """Reserve bytes, and return whether there were as many."""
+        with self._lock:
+            if size_bytes > self.free_bytes:
+                return False
+            self.free_bytes -= size_bytes
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        with self._lock:
+            self.free_bytes += size_bytes
+
+
+_room = Room(ROOM_BYTES)
+
+
+class _Pieces(io.RawIOBase):
+    """A file of bytes that are in memory, piece by piece."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+        self._next, self._at = 0, 0
+        """The piece that is read next, and the position in it."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return sum(map(len, self._pieces[: self._next])) + self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if offset or whence:
+            raise io.UnsupportedOperation("only the beginning")
+        self._next = self._at = 0
+        return 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes, fewer at the end of a piece; all with -1."""
+        if size < 0:
+            return b"".join(iter(lambda: self.read(1 << 30), b""))
+        if self._next == len(self._pieces):
+            return b""
+        piece, at = self._pieces[self._next], self._at
+        if at + size >= len(piece):
+            self._next, self._at = self._next + 1, 0
+            return piece[at:]
+        self._at += size
+        return piece[at : at + size]
 
 
 class Spool:
     """The bytes of a request, their number and CRC-32C. Always `close`."""
 
-    def __init__(self, *, folder: str | None, most_bytes: int) -> None:
+    def __init__(self, *, folder: str | None, most_bytes: int, room: Room = _room) -> None:
         self.size_bytes = 0
         self.crc32c = 0
         self._most_bytes = most_bytes
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115 - see close
+        self._folder, self._room = folder, room
+        self._taken_bytes = 0
+        self._pieces: list[bytes] | None = []
+        self._file: IO[bytes] | None = None
 
     def write(self, data: bytes) -> None:
         """Take what follows. Raises S3Error for more than `most_bytes`."""
@@ -26,25 +95,56 @@ class Spool:
         if self.size_bytes > self._most_bytes:
             raise S3Error("EntityTooLarge", f"the body has more than {self._most_bytes:,} bytes")
         self.crc32c = crc32c(data, self.crc32c)
-        self._file.write(data)
+        if self._pieces is not None and not self._fits():
+            self._move_to_file(self._pieces)
+        if self._pieces is not None:
+            self._pieces.append(data)
+        elif self._file is not None:
+            self._file.write(data)
+
+    def _fits(self) -> bool:
+        more_bytes = max(0, self.size_bytes - SMALL_BYTES) - self._taken_bytes
+        if more_bytes <= 0:
+            return True
+        if not self._room.take(more_bytes):
+            return False
+        self._taken_bytes += more_bytes
+        return True
+
+    def _move_to_file(self, pieces: list[bytes]) -> None:
+        self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - see close
+        self._file.writelines(pieces)
+        self._forget_memory()
+
+    def _forget_memory(self) -> None:
+        self._pieces = None
+        self._room.give_back(self._taken_bytes)
+        self._taken_bytes = 0
 
     @property
     def is_in_memory(self) -> bool:
-        return self.size_bytes <= IN_MEMORY_BYTES
+        return self._pieces is not None
 
     def file(self) -> IO[bytes]:
-        """Return the bytes as a file at its beginning."""
+        """Return the bytes as a file at its beginning. Raises ValueError after `close`."""
+        if self._pieces is not None:
+            return cast(IO[bytes], _Pieces(self._pieces))
+        if self._file is None:
+            raise ValueError("the spool is closed")
         self._file.seek(0)
         return self._file
 
     def read(self) -> bytes:
         """Return the bytes."""
-        return self.file().read()
+        return b"".join(self._pieces) if self._pieces is not None else self.file().read()
 
     def content(self) -> bytes | IO[bytes]:
-        """Return the bytes, or the file if they are not in memory, as `Bucket.put` takes them."""
-        return self.read() if self.is_in_memory else self.file()
+        """Return the bytes as `Bucket.put` takes them: at once if there are few, else as a file."""
+        return self.read() if self.is_in_memory and self.size_bytes <= AT_ONCE_BYTES else self.file()
 
     def close(self) -> None:
         """Remove the bytes. May be called again."""
-        self._file.close()
+        self._forget_memory()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
