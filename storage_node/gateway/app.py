@@ -1,18 +1,17 @@
 """HTTP server of the gateway: reads requests, has them verified and answered in threads, and sends the answers.
 
-Memory is bounded in both directions. A body is taken as fast as it is decoded, and kept in a file
-where all requests together have no room in memory. An
-answer is read from the store as fast as the client takes it. Clients that send or take nothing are disconnected.
+Memory is bounded in both directions. A body is taken as fast as it is decoded, and kept in a file if the bodies have no
+room in memory. An answer is read from the store as fast as the client takes it. Clients that send or take nothing are
+disconnected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
+import random
 import ssl
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -124,11 +123,7 @@ class Gateway:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        exchange = exchange_of(http)
-        request_id = exchange.request_id
-        if self._page is not None and isinstance(http, web.Request):
-            exchange.call, exchange.path = "Page", PAGE_PREFIX  # the rest of the path is secret
-            return await self._page._handle(http)
+        request_id = f"{random.getrandbits(64):016X}"  # no secret, and no system call
         try:
             return await self._answer(http, exchange)
         except S3Error as error:
