@@ -34,9 +34,19 @@ def pinned_head(transport: Transport, bucket: str, name: str, version: str | Non
     return info
 
 
-def opened(transport: Transport, bucket: str, name: str, version: str | None, timeout_s: float) -> OpenedObject:
-    """Return the object, to be read as a file, if it has this version (None: any). Raises as `pinned_head`."""
-    found = transport.open_object(bucket, name, whole_up_to=WHOLE_BYTES, timeout_s=timeout_s)
+def opened(
+    transport: Transport,
+    bucket: str,
+    name: str,
+    version: str | None,
+    timeout_s: float,
+    whole_up_to_bytes: int = WHOLE_BYTES,
+) -> OpenedObject:
+    """Return the object, to be read as a file, if it has this version (None: any). Raises as `pinned_head`.
+
+    `whole_up_to_bytes`: an object of at most this size comes with its bytes.
+    """
+    found = transport.open_object(bucket, name, whole_up_to=whole_up_to_bytes, timeout_s=timeout_s)
     if version is not None and not has_version(found.info, version):
         raise _replaced(bucket, name, version, found.info.version)
     return found

@@ -11,7 +11,7 @@ from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.object_file import ObjectFile
-from ais_loader.objects.pinned import WHOLE_BYTES
+from ais_loader.objects.pinned import WHOLE_BYTES, opened
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import split_member
 from ais_loader.wire.checksum import crc32c
@@ -27,6 +27,7 @@ _AT_ONCE_BYTES = 1 << 20
 _INLINE_BYTES = 64 << 10
 """Bodies of at most this size are sent together with the headers, by the event loop."""
 _READ_AHEAD_BYTES = 4 << 20
+_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _MAX_DIGITS = 19
@@ -64,15 +65,30 @@ def get_object(request: Request) -> Response:
     file: ObjectFile | None = None
     if request.method == "HEAD" and member is None:
         info = bucket.head(name)
+    elif member is None:
+        file = _opened(bucket, name, whole="range" not in request.headers and "partNumber" not in request.query)
+        info = file.info
     else:
         file = bucket.open(name, member=member, read_ahead_bytes=_READ_AHEAD_BYTES)
-        info = file.info if member is None else replace(file.info, metadata={})
+        info = replace(file.info, metadata={})
     try:
         return _answer(request, info, file, is_object=member is None)
     except BaseException:
         if file is not None:
             file.close()
         raise
+
+
+def _opened(bucket: Bucket, name: str, *, whole: bool) -> ObjectFile:
+    """Open an object. With `whole`, all of it is wanted."""
+    transport = bucket.client._transport
+    # An embedded store reads the bytes when they are used, at once and in one piece. A node would send them with the
+    # description, which takes it longer than a GET.
+    most = _AT_ONCE_BYTES if whole and getattr(transport, "writes_here", False) else WHOLE_BYTES
+    found = opened(transport, bucket.name, name, None, _TIMEOUT_S, most)
+    return ObjectFile(
+        bucket.client, found.info, timeout_s=_TIMEOUT_S, read_ahead_bytes=_READ_AHEAD_BYTES, content=found.content
+    )
 
 
 def _named(request: Request) -> tuple[str, str | None]:
@@ -109,7 +125,7 @@ def _answer(request: Request, info: ObjectInfo, file: ObjectFile | None, *, is_o
         if file is not None:
             file.close()
         return Response(status, headers, size_bytes=length)
-    if is_object and length == info.size_bytes and (data := _whole(request, info)):
+    if is_object and length == info.size_bytes and not file.has_content and (data := _whole(request, info)):
         file.close()
         return Response(status, headers, iter((data,)), length)
     file.seek(start)
