@@ -27,8 +27,9 @@ Found: the gateway reaches the files' server and 4 times moto with GETs of 10 Ki
 moto with GETs of 1 MiB. 3 times moto is missed there: the files' server itself reaches 2.7 times, as half of each turn
 is the client's. An upload in parts is missed by far, at 0.18 of our own PUT: it takes 4.1 ms of the gateway's processor
 time for a MiB and 0.8 ms of the client's. MD5 and SHA-256 alone take 2.0 ms of an idle core at the gateway, and our own
-PUT takes 0.8 ms in all, so that half of it is out of reach as long as both digests are computed. A bundle brings 7 times
-as many objects of 10 KiB as S3 direct, but 0.6 times as many of 1 MiB, as the tar is copied and sent in chunks of HTTP.
+PUT takes 0.8 ms in all, so that half of it is out of reach as long as both digests are computed. A bundle brings 7
+times as many objects of 10 KiB as S3 direct, but 0.6 times as many of 1 MiB, as the tar is copied and sent in chunks of
+HTTP.
 """
 
 from __future__ import annotations
