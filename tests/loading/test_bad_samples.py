@@ -108,6 +108,7 @@ def test_entries_that_fail_and_decoders_that_raise() -> None:
         assert len(found[0]) == 4
 
 
+@pytest.mark.slow
 def test_a_request_that_is_refused_when_it_is_sent_counts_as_its_bad_entry() -> None:
     with throwaway_node({str(at): str(at).encode() for at in range(3)}, bucket="b") as node:
         dataset = MapDataset(node.url, [Entry("b", "0"), Entry("none", "1", etl="no-such-transform"), Entry("b", "2")])
