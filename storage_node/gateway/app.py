@@ -324,7 +324,8 @@ class Gateway:
             return answer
         chunks: Iterator[Any] = response.body
         try:
-            direct = DirectSend.on(http.transport, self.limits.idle_s) if response.size_bytes is not None else None
+            has_body = answer.content_length and http.method != "HEAD"
+            direct = DirectSend.on(http.transport, self.limits) if has_body else None
             if direct is None or not await self._send_directly(http, answer, direct, chunks):
                 await answer.prepare(http)
                 while (chunk := await self._run(next, chunks, _END)) is not _END:
