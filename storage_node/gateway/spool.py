@@ -20,8 +20,8 @@ ROOM_BYTES = 64 << 20
 class Room:
     """Memory that requests share. Any thread may use it."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self.free_bytes = size_bytes
+    def __init__(self, limit_bytes: int) -> None:
+        self.free_bytes = limit_bytes
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
@@ -35,9 +35,6 @@ class Room:
     def give_back(self, size_bytes: int) -> None:
         with self._lock:
             self.free_bytes += size_bytes
-
-
-_room = Room(ROOM_BYTES)
 
 
 class _Pieces(io.RawIOBase):

@@ -1,4 +1,4 @@
-"""Bytes of a request while they arrive: in memory while all requests together have room, and otherwise in a file."""
+"""Bytes of a request while they arrive: in memory while all requests together have memory, and otherwise in a file."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import pytest
 from ais_loader.values.source import Source
 from ais_loader.wire.checksum import crc32c
 from storage_node.gateway.errors import S3Error
-from storage_node.gateway.spool import AT_ONCE_BYTES, SMALL_BYTES, Room, Spool
+from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, Spool
 
 MIB = 1 << 20
 
 
-def filled(data: bytes, room: Room, step: int = 100_000, most_bytes: int = 100 * MIB) -> Spool:
-    spool = Spool(folder=None, most_bytes=most_bytes, room=room)
+def filled(data: bytes, memory: BodyMemory, step: int = 100_000, most_bytes: int = 100 * MIB) -> Spool:
+    spool = Spool(folder=None, most_bytes=most_bytes, memory=memory)
     for at in range(0, len(data), step):
         spool.write(data[at : at + step])
     return spool
 
 
-@pytest.mark.parametrize("room_bytes", [0, 100 * MIB])
-@pytest.mark.parametrize("size", [0, 1, SMALL_BYTES, SMALL_BYTES + 1, AT_ONCE_BYTES, AT_ONCE_BYTES + 1, 3 * MIB])
-def test_what_was_written_is_read_in_every_way(size: int, room_bytes: int) -> None:
-    data, room = random.Random(size).randbytes(size), Room(room_bytes)
-    spool = filled(data, room)
-    assert spool.is_in_memory == (room_bytes > 0 or size <= SMALL_BYTES)
+@pytest.mark.parametrize("limit_bytes", [0, 100 * MIB])
+@pytest.mark.parametrize("size", [0, 1, AT_ONCE_BYTES, AT_ONCE_BYTES + 1, 3 * MIB])
+def test_what_was_written_is_read_in_every_way(size: int, limit_bytes: int) -> None:
+    data, memory = random.Random(size).randbytes(size), BodyMemory(limit_bytes)
+    spool = filled(data, memory)
+    assert spool.is_in_memory == (limit_bytes > 0 or size == 0)
     assert (spool.size_bytes, spool.crc32c) == (size, crc32c(data))
     assert spool.read() == spool.file().read() == data
     source = Source(spool.content())
@@ -39,44 +39,44 @@ def test_what_was_written_is_read_in_every_way(size: int, room_bytes: int) -> No
     assert file.tell() == len(data[:7])
     spool.close()
     spool.close()
-    assert room.free_bytes == room_bytes
+    assert memory.free_bytes == limit_bytes
     with pytest.raises(ValueError, match="closed"):
         spool.file()
 
 
-def test_a_body_that_outgrows_the_room_moves_to_a_file_and_frees_it(tmp_path: Path) -> None:
-    room, data = Room(MIB), random.Random(1).randbytes(3 * MIB)
-    spool = Spool(folder=str(tmp_path), most_bytes=10 * MIB, room=room)
+def test_a_body_that_outgrows_the_memory_moves_to_a_file_and_frees_it(tmp_path: Path) -> None:
+    memory, data = BodyMemory(MIB), random.Random(1).randbytes(3 * MIB)
+    spool = Spool(folder=str(tmp_path), most_bytes=10 * MIB, memory=memory)
     spool.write(data[:MIB])
     assert spool.is_in_memory
-    assert room.free_bytes == SMALL_BYTES
+    assert memory.free_bytes == 0
     spool.write(data[MIB:])
     assert not spool.is_in_memory
-    assert room.free_bytes == MIB
+    assert memory.free_bytes == MIB
     assert spool.read() == data
     assert list(tmp_path.iterdir()) == [], "the file has a name"
     spool.close()
 
 
-def test_requests_share_the_room() -> None:
-    room = Room(8 * MIB)
+def test_requests_share_the_memory() -> None:
+    memory = BodyMemory(8 * MIB)
     data = random.Random(2).randbytes(MIB)
     spools: list[Spool] = []
-    threads = [threading.Thread(target=lambda: spools.append(filled(data, room))) for _ in range(16)]
+    threads = [threading.Thread(target=lambda: spools.append(filled(data, memory))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     in_memory = [spool for spool in spools if spool.is_in_memory]
     assert 1 <= len(in_memory) <= 8
-    assert room.free_bytes == 8 * MIB - len(in_memory) * (MIB - SMALL_BYTES)
+    assert memory.free_bytes == 8 * MIB - len(in_memory) * MIB
     for spool in spools:
         assert spool.read() == data
         spool.close()
-    assert room.free_bytes == 8 * MIB
+    assert memory.free_bytes == 8 * MIB
 
 
 def test_a_body_has_at_most_so_many_bytes() -> None:
-    room = Room(MIB)
+    memory = BodyMemory(MIB)
     with pytest.raises(S3Error, match="more than 100"):
-        filled(bytes(101), room, most_bytes=100)
+        filled(bytes(101), memory, most_bytes=100)
