@@ -47,7 +47,7 @@ FAKE_GCS := v1.56.1
 DIST ?= dist
 DIST_PYTHONS ?= 3.11 3.12 3.13
 
-.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-remote test-front $(FRONTS:%=test-front-%) works-with bench bench-quick check docs protos clean
+.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-remote test-doors test-front $(FRONTS:%=test-front-%) works-with bench bench-quick check docs protos clean
 
 help:
 	@echo "make demo       set up, then train a small speech model through GetBatch on real data"

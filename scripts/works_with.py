@@ -43,7 +43,7 @@ Lhotse, NeMo, WebDataset and Ray Data have [pages of their own](README.md#traini
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A program, by what it says about itself."""
+    """A program of the page, as it describes itself."""
 
     title: str
     what: str

@@ -117,6 +117,9 @@ class BatchLoader:
             max_restarts: The number of workers of an iteration that may be replaced because they died or stalled. What
                 they had is given to others. After that, LoaderError names the worker's signal, the step, and the first
                 entry.
+            persistent_workers: Whether worker processes, once an iteration has delivered all its batches, are kept for
+                the next one, until the loader is closed. They keep the dataset as it was when they started, so they do
+                not see what the trainer changes in it between epochs.
             pin_memory: Whether the shared memory that workers write into is page-locked. Needs workers and CUDA. Small
                 batches, and those that find no free memory, are not.
 

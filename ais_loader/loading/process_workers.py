@@ -107,6 +107,15 @@ class ProcessWorkers:
         for keeper in self._keepers:
             keeper.start()
 
+    def begin_again(self) -> bool:
+        """Prepare for another iteration, whose tickets may begin anew. Returns False if they can no longer work."""
+        with self._lock:
+            self._restarts_left = self._max_restarts
+            if self._failed is None and os.getpid() == self._pid:
+                return True
+        self.close(wait=False)
+        return False
+
     def submit(self, ticket: int, work: Any, named: str) -> Future[Fetched]:
         """Fetch the samples of `work`. Raises the errors of pickling it."""
         task = _Task(ticket, work, named, ForkingPickler.dumps((ticket, work)), Future())

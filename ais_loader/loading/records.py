@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from ais_loader.loading.workers import Fetched
 from ais_loader.values.timing import BatchTiming
 
-_TIMED = tuple(one.name for one in fields(BatchTiming))
 _WAITING = 0.05
 """A trainer that waits for a smaller part of its time is itself the bottleneck."""
 

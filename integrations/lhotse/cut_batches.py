@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ais_loader.loading.batch_loader import BatchLoader
-from ais_loader.training.take_samples import note_cause
 
 from .fetched import Fetched
 
@@ -57,46 +56,5 @@ class CutBatches(BatchLoader):
 
         Raises InvalidRequest.
         """
-        loader = AISBatchLoader(store=store, strict=strict, windows=windows, timeout_s=timeout_s)
-        super().__init__(_Cuts(loader, dataset), sampler, in_flight=in_flight, threads=threads, **options)
-
-
-class _Cuts:
-    """Fetches cuts, and passes them to a dataset."""
-
-    def __init__(self, loader: AISBatchLoader, dataset: Any) -> None:
-        self._loader, self._dataset = loader, dataset
-
-    def begin(self, cuts: Any) -> _Pending:
-        """Request the data."""
-        sets = cuts if isinstance(cuts, tuple) else (cuts,)
-        return _Pending(self._loader.begin([cut for one in sets for cut in one]), cuts, self._dataset)
-
-    def name_of(self, cuts: Any) -> str:
-        first = cuts[0] if isinstance(cuts, tuple) else cuts
-        ids = [str(getattr(cut, "id", "?")) for cut in islice(first, _IDS_NAMED)]
-        return f"cuts {', '.join(ids)}" + (", …" if len(first) > len(ids) else "")
-
-
-class _Pending:
-    """Cuts in flight."""
-
-    def __init__(self, pending: PendingCuts, drawn: Any, dataset: Any) -> None:
-        self._pending, self._drawn, self._dataset = pending, drawn, dataset
-        self.close = pending.close
-
-    def finish(self) -> Any:
-        """Receive the data, and decode it."""
-        note_cause("wire")
-        filled = self._pending.finish()
-        note_cause("decode")
-        if isinstance(self._drawn, tuple):
-            left = iter(filled)
-            cuts: Any = tuple(_set_of([next(left) for _ in one], one) for one in self._drawn)
-        else:
-            cuts = _set_of(filled, self._drawn)
-        return cuts if self._dataset is None else self._dataset[cuts]
-
-
-def _set_of(cuts: list[Any], like: Any) -> Any:
-    return CutSet.from_cuts(cuts) if isinstance(like, CutSet) else cuts
+        fetched = Fetched(dataset, store=store, strict=strict, windows=windows, timeout_s=timeout_s)
+        super().__init__(fetched, sampler, in_flight=in_flight, threads=threads, **options)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from lhotse import CutSet
 
+from ais_loader.training.take_samples import note_cause
+
 from .batch_loader import AISBatchLoader
 
 if TYPE_CHECKING:
@@ -63,7 +65,9 @@ class PendingSample:
 
     def finish(self) -> Any:
         """Receive the data, and decode it."""
+        note_cause("wire")
         filled = self._pending.finish()
+        note_cause("decode")
         if isinstance(self._drawn, tuple):
             left = iter(filled)
             cuts: Any = tuple(_set_of([next(left) for _ in one], one) for one in self._drawn)

@@ -1,28 +1,29 @@
 """HTTP server of the gateway: reads requests, has them verified and answered in threads, and sends the answers.
 
 Memory is bounded in both directions. A body is taken as fast as it is decoded, and kept in a file if the bodies have no
-room in memory. An answer is read from the store as fast as the client takes it. Clients that send or take nothing are
-disconnected.
+room in memory. An answer is read from the store as fast as the client takes it. `server/` has what bounds clients, and
+counts requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
+import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
-from storage_node.gateway.bodies import Body, BodyMemory
+from storage_node.gateway.aistore.interface import admit, error_answer, is_aistore
+from storage_node.gateway.bodies import Body
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.direct_send import DirectSend
-from storage_node.gateway.errors import S3Error, of_store
+from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
 from storage_node.gateway.request import Incoming, Request, Response, query_pairs
 from storage_node.gateway.router import Call, route, split_path
@@ -39,9 +40,11 @@ from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import Exchange
 from storage_node.gateway.server.limits import Limits
 from storage_node.gateway.signature import Signed, verify
+from storage_node.gateway.spool import BodyMemory, Spool
 
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
     from aiohttp import web
+    from multidict import CIMultiDict
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -123,10 +126,17 @@ class Gateway:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        request_id = f"{random.getrandbits(64):016X}"  # no secret, and no system call
+        exchange = exchange_of(http)
+        request_id = exchange.request_id
+        if self._page is not None and isinstance(http, web.Request):
+            exchange.call, exchange.path = "Page", PAGE_PREFIX  # the rest of the path is secret
+            return await self._page._handle(http)
+        refused: Refusal
         try:
+            if is_aistore(http._message.path.partition("?")[0]):
+                return await self._answer_aistore(http, exchange)
             return await self._answer(http, exchange)
-        except S3Error as error:
+        except Refusal as error:
             refused = error
         except LoaderError as error:
             refused = of_store(error)
@@ -142,16 +152,12 @@ class Gateway:
             refused = S3Error("InternalError", "the request failed; the log of the gateway says why")
         return await self._refuse(http, refused, request_id)
 
-    async def _refuse(self, http: web.BaseRequest, error: S3Error, request_id: str) -> web.StreamResponse:
-        body = b""
+    async def _refuse(self, http: web.BaseRequest, error: Refusal, request_id: str) -> web.StreamResponse:
+        path = http.rel_url.raw_path[:1024]
         if is_aistore(http.rel_url.raw_path):
-            told = error_answer(error, http.method, http.rel_url.raw_path[:1024], http.remote or "")
-            return self._at_once(http, told, request_id)
-        if http.method != "HEAD" and error.status != 304:
-            body = xml.error_document(error, http.rel_url.raw_path[:1024], request_id)
-        answer = web.Response(status=error.status, body=body, headers=error.headers | _headers(request_id))
-        if body:
-            answer.content_type = "application/xml"
+            return self._at_once(http, error_answer(error, http.method, path, http.remote or ""), request_id)
+        has_body = http.method != "HEAD" and error.status != 304
+        answer = refusal(error, path, request_id, has_body=has_body)
         if not http.content.at_eof():
             answer.force_close()
         return answer
@@ -159,13 +165,13 @@ class Gateway:
     def _at_once(self, http: web.BaseRequest, response: Response, request_id: str) -> web.Response:
         """Return an answer that does not wait for the body."""
         assert isinstance(response.body, bytes)
-        headers = response.headers | _headers(request_id)
+        headers = response.headers | own_headers(request_id)
         answer = web.Response(status=response.status, headers=headers, body=response.body or None)
         if not http.content.at_eof():
             answer.force_close()
         return answer
 
-    async def _answer_aistore(self, http: web.BaseRequest, request_id: str) -> web.StreamResponse:
+    async def _answer_aistore(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         path, _, query = http._message.path.partition("?")
         admitted = admit(
             http.method,
@@ -176,21 +182,24 @@ class Gateway:
             clients=self._clients,
             keys=self._keys,
             spool=self._spool,
+            memory=self._memory,
         )
+        exchange.call, exchange.access_key = admitted.name, admitted.access_key
         try:
             if admitted.must_check:
                 async with self._slot():
                     await self._run(admitted.check)
             if admitted.redirect is not None:
-                return self._at_once(http, admitted.redirect, request_id)
+                return self._at_once(http, admitted.redirect, exchange.request_id)
             if admitted.body is not None:
                 await self._receive(http, admitted.body)
-            return await self._answered(http, admitted.answer, request_id)
+            return await self._answered(http, admitted.answer, admitted.body, exchange.request_id)
         finally:
+            exchange.call = admitted.name
             if admitted.body is not None:
                 admitted.body.close()
 
-    async def _answer(self, http: web.BaseRequest, request_id: str) -> web.StreamResponse:
+    async def _answer(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         path, _, query = http._message.path.partition("?")
         headers = _joined(http)
         host = headers.get("host", "")
@@ -217,36 +226,29 @@ class Gateway:
                 self._with_members,
                 exchange.access_key,
             )
-            try:
-                if self._slots.locked():
-                    await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
-                else:
-                    await self._slots.acquire()  # at once, without a task
-            except TimeoutError:
-                raise S3Error("SlowDown", "too many requests are being answered") from None
-            try:
-                is_large = body is not None and not body.is_in_memory
-                async with self._large_bodies if is_large else nullcontext():
-                    response = await self._run(call.answer, request)
-                return await self._send(http, response, exchange.request_id)
-            finally:
-                self._slots.release()
+            return await self._answered(http, lambda: call.answer(request), body, exchange.request_id)
         finally:
             if body is not None:
                 body.close()
 
     async def _answered(
-        self, http: web.BaseRequest, answer: Callable[[], Response], request_id: str
+        self, http: web.BaseRequest, answer: Callable[[], Response], body: Spool | None, request_id: str
     ) -> web.StreamResponse:
         """Answer a request in a thread, and send the answer. Raises S3Error if too many are being answered."""
         async with self._slot():
-            return await self._send(http, await self._run(answer), request_id)
+            is_large = body is not None and not body.is_in_memory
+            async with self._large_bodies if is_large else nullcontext():
+                response = await self._run(answer)
+            return await self._send(http, response, request_id)
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
         """Count as one of the requests that are answered at once. Raises S3Error if none of them ends for too long."""
         try:
-            await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
+            if self._slots.locked():
+                await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
+            else:
+                await self._slots.acquire()  # at once, without a task
         except TimeoutError:
             raise S3Error("SlowDown", "too many requests are being answered") from None
         try:
@@ -269,7 +271,11 @@ class Gateway:
         length = headers.get("content-length", "0")
         if not signed.payload.startswith("STREAMING-") and int(length) > most_bytes:
             raise S3Error("EntityTooLarge", f"the body has more than {most_bytes:,} bytes")
-        return Body(headers, signed, folder=self._spool, most_bytes=most_bytes, memory=self._memory)
+        # A completion announces the checksum of the object, and not of the document with its parts.
+        is_checked = call.name != "CompleteMultipartUpload"
+        return Body(
+            headers, signed, folder=self._spool, most_bytes=most_bytes, memory=self._memory, is_checked=is_checked
+        )
 
     async def _receive(self, http: web.BaseRequest, body: Incoming) -> None:
         """Take the body. Raises Refusal, also if it ends early."""
@@ -280,16 +286,16 @@ class Gateway:
         pending: list[bytes] = []
         pending_bytes = 0
         try:
-            async with asyncio.timeout(self.limits.idle_s) as idle:
-                while not http.content.at_eof():
-                    data, _ = await http.content.readchunk()  # neither joined nor copied; empty between chunks of HTTP
-                    pending.append(data)
-                    pending_bytes += len(data)
-                    if pending_bytes >= _BATCH_BYTES:
-                        idle.reschedule(None)
-                        await loop.run_in_executor(self._feeds, _feed, body, pending)
-                        pending, pending_bytes = [], 0
-                    idle.reschedule(loop.time() + self.limits.idle_s)
+            while not http.content.at_eof():
+                data, _ = await http.content.readchunk()  # neither joined nor copied; empty between chunks of HTTP
+                pending.append(data)
+                pending_bytes += len(data)
+                self._pending_bytes += len(data)
+                is_crowded = self._pending_bytes > self.limits.pending_bytes
+                if pending_bytes >= (_CROWDED_BATCH_BYTES if is_crowded else _BATCH_BYTES):
+                    await loop.run_in_executor(self._feeds, _feed, body, pending)
+                    self._pending_bytes -= pending_bytes
+                    pending, pending_bytes = [], 0
         except (web.HTTPException, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -298,13 +304,15 @@ class Gateway:
             if isinstance(error, (Refusal, LoaderError)):
                 raise
             raise S3Error("IncompleteBody", f"the body is not valid: {type(error).__name__}") from None
+        finally:
+            self._pending_bytes -= pending_bytes
         if pending_bytes <= _INLINE_BYTES:
             _finish(body, pending)
         else:
             await loop.run_in_executor(self._feeds, _finish, body, pending)
 
     async def _send(self, http: web.BaseRequest, response: Response, request_id: str) -> web.StreamResponse:
-        headers = response.headers | own_headers(request_id)
+        headers = CIMultiDict([*(response.headers | own_headers(request_id)).items(), *response.repeated])
         body = response.body
         if isinstance(body, bytes) and (body or response.size_bytes is None):
             if http.method == "HEAD" or response.status == 204:
@@ -318,19 +326,15 @@ class Gateway:
             answer.content_length = response.size_bytes
         else:
             answer.enable_chunked_encoding()
-        if isinstance(response.body, bytes):  # of HEAD, or empty
-            await answer.prepare(http)
-            await answer.write_eof()
-            return answer
-        chunks: Iterator[Any] = response.body
+        chunks: Iterator[Any] = iter((body,) if body else ()) if isinstance(body, bytes) else body
         try:
             has_body = answer.content_length and http.method != "HEAD"
             direct = DirectSend.on(http.transport, self.limits) if has_body else None
             if direct is None or not await self._send_directly(http, answer, direct, chunks):
                 await answer.prepare(http)
                 while (chunk := await self._run(next, chunks, _END)) is not _END:
-                    await asyncio.wait_for(answer.write(chunk), self.limits.idle_s)
-            await asyncio.wait_for(answer.write_eof(), self.limits.idle_s)
+                    await _write(answer, chunk)
+            await answer.write_eof()
         except BaseException as error:
             # The status has been sent. Without the end of the body, the client knows that it is not complete.
             if http.transport is not None:
@@ -357,30 +361,34 @@ class Gateway:
             sending = asyncio.get_running_loop().run_in_executor(self._threads, direct.send_all, chunks)
             try:
                 await asyncio.shield(sending)
+            except TimeoutError:
+                self.counters.closed["slow_answer"] += 1
+                raise
             except asyncio.CancelledError:
                 direct.stop()
                 with suppress(Exception):
                     await sending  # the thread has the chunks
                 raise
-            http.writer.output_size += direct.sent_bytes
+            finally:
+                http.writer.output_size += direct.sent_bytes
             return True
+
+
+def _feed(body: Incoming, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        if piece:
+            body.feed(piece)
+
+
+def _finish(body: Incoming, pieces: list[bytes]) -> None:
+    _feed(body, pieces)
+    body.finish()
 
 
 async def _write(answer: web.StreamResponse, data: Any) -> None:
     view = memoryview(data)
     for at in range(0, len(view), _PIECE_BYTES):
         await answer.write(view[at : at + _PIECE_BYTES])
-
-
-def _feed(body: Body, pieces: list[bytes]) -> None:
-    for piece in pieces:
-        if piece:
-            body.feed(piece)
-
-
-def _finish(body: Body, pieces: list[bytes]) -> None:
-    _feed(body, pieces)
-    body.finish()
 
 
 def _joined(http: web.BaseRequest) -> dict[str, str]:

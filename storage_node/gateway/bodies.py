@@ -15,7 +15,7 @@ from storage_node.gateway import checksums
 from storage_node.gateway.checksums import Hasher
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.signature import UNSIGNED, ChunkSigner, Signed, content_md5
-from storage_node.gateway.spool import Spool
+from storage_node.gateway.spool import BodyMemory, Spool
 
 MAX_BYTES = 5 << 30
 """Largest body, as in S3. Larger objects are made of parts."""
@@ -32,14 +32,24 @@ class Body(Spool):
     """The bytes of a request, and their checksums. Use `feed` for what arrives, then `finish`; always `close`."""
 
     def __init__(
-        self, headers: Mapping[str, str], signed: Signed, *, folder: str | None, most_bytes: int, memory: BodyMemory
+        self,
+        headers: Mapping[str, str],
+        signed: Signed,
+        *,
+        folder: str | None,
+        most_bytes: int,
+        memory: BodyMemory,
+        is_checked: bool = True,
     ) -> None:
-        """Raises S3Error for headers that contradict each other."""
+        """
+        Args:
+            is_checked: Whether a checksum in the headers is that of the body.
+
+        Raises S3Error for headers that contradict each other.
+        """
         self.checksum: tuple[str, str] | None = None
         """The checksum that the client announced, and that the bytes have: its algorithm and value."""
         self._most_bytes = most_bytes
-        self._memory: BodyMemory | None = memory  # None once the bytes are in a file, or removed
-        self._held_bytes = 0
         self._md5 = hashlib.md5(usedforsecurity=False)
         self._want_md5 = content_md5(headers["content-md5"]) if "content-md5" in headers else None
         self._sha256: Hasher | None = None
@@ -55,7 +65,7 @@ class Body(Spool):
             if not _SHA256.match(payload):
                 raise S3Error("InvalidArgument", "x-amz-content-sha256: need a SHA-256 or one of S3's words")
             self._sha256, self._want_sha256 = hashlib.sha256(), payload
-        super().__init__(folder=folder, most_bytes=most_bytes)
+        super().__init__(folder=folder, most_bytes=most_bytes, memory=memory)
 
     def _begin_chunked(self, headers: Mapping[str, str], signed: Signed) -> None:
         kind = signed.payload
@@ -95,19 +105,6 @@ class Body(Spool):
                 self._sha256.update(piece)
             if self._hasher is not None:
                 self._hasher.update(piece)
-
-    def _make_room(self, size_bytes: int) -> None:
-        if self._memory is None:
-            return
-        self._held_bytes += size_bytes
-        if not self._memory.take(size_bytes) or self._held_bytes > IN_MEMORY_BYTES:
-            self._release()
-            self._file.rollover()
-
-    def _release(self) -> None:
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory.give_back(self._held_bytes)
 
     def finish(self) -> None:
         """Compare the whole body with what was announced. Raises S3Error."""

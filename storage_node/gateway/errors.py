@@ -16,6 +16,7 @@ class Refusal(Exception):
         self.message = message
         self.status = status
         self.headers = headers or {}
+        self.details: dict[str, object] = {}
 
 
 class S3Error(Refusal):
@@ -27,17 +28,16 @@ class S3Error(Refusal):
         message: str = "",
         *,
         status: int | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: dict[str, str] | None = None,
         details: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(message or code)
-        self.code = code
-        self.message = message or code
-        self.status = STATUSES[code] if status is None else status
-        self.headers = dict(headers or {})
-        """Headers of the answer that a client expects also of this refusal."""
-        self.details = dict(details or {})
-        """Further elements of the answer's document."""
+        """
+        Args:
+            headers: Headers of the answer that a client expects also of this refusal.
+            details: Further elements of the answer's document.
+        """
+        super().__init__(code, message or code, STATUSES[code] if status is None else status, headers)
+        self.details.update(details or {})
 
 
 STATUSES = {

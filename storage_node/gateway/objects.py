@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,20 +14,14 @@ from ais_loader.objects.pinned import WHOLE_BYTES, opened
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import split_member
 from ais_loader.wire.checksum import crc32c
-from storage_node.gateway import attributes, conditions, xml
+from storage_node.gateway import attributes, checksums, conditions, tagging, xml
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.listing import max_keys, stamp
 from storage_node.gateway.names import name_of
-from storage_node.gateway.reading import READ_AHEAD_BYTES, content
+from storage_node.gateway.reading import AT_ONCE_BYTES, READ_AHEAD_BYTES, content
 from storage_node.gateway.request import Request, Response, decoded, xml_response
 
-_AT_ONCE_BYTES = 1 << 20
-"""Bodies of at most this size are read before the answer begins, so that errors have a status."""
-_INLINE_BYTES = 64 << 10
-"""Bodies of at most this size are sent together with the headers, by the event loop."""
-_READ_AHEAD_BYTES = 4 << 20
 _TIMEOUT_S = 30.0
-_CHUNK_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _MAX_DIGITS = 19
 COPY_SOURCE = "x-amz-copy-source"
@@ -69,7 +62,7 @@ def get_object(request: Request) -> Response:
         file = _opened(bucket, name, whole="range" not in request.headers and "partNumber" not in request.query)
         info = file.info
     else:
-        file = bucket.open(name, member=member, read_ahead_bytes=_READ_AHEAD_BYTES)
+        file = bucket.open(name, member=member, read_ahead_bytes=READ_AHEAD_BYTES)
         info = replace(file.info, metadata={})
     try:
         return _answer(request, info, file, is_object=member is None)
@@ -84,10 +77,10 @@ def _opened(bucket: Bucket, name: str, *, whole: bool) -> ObjectFile:
     transport = bucket.client._transport
     # An embedded store reads the bytes when they are used, at once and in one piece. A node would send them with the
     # description, which takes it longer than a GET.
-    most = _AT_ONCE_BYTES if whole and getattr(transport, "writes_here", False) else WHOLE_BYTES
+    most = AT_ONCE_BYTES if whole and getattr(transport, "writes_here", False) else WHOLE_BYTES
     found = opened(transport, bucket.name, name, None, _TIMEOUT_S, most)
     return ObjectFile(
-        bucket.client, found.info, timeout_s=_TIMEOUT_S, read_ahead_bytes=_READ_AHEAD_BYTES, content=found.content
+        bucket.client, found.info, timeout_s=_TIMEOUT_S, read_ahead_bytes=READ_AHEAD_BYTES, content=found.content
     )
 
 
@@ -127,17 +120,8 @@ def _answer(request: Request, info: ObjectInfo, file: ObjectFile | None, *, is_o
         return Response(status, headers, size_bytes=length)
     if is_object and length == info.size_bytes and not file.has_content and (data := _whole(request, info)):
         file.close()
-        return Response(status, headers, iter((data,)), length)
-    file.seek(start)
-    if length <= _INLINE_BYTES:
-        data = file.read(length)
-        file.close()
-        return Response(status, headers, data)
-    if length <= _AT_ONCE_BYTES:
-        with file:
-            views = list(_views(file, length))
-        return Response(status, headers, iter(views), length)
-    return Response(status, headers, _chunks(file, length), length)
+        return Response(status, headers, data, length)
+    return Response(status, headers, content(file, start, length), length)
 
 
 def _whole(request: Request, info: ObjectInfo) -> bytes:
@@ -145,25 +129,13 @@ def _whole(request: Request, info: ObjectInfo) -> bytes:
 
     A single GET takes half the processor time of a batch. It does not tell the version, so that the checksum has to.
     """
-    if not info.is_stored or not WHOLE_BYTES < info.size_bytes <= _AT_ONCE_BYTES:
+    if not info.is_stored or not WHOLE_BYTES < info.size_bytes <= AT_ONCE_BYTES:
         return b""
     try:
         data = request.client.bucket(request.bucket).get(info.name)
     except errors.ObjectNotFound:
         return b""
     return data if len(data) == info.size_bytes and crc32c(data) == info.checksum else b""
-
-
-def _chunks(file: ObjectFile, length: int) -> Iterator[memoryview]:
-    with file:
-        yield from _views(file, length)
-
-
-def _views(file: ObjectFile, length: int) -> Iterator[memoryview]:
-    while length:
-        view = file.view1(min(length, _CHUNK_BYTES))
-        length -= len(view)
-        yield view
 
 
 def _part(request: Request, info: ObjectInfo) -> tuple[int, int] | None:

@@ -124,6 +124,8 @@ def verify(
 
     Raises S3Error.
     """
+    if method == "OPTIONS":
+        raise S3Error("InvalidRequest", "there are no rules about origins")
     pairs = query_pairs(query)
     parameters = dict(pairs)
     payload = headers.get("x-amz-content-sha256", "")

@@ -10,15 +10,14 @@ from typing import IO, cast
 from ais_loader.wire.checksum import crc32c
 from storage_node.gateway.errors import S3Error
 
-SMALL_BYTES = 64 << 10
-"""Bytes of each request that are kept in memory in any case."""
 AT_ONCE_BYTES = 1 << 20
-ROOM_BYTES = 64 << 20
-"""Memory for the other bytes of all requests of a process together."""
+"""Largest body that is given to the store as bytes instead of a file."""
+IN_MEMORY_BYTES = 256 << 10
+"""Memory for an archive that is written before its answer begins. Beyond, it is a temporary file."""
 
 
-class Room:
-    """Memory that requests share. Any thread may use it."""
+class BodyMemory:
+    """Memory of all bodies together. May be used by any thread."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.free_bytes = limit_bytes
@@ -77,11 +76,11 @@ class _Pieces(io.RawIOBase):
 class Spool:
     """The bytes of a request, their number and CRC-32C. Always `close`."""
 
-    def __init__(self, *, folder: str | None, most_bytes: int, room: Room = _room) -> None:
+    def __init__(self, *, folder: str | None, most_bytes: int, memory: BodyMemory) -> None:
         self.size_bytes = 0
         self.crc32c = 0
         self._most_bytes = most_bytes
-        self._folder, self._room = folder, room
+        self._folder, self._memory = folder, memory
         self._taken_bytes = 0
         self._pieces: list[bytes] | None = []
         self._file: IO[bytes] | None = None
@@ -92,20 +91,17 @@ class Spool:
         if self.size_bytes > self._most_bytes:
             raise S3Error("EntityTooLarge", f"the body has more than {self._most_bytes:,} bytes")
         self.crc32c = crc32c(data, self.crc32c)
-        if self._pieces is not None and not self._fits():
+        if self._pieces is not None and not self._fits(len(data)):
             self._move_to_file(self._pieces)
         if self._pieces is not None:
             self._pieces.append(data)
         elif self._file is not None:
             self._file.write(data)
 
-    def _fits(self) -> bool:
-        more_bytes = max(0, self.size_bytes - SMALL_BYTES) - self._taken_bytes
-        if more_bytes <= 0:
-            return True
-        if not self._room.take(more_bytes):
+    def _fits(self, size_bytes: int) -> bool:
+        if not self._memory.take(size_bytes):
             return False
-        self._taken_bytes += more_bytes
+        self._taken_bytes += size_bytes
         return True
 
     def _move_to_file(self, pieces: list[bytes]) -> None:
@@ -115,7 +111,7 @@ class Spool:
 
     def _forget_memory(self) -> None:
         self._pieces = None
-        self._room.give_back(self._taken_bytes)
+        self._memory.give_back(self._taken_bytes)
         self._taken_bytes = 0
 
     @property

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.gateway.app import Limits
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.direct_send import DirectSend
 from storage_node.gateway.serve import GatewayThread
+from storage_node.gateway.server.limits import Limits
 
 SIZES = (0, 1, 64 << 10, (64 << 10) + 1, 128 << 10, 1 << 20, (1 << 20) + 1, 9 << 20)
 IDLE_S = 0.5
@@ -118,7 +118,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 def test_stopping_ends_a_thread_that_waits() -> None:
     ours, theirs = pair()
     failed: list[BaseException] = []
-    with ours, theirs, DirectSend(ours, 30) as direct:
+    with ours, theirs, DirectSend(ours, Limits()) as direct:
 
         def send() -> None:
             try:
@@ -143,7 +143,7 @@ def test_a_failing_body_is_sent_up_to_its_failure() -> None:
 
     ours, theirs = pair()
     with theirs:
-        with ours, DirectSend(ours, 30) as direct, pytest.raises(ValueError, match="damaged"):
+        with ours, DirectSend(ours, Limits()) as direct, pytest.raises(ValueError, match="damaged"):
             direct.send_all(chunks())
         assert direct.sent_bytes == 3
         assert theirs.recv(10) == b"abc"

@@ -65,18 +65,12 @@ def test_wrong_uses(tmp_path: Path, arguments: list[str], message: str) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     keys = key_file(tmp_path, [{"access_key": "k", "secret_key": "s"}])
-    command = [*COMMAND, str(tmp_path / "store"), "--keys", str(keys), "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
-        try:
-            assert serving.stdout is not None
-            url = json.loads(serving.stdout.readline())["url"]
-            s3 = boto3.client("s3", "us-east-1", endpoint_url=url, aws_access_key_id="k", aws_secret_access_key="s")
-            s3.create_bucket(Bucket="speech")
-            s3.put_object(Bucket="speech", Key="a", Body=b"1")
-            assert s3.get_object(Bucket="speech", Key="a")["Body"].read() == b"1"
-        finally:
-            serving.terminate()
-    assert serving.returncode == 0
+    with GatewayCommand(str(tmp_path / "store"), "--keys", str(keys)) as gateway:
+        s3 = s3_at(gateway.url, "k", "s")
+        s3.create_bucket(Bucket="speech")
+        s3.put_object(Bucket="speech", Key="a", Body=b"1")
+        assert s3.get_object(Bucket="speech", Key="a")["Body"].read() == b"1"
+        assert gateway.end() == 0
 
 
 def test_hosts_and_paths() -> None:

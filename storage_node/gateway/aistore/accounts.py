@@ -16,8 +16,10 @@ _BEARER = "bearer "
 
 def client_for(
     headers: Mapping[str, str], keys: Mapping[str, Account] | None, clients: Clients
-) -> Client | Callable[[], Client]:
-    """Return the client for a request, or for a token of the store a function that opens and checks it, which waits.
+) -> tuple[Client | Callable[[], Client], str]:
+    """Return the client for a request, and its access key.
+
+    For a token of the store that is not known, the client is a function that opens and checks it, which waits.
 
     Args:
         keys: Accounts by access keys. None: everything is open.
@@ -25,18 +27,18 @@ def client_for(
     Raises AISError with 401.
     """
     if keys is None:
-        return clients.of(None)
+        return clients.of(None), ""
     given = headers.get("authorization", "")
     if given[: len(_BEARER)].lower() != _BEARER:
         raise AISError(401, "need Authorization: Bearer ACCESS_KEY:SECRET_KEY, or a token of the store")
     token = given[len(_BEARER) :].strip()
     account = _account(token, keys)
     if account is not None:
-        return clients.of(account)
+        return clients.of(account), account.access_key
     if ":" in token or not token:
         raise AISError(401, "the access key or its secret key is not valid")
     known = clients.of_token(token)
-    return known if known is not None else lambda: _open(token, clients)
+    return (known if known is not None else lambda: _open(token, clients)), ""
 
 
 def _account(token: str, keys: Mapping[str, Account]) -> Account | None:

@@ -10,7 +10,7 @@ from typing import Protocol
 import xxhash
 
 from storage_node.gateway.aistore.errors import AISError
-from storage_node.gateway.spool import Spool
+from storage_node.gateway.spool import BodyMemory, Spool
 
 CHECKSUM_TYPE, CHECKSUM_VALUE = "ais-checksum-type", "ais-checksum-value"
 
@@ -23,7 +23,7 @@ class _Hasher(Protocol):
 class Body(Spool):
     """The bytes of a request. Use `feed` for what arrives, then `finish`; always `close`."""
 
-    def __init__(self, headers: Mapping[str, str], *, folder: str | None, most_bytes: int) -> None:
+    def __init__(self, headers: Mapping[str, str], *, folder: str | None, most_bytes: int, memory: BodyMemory) -> None:
         """Raises AISError for a checksum of an unknown type."""
         self._want = ""
         self._hasher: _Hasher | None = None
@@ -33,7 +33,7 @@ class Body(Spool):
             self._want = value
             if self._type != "crc32c":  # every body's is known
                 self._hasher = _hasher(self._type)
-        super().__init__(folder=folder, most_bytes=most_bytes)
+        super().__init__(folder=folder, most_bytes=most_bytes, memory=memory)
 
     def feed(self, data: bytes) -> None:
         """Take what arrived next. Raises Refusal for more than `most_bytes`."""

@@ -18,6 +18,7 @@ from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import Refusal, S3Error
 from storage_node.gateway.keys import Account
 from storage_node.gateway.request import Response, query_pairs
+from storage_node.gateway.spool import BodyMemory
 
 _ROOT = "/v1"
 _MARKER = "ais-loader-body"
@@ -37,16 +38,15 @@ def error_answer(error: Refusal, method: str, path: str, remote_addr: str) -> Re
 class Admitted:
     """A request whose headers have been accepted. It is answered when its body has arrived."""
 
-    def __init__(self, request: Request, route: Route, client: Any, body: Body | None) -> None:
+    def __init__(self, request: Request, route: Route, client: Any, access_key: str, body: Body | None) -> None:
         self.body = body
+        self.access_key = access_key
+        """The access key that the request comes from; "" for a token, and if everything is open."""
         self.redirect: Response | None = None
         """An answer that the headers alone decide."""
+        self.name = route.calls[0].name
+        """Name of the call, for metrics and logs; before the body is known, of the first that it may be."""
         self._request, self._route, self._client = request, route, client
-
-    @property
-    def name(self) -> str:
-        """The call, as far as it is known."""
-        return self._route.calls[0].name
 
     @property
     def must_check(self) -> bool:
@@ -65,7 +65,9 @@ class Admitted:
         if self._route.body == "json":
             request.json = self._json()
         try:
-            return self._route.choose(request.action).answer(request)
+            call = self._route.choose(request.action)
+            self.name = call.name
+            return call.answer(request)
         except LoaderError as error:
             raise of_store(error, request.bucket_url, request.key) from error
 
@@ -89,6 +91,7 @@ def admit(
     clients: Clients,
     keys: Mapping[str, Account] | None,
     spool: str | None,
+    memory: BodyMemory,
 ) -> Admitted:
     """Accept a request by its headers. Raises Refusal.
 
@@ -97,7 +100,7 @@ def admit(
     """
     is_tls = is_tls or headers.get("x-forwarded-proto", "").lower() == "https"
     parameters = dict(query_pairs(query))
-    client = client_for(headers, keys, clients)
+    client, access_key = client_for(headers, keys, clients)
     found = route(method, path[len(_ROOT) + 1 :], parameters)
     scheme = "https" if is_tls else "http"
     request = Request(
@@ -111,6 +114,7 @@ def admit(
         found.rest,
         provider_named(parameters),
         spool=spool,
+        needs_token=keys is not None,
     )
     if any("/B" in call.place for call in found.calls):
         check_bucket_name(found.bucket)
@@ -118,7 +122,7 @@ def admit(
     if length is not None and not (length.isascii() and length.isdigit()):
         raise AISError(400, "Content-Length: need a whole number")
     if found.body == "bytes" and is_tls and _MARKER not in parameters:
-        admitted = Admitted(request, found, client, None)
+        admitted = Admitted(request, found, client, access_key, None)
         # The SDK takes only an address with a scheme and a host.
         place = f"{request.base_url}{path}?{query}{'&' if query else ''}{_MARKER}=1"
         admitted.redirect = Response(307, {"location": place})
@@ -127,5 +131,6 @@ def admit(
     if found.body and (length is not None or "transfer-encoding" in headers):
         if int(length or 0) > found.limit_bytes:
             raise S3Error("EntityTooLarge", f"the body has more than {found.limit_bytes:,} bytes", status=413)
-        body = Body(headers if found.body == "bytes" else {}, folder=spool, most_bytes=found.limit_bytes)
-    return Admitted(request, found, client, body)
+        checked = headers if found.body == "bytes" else {}
+        body = Body(checked, folder=spool, most_bytes=found.limit_bytes, memory=memory)
+    return Admitted(request, found, client, access_key, body)

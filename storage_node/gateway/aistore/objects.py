@@ -7,10 +7,8 @@ from ais_loader.objects.bucket import Bucket
 from storage_node.gateway import attributes as stored
 from storage_node.gateway.aistore import attributes
 from storage_node.gateway.aistore.archive_reads import get_matching, get_member
-from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.ranges import read_range
 from storage_node.gateway.aistore.request import Request
-from storage_node.gateway.names import MARKER
 from storage_node.gateway.reading import READ_AHEAD_BYTES, content
 from storage_node.gateway.request import Response
 
@@ -21,8 +19,6 @@ _TRIES = 10
 def put(request: Request) -> Response:
     """Store an object. Raises AISError."""
     name, body = request.name, request.body
-    if name.endswith("/" + MARKER) and body is not None and body.size_bytes:
-        raise AISError(400, f"{request.url}: the name ends with '/', and markers of folders are empty")
     bucket = request.open_bucket()
     if body is None:
         return Response(headers=attributes.headers_of(bucket.put(name, b"")))

@@ -45,6 +45,8 @@ class Request:
     """The body of a call that takes JSON; None if there was none."""
     spool: str | None = None
     """Folder of temporary files; None for that of the system."""
+    needs_token: bool = False
+    """Whether the gateway asks for a key or token."""
     _client: Client | None = None
 
     @property

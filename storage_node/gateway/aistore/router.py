@@ -6,7 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from storage_node.gateway.aistore import archives, batch, cluster, copies, etl, groups, jobs, promote
+from storage_node.gateway.aistore import (
+    append,
+    archives,
+    batch,
+    buckets,
+    cluster,
+    copies,
+    etl,
+    groups,
+    jobs,
+    listing,
+    multipart,
+    objects,
+    promote,
+    shards,
+)
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.request import Request
 from storage_node.gateway.bodies import MAX_BYTES
@@ -67,6 +82,7 @@ CALLS: tuple[Call, ...] = (
     Call("GET", "cluster", cluster.backends, having="what=backends"),
     Call("GET", "reverse/daemon", cluster.node_status, having="what=node_status"),
     Call("GET", "reverse/daemon", cluster.node_log, having="what=log"),
+    Call("GET", "reverse/daemon", cluster.metric_names, having="what=metrics"),
     # -- batches
     Call("GET", "ml/moss", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES),
     Call("GET", "ml/moss/B", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES),
@@ -117,10 +133,8 @@ CALLS: tuple[Call, ...] = (
     # -- objects
     Call("PUT", "objects/B/O", multipart.put_part, having="partNumber", body="bytes"),
     Call("PUT", "objects/B/O", append.append, having="append_type", body="bytes"),
-    Call("PUT", "objects/B/O", _refused("copying an object"), having="object_to"),
     Call("PUT", "objects/B/O", shards.put_member, having="archpath", body="bytes", most_bytes=shards.MAX_MEMBER_BYTES),
     Call("PUT", "objects/B/O", objects.put, body="bytes"),
-    Call("GET", "objects/B/O", _refused("ETL"), having="etl_name"),
     Call("GET", "objects/B/O", objects.get),
     Call("HEAD", "objects/B/O", objects.head),
     Call("DELETE", "objects/B/O", multipart.abort, having="uploadId", body="json"),

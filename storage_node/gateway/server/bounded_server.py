@@ -13,7 +13,7 @@ from typing import Any
 
 from ais_loader.extras import needs
 from storage_node.gateway import xml
-from storage_node.gateway.errors import S3Error
+from storage_node.gateway.errors import Refusal, S3Error
 from storage_node.gateway.server.access_log import AccessLog
 from storage_node.gateway.server.client_pace import ClientPace
 from storage_node.gateway.server.counters import GatewayCounters
@@ -239,10 +239,10 @@ class _Connection(RequestHandler):
         return answer
 
 
-def refusal(error: S3Error, resource: str, request_id: str, *, has_body: bool) -> web.Response:
+def refusal(error: Refusal, resource: str, request_id: str, *, has_body: bool) -> web.Response:
     """Return the answer with an error."""
     body = xml.error_document(error, resource, request_id) if has_body else b""
-    answer = web.Response(status=error.status, body=body, headers=own_headers(request_id))
+    answer = web.Response(status=error.status, body=body, headers=error.headers | own_headers(request_id))
     if body:
         answer.content_type = "application/xml"
     return answer
