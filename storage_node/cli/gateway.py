@@ -68,7 +68,7 @@ def gateway(
     ends_with_input: bool,
     as_json: bool,
 ) -> None:
-    """Serve STORE, a URL or a folder, to clients of S3 until interrupted.
+    """Serve STORE, a URL or a folder, to clients of S3 and AIStore until interrupted.
 
     Any number of gateways can serve one store, as they keep nothing of their own. The gateway is ready when it prints
     its address. On SIGINT (Ctrl-C) or SIGTERM, it lets running requests finish and exits with code 0. A process of it
@@ -125,7 +125,7 @@ def gateway(
         shown = f"[{host.strip('[]')}]" if ":" in host else host
         url = f"{'http' if cert is None else 'https'}://{shown}:{listener.getsockname()[1]}"
         described = {"url": url, "store": store, "pid": os.getpid()}
-        text = f"serving {store} to clients of S3 at {url}"
+        text = f"serving {store} to clients of S3 and AIStore at {url}"
         if metrics_port is not None:
             described["metrics_url"] = f"http://{shown}:{metrics_port}/metrics"
             text += f", metrics at {described['metrics_url']}"

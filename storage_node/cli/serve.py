@@ -130,7 +130,7 @@ def serve(
             text += f", metrics at {described['metrics_url']}"
         if gateway is not None:
             described["gateway_url"] = gateway.url
-            text += f", to clients of S3 at {gateway.url}"
+            text += f", to clients of S3 and AIStore at {gateway.url}"
             if gateway.metrics_url:
                 described["gateway_metrics_url"] = gateway.metrics_url
                 text += f" with metrics at {gateway.metrics_url}"

@@ -411,8 +411,9 @@ class GatewaySettings(SettingsGroup):
     prefix: ClassVar[str] = "gateway_"
 
     port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
-    """The port on `host` for clients of S3; 0 picks a free port, and None: there is no gateway. It uses the node's
-    certificate, if the node has one. In a cluster, a node takes that port, or one of the next that is free."""
+    """The port on `host` for clients of S3 and AIStore; 0 picks a free one, and without a port there is no gateway. It
+    uses the node's certificate, if the node has one. In a cluster, a node takes that port, or one of the next that is
+    free."""
     keys_file: Annotated[str, _absolute_or_empty] = ""
     """An absolute path: the file with the access keys. See docs/gateway.md."""
     processes: Annotated[int, Range("1 to 256", 1, 256)] = 1
