@@ -94,6 +94,7 @@ class Gateway:
         self._feeds = ThreadPoolExecutor(_FEED_THREADS, thread_name_prefix="gateway-body")
         self._slots = asyncio.Semaphore(self.limits.requests)
         self._large_bodies = asyncio.Semaphore(self.limits.large_bodies)
+        self._batches = asyncio.Semaphore(self.limits.batches)
         self._memory = BodyMemory(self.limits.bodies_bytes)
         self._pending_bytes = 0
         self._runner: web.ServerRunner | None = None
@@ -187,13 +188,15 @@ class Gateway:
         exchange.call, exchange.access_key = admitted.name, admitted.access_key
         try:
             if admitted.must_check:
-                async with self._slot():
+                async with self._turn(self._slots):
                     await self._run(admitted.check)
             if admitted.redirect is not None:
                 return self._at_once(http, admitted.redirect, exchange.request_id)
             if admitted.body is not None:
                 await self._receive(http, admitted.body)
-            return await self._answered(http, admitted.answer, admitted.body, exchange.request_id)
+            return await self._answered(
+                http, admitted.answer, admitted.body, exchange.request_id, is_batch=admitted.is_batch
+            )
         finally:
             exchange.call = admitted.name
             if admitted.body is not None:
@@ -226,35 +229,43 @@ class Gateway:
                 self._with_members,
                 exchange.access_key,
             )
-            return await self._answered(http, lambda: call.answer(request), body, exchange.request_id)
+            return await self._answered(
+                http, lambda: call.answer(request), body, exchange.request_id, is_batch=call.is_batch
+            )
         finally:
             if body is not None:
                 body.close()
 
     async def _answered(
-        self, http: web.BaseRequest, answer: Callable[[], Response], body: Spool | None, request_id: str
+        self,
+        http: web.BaseRequest,
+        answer: Callable[[], Response],
+        body: Spool | None,
+        request_id: str,
+        *,
+        is_batch: bool,
     ) -> web.StreamResponse:
         """Answer a request in a thread, and send the answer. Raises S3Error if too many are being answered."""
-        async with self._slot():
+        async with self._turn(self._batches) if is_batch else nullcontext(), self._turn(self._slots):
             is_large = body is not None and not body.is_in_memory
             async with self._large_bodies if is_large else nullcontext():
                 response = await self._run(answer)
             return await self._send(http, response, request_id)
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
+    async def _turn(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
         """Count as one of the requests that are answered at once. Raises S3Error if none of them ends for too long."""
         try:
-            if self._slots.locked():
-                await asyncio.wait_for(self._slots.acquire(), self.limits.wait_s)
+            if slots.locked():
+                await asyncio.wait_for(slots.acquire(), self.limits.wait_s)
             else:
-                await self._slots.acquire()  # at once, without a task
+                await slots.acquire()  # at once, without a task
         except TimeoutError:
             raise S3Error("SlowDown", "too many requests are being answered") from None
         try:
             yield
         finally:
-            self._slots.release()
+            slots.release()
 
     def _verified(self, method: str, path: str, query: str, headers: Mapping[str, str], bucket_path: str) -> Signed:
         if self._keys is None:

@@ -26,6 +26,8 @@ class Call:
     answer: Callable[[Request], Response]
     most_bytes: int = 0
     """Largest body; 0 if it takes none."""
+    is_batch: bool = False
+    """Whether the answer has many objects."""
 
 
 Level = Literal["service", "bucket", "object"]
@@ -48,7 +50,7 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
     ("bucket", "DELETE"): [("", Call("DeleteBucket", buckets.delete_bucket))],
     ("bucket", "POST"): [
         ("delete", Call("DeleteObjects", buckets.delete_objects, _DOCUMENT_BYTES)),
-        ("bundle", Call("Bundle", bundle, MAX_BODY_BYTES)),
+        ("bundle", Call("Bundle", bundle, MAX_BODY_BYTES, is_batch=True)),
     ],
     ("object", "GET"): [
         ("acl", Call("GetObjectAcl", acl.get_acl)),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import io
+import json
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from ais_loader import errors
 from ais_loader.objects.archive import BatchArchive
+from storage_node.gateway.serve import GatewayThread
+from storage_node.gateway.server.limits import Limits
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_hostile import bundled
@@ -57,3 +61,27 @@ def test_a_fault_ends_the_connection_before_the_end(
     monkeypatch.setattr(BatchArchive, "__iter__", broken)
     with pytest.raises((http.client.IncompleteRead, ConnectionError)):
         bundled(served, bucket, ["a", "a", "a"])
+
+
+def test_only_so_many_batches_are_answered_at_once(served: Served, bucket: str) -> None:
+    large = data(7, 4 << 20)
+    served.client.bucket(bucket).put("large", large)
+    path, document = f"/{bucket}?bundle=", json.dumps(["large"] * 16)  # more than the buffers of sockets hold
+
+    def connected() -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+
+    with GatewayThread(served.clients, None, limits=Limits(batches=1, wait_s=0.1)) as gateway:
+        with closing(connected()) as first, closing(connected()) as second:
+            first.request("POST", path, document)
+            answer = first.getresponse()
+            assert answer.status == 200
+            second.request("POST", path, document)
+            refused = second.getresponse()
+            assert (refused.status, b"SlowDown" in refused.read()) == (503, True)
+            second.request("GET", f"/{bucket}/large")
+            assert second.getresponse().read() == large
+            assert members(answer.read()) == [("large", large)] * 16
+        with closing(connected()) as third:
+            third.request("POST", path, document)
+            assert third.getresponse().status == 200

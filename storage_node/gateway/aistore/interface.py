@@ -49,6 +49,11 @@ class Admitted:
         self._request, self._route, self._client = request, route, client
 
     @property
+    def is_batch(self) -> bool:
+        """Whether the answer has many objects."""
+        return self._route.calls[0].is_batch
+
+    @property
     def must_check(self) -> bool:
         """Whether `check` has to be called, which waits, before the body is taken."""
         return not isinstance(self._client, Client)

@@ -48,6 +48,8 @@ class Call:
     """Kind of its body. A call with an action takes JSON."""
     most_bytes: int = 0
     """Largest body; 0 for the limit of its kind."""
+    is_batch: bool = False
+    """Whether the answer has many objects."""
 
     @property
     def takes_json(self) -> bool:
@@ -84,8 +86,8 @@ CALLS: tuple[Call, ...] = (
     Call("GET", "reverse/daemon", cluster.node_log, having="what=log"),
     Call("GET", "reverse/daemon", cluster.metric_names, having="what=metrics"),
     # -- batches
-    Call("GET", "ml/moss", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES),
-    Call("GET", "ml/moss/B", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES),
+    Call("GET", "ml/moss", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES, is_batch=True),
+    Call("GET", "ml/moss/B", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES, is_batch=True),
     # -- many objects
     Call("DELETE", "buckets/B", groups.delete_objects, action="delete-listrange"),
     Call("DELETE", "buckets/B", groups.evict_objects, action="evict-listrange"),
