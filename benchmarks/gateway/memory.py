@@ -1,4 +1,4 @@
-"""Memory of a gateway's process with 256 clients that read 1 MiB and put 1 MiB, at once.
+"""Memory of a gateway's process with 256 clients that read 1 MiB, put 1 MiB, and ask for 4 MiB as a batch, at once.
 
 In one round, all clients do so as fast as they can. In another, each stops halfway until all others have come as far as
 the gateway lets them. The peak of the resident memory is read from /proc.
@@ -60,6 +60,22 @@ class Clients:
         head, _, body = answer.partition(b"\r\n\r\n")
         return len(body) if b" 200 " in head.partition(b"\r\n")[0] else 0
 
+    def batch(self, number: int) -> int:
+        """Read four objects with one request; returns the number of bytes of one, or 0 if the gateway was too busy."""
+        body = json.dumps([self._name] * 4).encode()
+        head = f"POST /{self._bucket}?bundle= HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}"
+        with self._socket() as sock:
+            sock.sendall(f"{head}\r\n\r\n".encode() + body)
+            answer = sock.recv(64 << 10)
+            status = answer.partition(b"\r\n")[0]
+            self._wait()
+            size_bytes = len(answer)
+            while piece := sock.recv(1 << 20):
+                size_bytes += len(piece)
+                answer = answer[-8:] + piece
+        is_whole = b" 200 " in status and size_bytes > 4 * MIB and answer.endswith(b"0\r\n\r\n")
+        return MIB if is_whole else 0
+
     def put(self, number: int) -> int:
         """Put an object; returns the number of bytes, or 0 if the gateway was too busy."""
         lines = ("Host: x", f"Content-Length: {MIB}", "Connection: close")
@@ -117,7 +133,11 @@ def main(write: bool) -> None:
                     clients = Clients(port, load.bucket, load.names[0])
                     clients.get(0)
                     rows.append(("after one request", 1, rss_bytes(process.pid)))
-                    for what, call in (("read 1 MiB", clients.get), ("put 1 MiB", clients.put)):
+                    for what, call in (
+                        ("read 1 MiB", clients.get),
+                        ("put 1 MiB", clients.put),
+                        ("ask for a batch of 4 MiB", clients.batch),
+                    ):
                         for how, stops in (("at full speed", False), ("and stop halfway", True)):
                             reset_peak_rss(process.pid)
                             succeeded = clients.run(call, stops=stops)
