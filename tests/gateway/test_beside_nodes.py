@@ -77,13 +77,13 @@ def test_serve_starts_a_gateway_that_is_replaced_and_ends_with_the_node(folder: 
     with NodeProcess(folder / "drive", arguments=arguments) as node:
         url = node.gateway_url
         s3 = s3_at(url, "k", "s")
-        s3.create_bucket(Bucket="b")
-        s3.put_object(Bucket="b", Key="a", Body=b"1")
+        s3.create_bucket(Bucket="speech")
+        s3.put_object(Bucket="speech", Key="a", Body=b"1")
         (pid,) = gateway_pids(node.pid)
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: "the gateway ended with code -9" in node.log(), 60)
         eventually(lambda: answers(url), 90)
-        assert s3.get_object(Bucket="b", Key="a")["Body"].read() == b"1"
+        assert s3.get_object(Bucket="speech", Key="a")["Body"].read() == b"1"
         assert node.stop() == 0
         assert not listens(url)
         node.start()
@@ -100,10 +100,10 @@ def test_the_gateway_of_a_node_with_tls_has_its_certificate(folder: Path) -> Non
     with NodeProcess(folder / "drive", arguments=arguments, identity=folder / "identity") as node:
         assert node.gateway_url.startswith("https://")
         s3 = s3_at(node.gateway_url, "k", "s", verify=node.ca_file)
-        s3.create_bucket(Bucket="b")
+        s3.create_bucket(Bucket="speech")
         body = os.urandom(3 << 20)
-        s3.put_object(Bucket="b", Key="a", Body=body)
-        assert s3.get_object(Bucket="b", Key="a")["Body"].read() == body
+        s3.put_object(Bucket="speech", Key="a", Body=body)
+        assert s3.get_object(Bucket="speech", Key="a")["Body"].read() == body
         assert not answers(node.gateway_url.replace("https", "http"))
         assert not answers(node.gateway_url)  # another CA
 
@@ -150,8 +150,8 @@ def test_a_cluster_on_ray_has_a_gateway_beside_each_node() -> None:
         for url in urls:
             eventually(lambda url=url: answers(url), 90)
         one, other = (s3_at(url, "k", "s") for url in urls)
-        one.create_bucket(Bucket="b")
-        one.put_object(Bucket="b", Key="a", Body=b"1")
-        assert other.get_object(Bucket="b", Key="a")["Body"].read() == b"1"
+        one.create_bucket(Bucket="speech")
+        one.put_object(Bucket="speech", Key="a", Body=b"1")
+        assert other.get_object(Bucket="speech", Key="a")["Body"].read() == b"1"
         operator.run("down")
         assert not any(map(listens, urls))

@@ -13,7 +13,7 @@ class Limits:
     """Requests that are answered at once. Others wait."""
     large_bodies: int = 16
     """Requests among them whose bodies are in files, each of which takes some MiB while it is stored."""
-    batches: int = 8
+    batches: int = 6
     """Requests among them that are answered with many objects, each of which takes up to 12 MiB meanwhile."""
     connections: int = 1024
     """Connections; further ones are closed at once."""
