@@ -306,6 +306,7 @@ class TestLimits:
             assert session.ask(2, batch_of([*NAMES, "large"]))[1].outcome == pb.End.COMPLETE
             idle.send(1, pb.Credit(payload_bytes=1 << 40))
             assert idle.answer(1)[1].outcome == pb.End.COMPLETE
+            eventually(lambda: not buffered.held_bytes)  # its memory is given back after its end is sent
             assert session.ask(3, batch_of(NAMES[:15], buffered=True))[1].outcome == pb.End.COMPLETE
 
 
