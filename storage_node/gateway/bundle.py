@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 from ais_loader.values.entry import Entry
 from ais_loader.values.urls import split_member
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.names import name_of
+from storage_node.gateway.reading import begun
 from storage_node.gateway.request import Request, Response
 
 MAX_ENTRIES = 10_000
@@ -33,15 +32,7 @@ def bundle(request: Request) -> Response:
     entries = [_entry(request, at, row) for at, row in enumerate(rows)]
     request.client.bucket(request.bucket).info()
     archive = request.client.get_batch(entries, archive="tar", archive_names="object", on_error="placeholder")
-    chunks = iter(archive)
-    first = next(chunks)  # what concerns the whole batch is known before the answer begins
-    return Response(headers={"content-type": "application/x-tar"}, body=_chunks(first, chunks, archive))
-
-
-def _chunks(first: bytes, rest: Iterator[bytes], archive: Any) -> Iterator[bytes]:
-    with archive:
-        yield first
-        yield from rest
+    return Response(headers={"content-type": "application/x-tar"}, body=begun(archive))
 
 
 def _entry(request: Request, at: int, row: object) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ais_loader.objects.archive import BatchArchive
 from ais_loader.objects.object_file import ObjectFile
 
 READ_AHEAD_BYTES = 4 << 20
@@ -11,8 +12,6 @@ READ_AHEAD_BYTES = 4 << 20
 AT_ONCE_BYTES = 1 << 20
 """Bodies of at most this size are read before the answer begins, so that errors have a status."""
 _CHUNK_BYTES = 1 << 20
-
-
 _INLINE_BYTES = 64 << 10
 """Bodies of at most this size are sent together with the headers, by the event loop."""
 
@@ -24,6 +23,21 @@ def content(file: ObjectFile, start: int, length: int) -> bytes | Iterator[memor
     with file:
         file.seek(start)
         return file.read(length) if length <= _INLINE_BYTES else iter(list(_views(file, length)))
+
+
+def begun(archive: BatchArchive) -> Iterator[bytes]:
+    """Read an archive's first bytes, and return all of them; what concerns the whole batch is raised here.
+
+    The archive is closed with the iterator.
+    """
+    chunks = iter(archive)
+    return _with_first(next(chunks), chunks, archive)
+
+
+def _with_first(first: bytes, rest: Iterator[bytes], archive: BatchArchive) -> Iterator[bytes]:
+    with archive:
+        yield first
+        yield from rest
 
 
 def _chunks(file: ObjectFile, start: int, length: int) -> Iterator[memoryview]:

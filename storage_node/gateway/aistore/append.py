@@ -13,9 +13,10 @@ from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.multipart import MultipartUpload, PartInfo, part_name
 from ais_loader.wire.reserved import of_client
 from storage_node.gateway.aistore.errors import AISError
-from storage_node.gateway.aistore.multipart import MAX_PARTS, upload_of
+from storage_node.gateway.aistore.multipart import upload_of
 from storage_node.gateway.aistore.request import Request
 from storage_node.gateway.multipart import crc32c_of
+from storage_node.gateway.objects import MAX_PARTS
 from storage_node.gateway.request import Response
 
 HANDLE = "ais-append-handle"

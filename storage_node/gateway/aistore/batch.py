@@ -19,6 +19,7 @@ from ais_loader.values.entry import Item, Status
 from storage_node.gateway.aistore.batch_plan import Asked, BatchPlan, batch_plan
 from storage_node.gateway.aistore.errors import AISError, of_store
 from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.reading import begun
 from storage_node.gateway.request import Response
 from storage_node.gateway.spool import IN_MEMORY_BYTES
 
@@ -37,17 +38,10 @@ def get_batch(request: Request) -> Response:
     try:
         if not plan.is_streamed:
             return _with_document(archive, request.spool)
-        chunks = iter(archive)
-        first = next(chunks)
+        chunks = begun(archive)
     except LoaderError as error:
         raise _refused(batch, plan, error) from error
-    return Response(headers={"content-type": plan.content_type}, body=_chunks(first, chunks, archive))
-
-
-def _chunks(first: bytes, rest: Iterator[bytes], archive: BatchArchive) -> Iterator[bytes]:
-    with archive:
-        yield first
-        yield from rest
+    return Response(headers={"content-type": plan.content_type}, body=chunks)
 
 
 class _Archive(BatchArchive):

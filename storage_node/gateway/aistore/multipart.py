@@ -9,9 +9,8 @@ from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.request import Request, text_response
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.multipart import crc32c_of, open_upload
+from storage_node.gateway.objects import MAX_PARTS
 from storage_node.gateway.request import Response
-
-MAX_PARTS = 10_000
 
 
 def begin(request: Request) -> Response:
