@@ -30,6 +30,14 @@ time for a MiB and 0.8 ms of the client's. MD5 and SHA-256 alone take 2.0 ms of 
 PUT takes 0.8 ms in all, so that half of it is out of reach as long as both digests are computed. A bundle brings 7
 times as many objects of 10 KiB as S3 direct, but 0.6 times as many of 1 MiB, as the tar is copied and sent in chunks of
 HTTP.
+
+Predictions, written before reads were made faster: of the 1,100 µs of the gateway for a GET of 1 MiB, half are Python,
+150 µs are the two changes of threads, and 250 µs are copies and pages of fresh memory. Answered and sent by one thread,
+from memory that is used again, with headers and body in one call, it takes 700 µs, and reaches 0.8 of the files and 2.6
+times moto. Over a node, one request instead of two takes 1,300 µs instead of 1,850. Verified and then sent by sendfile,
+it takes no less: bytes that a checksum has just brought into the cache are copied in 60 µs. A bundle of 1 MiB, sent by
+the thread that receives it and without joining the tar, takes 600 µs for an object instead of 1,200. A GET of 16 MiB of
+an embedded store takes half of its 4.6 ms, as it is read from its file and not as batches.
 """
 
 from __future__ import annotations
