@@ -30,6 +30,8 @@ MISSING = "__404__"
 _BLOCK = tarfile.BLOCKSIZE
 _ZEROS = bytes(_BLOCK)
 _CHUNK_BYTES = 1 << 20
+_APART_BYTES = 32 << 10
+"""Smaller parts of a chunk are joined, which costs less than to pass each of them on."""
 _CHUNK_S = 0.5
 """The longest time for which entries that have arrived are kept back to make a chunk."""
 _ZIP_COMMENT_BYTES = 65_535
@@ -106,6 +108,11 @@ class BatchArchive:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the archive in chunks of about 1 MiB, and smaller ones if entries arrive slowly."""
+        for parts in self._in_parts():
+            yield b"".join(parts)
+
+    def _in_parts(self) -> Iterator[list[bytes | memoryview]]:
+        """Yield the same chunks, each in parts, of which large ones are views of what was received."""
         pending = _Pending()
         since_s = time.monotonic()
         for _ in self._written_to(pending):
@@ -179,11 +186,23 @@ class _Pending:
 
     def flush(self) -> None: ...
 
-    def take(self) -> bytes:
-        data = b"".join(self._parts)
+    def take(self) -> list[bytes | memoryview]:
+        """Return what was collected. Small parts that are next to each other are joined."""
+        taken: list[bytes | memoryview] = []
+        small: list[bytes | memoryview] = []
+        for part in self._parts:
+            if len(part) < _APART_BYTES:
+                small.append(part)
+                continue
+            if small:
+                taken.append(b"".join(small))
+                small = []
+            taken.append(part)
+        if small:
+            taken.append(b"".join(small))
         self._parts.clear()
         self.size_bytes = 0
-        return data
+        return taken
 
 
 class _TarWriter:

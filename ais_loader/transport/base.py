@@ -167,6 +167,9 @@ class OpenedObject(NamedTuple):
     """The version."""
     content: Callable[[], Buffer] | None = None
     """Returns all of its bytes, verified, or none if they have to be read after all. Called once, in any thread."""
+    read: Callable[[int, int], Iterator[Buffer]] | None = None
+    """Yields the bytes of a range (start, length), verified, in chunks, of any size of object; None if they have to be
+    requested as batches. It holds this version from the first chunk on. Raises the errors of a GET."""
 
 
 class FrameStream(Protocol):

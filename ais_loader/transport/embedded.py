@@ -320,20 +320,22 @@ class EmbeddedTransport:
         return object_info(found)
 
     def open_object(self, bucket: str, name: str, *, whole_up_to: int, timeout_s: float) -> OpenedObject:
-        """A small object is read when its bytes are used, from the file of the version that was looked up."""
+        """The object is read when its bytes are used, from the file of the version that was looked up."""
         require_object(bucket, name)
         store = self._store_here()
         if self._remote_bucket(bucket) is not None:  # its copies may need validation
             return OpenedObject(self.head(bucket, name))
         drive, entry = store.locate(bucket, name)
         info = stored_info(bucket, name, entry)
-        if not 0 < info.size_bytes <= whole_up_to:
-            return OpenedObject(info)
 
         def content() -> Buffer:
             return read_located(drive, entry, f"{bucket}/{name}") if self._is_here(store) else b""
 
-        return OpenedObject(info, content)
+        def read(start: int, length: int) -> Iterator[Buffer]:
+            store, version = self._store_here(), info.version
+            return open_object(store, bucket, name, start=start, length=length, version=version).views()
+
+        return OpenedObject(info, content if 0 < info.size_bytes <= whole_up_to else None, read)
 
     def open_member(
         self, bucket: str, name: str, member: str, *, whole_up_to: int, timeout_s: float

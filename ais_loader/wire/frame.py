@@ -387,6 +387,8 @@ def checked(frame: Frame) -> Frame:
 # decode_response.
 _SINGLE = struct.Struct("<2s4x2sI2sI7s")
 _SINGLE_BEGINS = b"\x0a\x04\0\0\0\0\x12\x04"
+_SINGLE_FRAME_BYTES = _SINGLE.size + 32
+"""At least the size of everything in such a message between END and the payload."""
 
 
 def encode_single(
@@ -454,35 +456,33 @@ def decode_single_parts(
 
 
 def decode_opened(
-    data: bytes, batch_id: int, digest_of: Callable[[int], int]
+    data: bytes | memoryview, batch_id: int, digest_of: Callable[[int], int], kind: int = pb.STORED
 ) -> tuple[memoryview, int, objects_pb.ObjectInfo] | None:
     """Like `decode_single`, for a message whose END describes the object; also return that description."""
     head = b"".join((b"\x08", encode_varint(batch_id), b"\x1a"))
-    if not data.startswith(head):
+    if data[: len(head)] != head:
         return None
     try:
         length, at = _decode_varint(data, len(head))
-        end, at = data[at : at + length], at + length
+        end, at = bytes(data[at : at + length]), at + length
         described = pb.End.FromString(end)
     except (IndexError, FrameError, DecodeError):
         return None
-    if (said := _single_said(data, at)) is None or not described.HasField("object"):
+    frame = bytes(data[at : at + _SINGLE_FRAME_BYTES])
+    if (said := _single_said(frame)) is None or not described.HasField("object"):
         return None
     size_bytes, checksum = said
     start = len(data) - size_bytes
-    if data[at:start] != _single_frame(size_bytes, checksum, pb.STORED):
+    if frame[: max(0, start - at)] != _single_frame(size_bytes, checksum, kind):
         return None
     if not end.startswith(_single_end(size_bytes, digest_of(checksum))):
         return None
     return memoryview(data)[start:], checksum, described.object
 
 
-def _single_said(data: bytes, begin: int = 0) -> tuple[int, int] | None:
-    """Return the size in bytes and the checksum in a message of encode_single's form; None for another form.
-
-    `begin`: a position at most 48 bytes before the frame's content.
-    """
-    at = data.find(_SINGLE_BEGINS, begin, begin + 64)
+def _single_said(data: bytes) -> tuple[int, int] | None:
+    """Return the size in bytes and the checksum in a message of encode_single's form; None for another form."""
+    at = data.find(_SINGLE_BEGINS, 0, 64)
     if at < 0 or len(data) < at + _SINGLE.size:
         return None
     _, _, size_bytes, _, checksum, _ = _SINGLE.unpack_from(data, at)

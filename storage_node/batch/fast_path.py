@@ -97,7 +97,7 @@ def answer_from_file(
 ) -> tuple[FileFrame, int, int] | None:
     """Like `answer_inline`, for one object that is too large for that: its bytes stay in the file until they are sent,
     and the receiver verifies them. The caller closes the frame."""
-    if len(request.name) != 1 or not request.receiver_checks or request.HasField("whole_up_to"):
+    if len(request.name) != 1 or not request.receiver_checks:
         return None
     bucket_uuid = _plain_bucket(store, request, membership)
     found = None if bucket_uuid is None else store.drive_set.cached(bucket_uuid, request.name[0])
@@ -107,12 +107,18 @@ def answer_from_file(
     size_bytes = entry.size_bytes
     if entry.offset or not MAX_BYTES < size_bytes <= min(FILE_FRAME_BYTES, request.initial_credit_bytes):
         return None
-    prefix = encode_single(batch_id, size_bytes, entry.checksum, digest_of_ok(entry.checksum), pb.UNCHECKED)
+    described = b""
+    if request.HasField("whole_up_to"):
+        if size_bytes > request.whole_up_to:
+            return None
+        described = info_of("", "", entry).SerializeToString()
+    only = digest_of_ok(entry.checksum)
+    prefix = encode_single(batch_id, size_bytes, entry.checksum, only, pb.UNCHECKED, described)
     frame = opened(prefix, [drive.files.objects_fd], [entry.path], [0], [size_bytes])
     if frame is not None and not frame.cached:
         frame.close()
         return None
-    return None if frame is None else (frame, size_bytes, digest_of_ok(entry.checksum))
+    return None if frame is None else (frame, size_bytes, only)
 
 
 def answer_kept(

@@ -38,12 +38,13 @@ from storage_node.gateway.server.bounded_server import (
 )
 from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import Exchange
+from storage_node.gateway.server.head import head
 from storage_node.gateway.server.limits import Limits
 from storage_node.gateway.signature import Signed, verify
 from storage_node.gateway.spool import BodyMemory, Spool
 
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
-    from aiohttp import web
+    from aiohttp import HttpVersion11, web
     from multidict import CIMultiDict
 
 log = logging.getLogger(__name__)
@@ -248,9 +249,54 @@ class Gateway:
         """Answer a request in a thread, and send the answer. Raises S3Error if too many are being answered."""
         async with self._turn(self._batches) if is_batch else nullcontext(), self._turn(self._slots):
             is_large = body is not None and not body.is_in_memory
+            if (is_batch or http.method == "GET") and not is_large and http.version == HttpVersion11:
+                direct = DirectSend.on(http.transport, self.limits)
+                if direct is not None:
+                    return await self._answer_directly(http, answer, direct, request_id)
             async with self._large_bodies if is_large else nullcontext():
                 response = await self._run(answer)
             return await self._send(http, response, request_id)
+
+    async def _answer_directly(
+        self, http: web.BaseRequest, answer: Callable[[], Response], direct: DirectSend, request_id: str
+    ) -> web.StreamResponse:
+        """Answer a request in a thread, which also sends the answer if it has a large body."""
+        keep_alive = http.keep_alive
+
+        def head_of(response: Response) -> bytes:
+            headers = [*(response.headers | own_headers(request_id)).items(), *response.repeated]
+            size_bytes = len(response.body) if isinstance(response.body, bytes) else response.size_bytes
+            return head(response.status, headers, size_bytes=size_bytes, keep_alive=keep_alive)
+
+        job = self._threads.submit(direct.answer, answer, head_of)
+        try:
+            response = await asyncio.wrap_future(job)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                direct.stop()  # the thread then ends, and closes what it has opened
+                if job.cancel():
+                    direct.close()
+            elif not direct.has_begun:
+                raise
+            self.counters.closed["slow_answer"] += direct.is_slow
+            raise self._cut(http, error, request_id) from None
+        finally:
+            http.writer.output_size += direct.sent_bytes
+        if direct.has_begun:
+            return _Sent(response.status, keep_alive=keep_alive)
+        return await self._send(http, response, request_id)
+
+    def _cut(self, http: web.BaseRequest, error: BaseException, request_id: str) -> BaseException:
+        """End a connection in the middle of an answer, and return the error to raise.
+
+        The status has been sent. Without the end of the body, the client knows that it is not complete.
+        """
+        if http.transport is not None:
+            http.transport.abort()
+        if isinstance(error, (ConnectionError, asyncio.CancelledError)) and not isinstance(error, LoaderError):
+            return error
+        log.warning("request %s ended in the middle of its answer: %s", request_id, error)
+        return ConnectionResetError("the answer ended early")
 
     @asynccontextmanager
     async def _turn(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
@@ -339,21 +385,13 @@ class Gateway:
             answer.enable_chunked_encoding()
         chunks: Iterator[Any] = iter((body,) if body else ()) if isinstance(body, bytes) else body
         try:
-            has_body = answer.content_length and http.method != "HEAD"
-            direct = DirectSend.on(http.transport, self.limits) if has_body else None
-            if direct is None or not await self._send_directly(http, answer, direct, chunks):
-                await answer.prepare(http)
-                while (chunk := await self._run(next, chunks, _END)) is not _END:
-                    await _write(answer, chunk)
+            await answer.prepare(http)
+            while (chunk := await self._run(next, chunks, _END)) is not _END:
+                for part in chunk if isinstance(chunk, list) else (chunk,):
+                    await _write(answer, part)
             await answer.write_eof()
         except BaseException as error:
-            # The status has been sent. Without the end of the body, the client knows that it is not complete.
-            if http.transport is not None:
-                http.transport.abort()
-            if isinstance(error, (ConnectionError, asyncio.CancelledError)):
-                raise
-            log.warning("request %s ended in the middle of its answer: %s", request_id, error)
-            raise ConnectionResetError("the answer ended early") from None
+            raise self._cut(http, error, request_id) from None
         finally:
             close = getattr(chunks, "close", None)
             if close is not None:
@@ -361,28 +399,21 @@ class Gateway:
                     await self._run(close)
         return answer
 
-    async def _send_directly(
-        self, http: web.BaseRequest, answer: web.StreamResponse, direct: DirectSend, chunks: Iterator[Any]
-    ) -> bool:
-        """Send headers and body. Returns False, with the headers sent, if the connection takes not even these now."""
-        with direct:
-            await answer.prepare(http)
-            if http.transport is None or http.transport.get_write_buffer_size():
-                return False
-            sending = asyncio.get_running_loop().run_in_executor(self._threads, direct.send_all, chunks)
-            try:
-                await asyncio.shield(sending)
-            except TimeoutError:
-                self.counters.closed["slow_answer"] += 1
-                raise
-            except asyncio.CancelledError:
-                direct.stop()
-                with suppress(Exception):
-                    await sending  # the thread has the chunks
-                raise
-            finally:
-                http.writer.output_size += direct.sent_bytes
-            return True
+
+class _Sent(web.StreamResponse):
+    """An answer that was sent without the HTTP server."""
+
+    def __init__(self, status: int, *, keep_alive: bool) -> None:
+        super().__init__(status=status)
+        self._may_continue = keep_alive
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._may_continue
+
+    async def prepare(self, request: web.BaseRequest) -> None: ...
+
+    async def write_eof(self, data: bytes = b"") -> None: ...
 
 
 def _feed(body: Incoming, pieces: list[bytes]) -> None:

@@ -8,6 +8,7 @@ no longer count.
 from __future__ import annotations
 
 import email.utils
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -116,7 +117,13 @@ def checksum(info: ObjectInfo) -> tuple[str, str] | None:
 
 
 def last_modified(info: ObjectInfo) -> str:
-    return email.utils.formatdate(info.modified_ns // 1_000_000_000, usegmt=True)
+    return http_date(info.modified_ns // 1_000_000_000)
+
+
+@functools.lru_cache(1024)
+def http_date(seconds: int) -> str:
+    """Return a time in whole seconds since 1970 as headers have it."""
+    return email.utils.formatdate(seconds, usegmt=True)
 
 
 def headers_of(info: ObjectInfo, query: Mapping[str, str], *, with_checksum: bool) -> dict[str, str]:

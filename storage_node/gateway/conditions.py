@@ -14,6 +14,9 @@ from storage_node.gateway.attributes import etag, last_modified
 from storage_node.gateway.errors import S3Error
 
 
+_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+
+
 def _names(header: str, found: str) -> bool:
     tags = [tag.strip().removeprefix("W/").strip('"') for tag in header.split(",")]
     return "*" in tags or found in tags
@@ -33,6 +36,8 @@ def check_read(info: ObjectInfo, given: Mapping[str, str], prefix: str = "") -> 
         given: The headers of the request.
         prefix: `x-amz-copy-source-` for the conditions of a copy, whose only refusal is PreconditionFailed.
     """
+    if not any(prefix + name in given for name in _CONDITIONS):
+        return
     own, modified_s = etag(info), info.modified_ns // 1_000_000_000
     match, none_match = given.get(f"{prefix}if-match"), given.get(f"{prefix}if-none-match")
     unmodified = _seconds(given.get(f"{prefix}if-unmodified-since", ""))

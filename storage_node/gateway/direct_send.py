@@ -1,7 +1,8 @@
-"""Direct sending: the thread that reads a body also sends it, on the connection's own socket.
+"""Direct sending: the thread that makes an answer also sends it, on the connection's own socket.
 
 Through the event loop, every byte would be copied into its buffers, and every chunk would cost two changes of threads.
-A thread is held as long as the client takes its answer, as the request's turn is anyway.
+The headers leave with the first bytes of the body, so that an error before those still has a status. A thread is held
+as long as the client takes its answer, as the request's turn is anyway.
 """
 
 from __future__ import annotations
@@ -14,29 +15,40 @@ import select
 import socket
 import sys
 import termios
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from storage_node.gateway.request import Response
 from storage_node.gateway.server.client_pace import ClientPace
 from storage_node.gateway.server.limits import Limits
 
 if TYPE_CHECKING:
     from ais_loader.values.source import Buffer
+    from storage_node.gateway.request import Chunk
 
+_FROM_BYTES = 64 << 10
+"""Smaller bodies are sent together with the headers, by the event loop."""
 _LOOKS = 8
 """How often a client is looked at within `idle_s`."""
+_MOST_BUFFERS = 1024
+"""Most buffers that one call of the kernel takes."""
 
 
 class DirectSend:
-    """Sends bytes on a connection, in any one thread. As a context manager, it closes its own handle at the end."""
+    """Makes and sends one answer on a connection, in any one thread."""
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         # A handle of its own: should the event loop close the connection, no other connection can get its number.
         self._socket = socket.socket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
-        self._cork(1)
+        self._lock = threading.Lock()  # `stop` must not meet a number that was closed and is in use again
         self._look_s = limits.idle_s / _LOOKS
         self._pace = ClientPace(limits)
+        self.has_begun = False
+        """Whether anything was sent, so that the answer cannot become another one."""
+        self.is_slow = False
+        """Whether the client took the answer too slowly."""
         self.sent_bytes = 0
 
     @classmethod
@@ -49,24 +61,69 @@ class DirectSend:
             return None
         return cls(sock, limits)
 
-    def _cork(self, value: int) -> None:
-        """Have headers wait for the body, or send what waits."""
-        with contextlib.suppress(OSError):  # there is no TCP, or no connection
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, value)
+    def answer(self, make: Callable[[], Response], head_of: Callable[[Response], bytes]) -> Response:
+        """Make an answer, and send it if it has a large body, which `has_begun` tells. Closes the handle.
 
-    def send_all(self, chunks: Iterable[Buffer]) -> None:
-        """Send everything. Raises TimeoutError if the client takes it too slowly, OSError if it is gone."""
+        Raises what `make` raises and, also after the answer has begun, the errors of its body and of `send_all`.
+        """
+        try:
+            response = make()
+            body = response.body
+            if isinstance(body, bytes):
+                if len(body) > _FROM_BYTES:
+                    self.send_all(head_of(response), (body,), len(body))
+                return response
+            with contextlib.ExitStack() as closing:
+                if (close := getattr(body, "close", None)) is not None:
+                    closing.callback(close)
+                self.send_all(head_of(response), body, response.size_bytes)
+            return response
+        finally:
+            self.close()
+
+    def send_all(self, head: bytes, chunks: Iterable[Chunk], size_bytes: int | None) -> None:
+        """Send headers and a body: of this size, or in HTTP's chunks if it is None.
+
+        The last chunk is sent only if all others were. Raises TimeoutError if the client takes the answer too slowly,
+        OSError if it is gone, and ValueError if the body has another size.
+        """
+        left = size_bytes or 0
+        waiting: list[Buffer] = [head]
         for chunk in chunks:
+            buffers = chunk if isinstance(chunk, list) else [chunk]
+            count = sum(len(memoryview(buffer)) for buffer in buffers)
+            if not count:
+                continue
+            if size_bytes is None:
+                buffers = [b"%x\r\n" % count, *buffers, b"\r\n"]
+            elif (left := left - count) < 0:
+                break
             self._pace.rest()  # it was the store that took its time
-            view = memoryview(chunk)
-            while view:
-                try:
-                    count = self._socket.send(view)
-                except BlockingIOError:  # the event loop has made the socket non-blocking
-                    self._wait()
-                    continue
-                self.sent_bytes += count
-                view = view[count:]
+            self._send([*waiting, *buffers])
+            waiting = []
+        if left:
+            raise ValueError(f"the body has not the {size_bytes:,} bytes that were announced")
+        if size_bytes is None:
+            waiting.append(b"0\r\n\r\n")
+        if waiting:
+            self._send(waiting)
+
+    def _send(self, buffers: Sequence[Buffer]) -> None:
+        self.has_begun = True
+        views = [memoryview(buffer) for buffer in buffers]
+        at = 0
+        while at < len(views):
+            try:
+                count = self._socket.sendmsg(views[at : at + _MOST_BUFFERS])
+            except BlockingIOError:  # the event loop has made the socket non-blocking
+                self._wait()
+                continue
+            self.sent_bytes += count
+            while at < len(views) and count >= len(views[at]):
+                count -= len(views[at])
+                at += 1
+            if count:
+                views[at] = views[at][count:]
 
     def _wait(self) -> None:
         """Wait for room. Room is announced only once a third of the socket's buffer is free."""
@@ -79,6 +136,7 @@ class DirectSend:
 
     def _require_pace(self) -> None:
         if self._pace.is_slow(time.monotonic(), self.sent_bytes - self._queued_bytes()):
+            self.is_slow = True
             raise TimeoutError("the client takes the answer too slowly")
 
     def _queued_bytes(self) -> int:
@@ -87,16 +145,11 @@ class DirectSend:
         return int.from_bytes(found, sys.byteorder)
 
     def stop(self) -> None:
-        """End the connection, so that `send_all` raises an error. Any thread may call it."""
-        with contextlib.suppress(OSError):
+        """End the connection, so that sending raises an error. Any thread may call it."""
+        with self._lock, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._cork(0)
-        self._socket.close()
-
-    def __enter__(self) -> DirectSend:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        """Close the handle. The connection stays open."""
+        with self._lock:
+            self._socket.close()

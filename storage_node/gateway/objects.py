@@ -9,19 +9,15 @@ from dataclasses import replace
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.compose_request import make_range, make_request
-from ais_loader.objects.object_file import ObjectFile
-from ais_loader.objects.pinned import WHOLE_BYTES, opened
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import split_member
-from ais_loader.wire.checksum import crc32c
 from storage_node.gateway import attributes, checksums, conditions, tagging, xml
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.listing import max_keys, stamp
 from storage_node.gateway.names import name_of
-from storage_node.gateway.reading import AT_ONCE_BYTES, READ_AHEAD_BYTES, content
+from storage_node.gateway.reading import Reading, with_current
 from storage_node.gateway.request import Request, Response, decoded, xml_response
 
-_TIMEOUT_S = 30.0
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _MAX_DIGITS = 19
 COPY_SOURCE = "x-amz-copy-source"
@@ -55,33 +51,15 @@ def get_object(request: Request) -> Response:
     """Answer GetObject and HeadObject. Raises S3Error."""
     bucket = request.client.bucket(request.bucket)
     name, member = _named(request)
-    file: ObjectFile | None = None
     if request.method == "HEAD" and member is None:
-        info = bucket.head(name)
-    elif member is None:
-        file = _opened(bucket, name, whole="range" not in request.headers and "partNumber" not in request.query)
-        info = file.info
-    else:
-        file = bucket.open(name, member=member, read_ahead_bytes=READ_AHEAD_BYTES)
-        info = replace(file.info, metadata={})
-    try:
-        return _answer(request, info, file, is_object=member is None)
-    except BaseException:
-        if file is not None:
-            file.close()
-        raise
+        return _answer(request, bucket.head(name), None, is_object=True)
+    is_part = "range" in request.headers or "partNumber" in request.query
 
+    def answer(reading: Reading) -> Response:
+        info = reading.info if member is None else replace(reading.info, metadata={})
+        return _answer(request, info, reading, is_object=member is None)
 
-def _opened(bucket: Bucket, name: str, *, whole: bool) -> ObjectFile:
-    """Open an object. With `whole`, all of it is wanted."""
-    transport = bucket.client._transport
-    # An embedded store reads the bytes when they are used, at once and in one piece. A node would send them with the
-    # description, which takes it longer than a GET.
-    most = AT_ONCE_BYTES if whole and getattr(transport, "writes_here", False) else WHOLE_BYTES
-    found = opened(transport, bucket.name, name, None, _TIMEOUT_S, most)
-    return ObjectFile(
-        bucket.client, found.info, timeout_s=_TIMEOUT_S, read_ahead_bytes=READ_AHEAD_BYTES, content=found.content
-    )
+    return with_current(lambda: Reading(bucket, name, member, is_part=is_part), answer)
 
 
 def _named(request: Request) -> tuple[str, str | None]:
@@ -93,8 +71,8 @@ def _named(request: Request) -> tuple[str, str | None]:
     return name_of(request.key), None
 
 
-def _answer(request: Request, info: ObjectInfo, file: ObjectFile | None, *, is_object: bool) -> Response:
-    """`is_object`: it is no member of an archive."""
+def _answer(request: Request, info: ObjectInfo, reading: Reading | None, *, is_object: bool) -> Response:
+    """`reading`: None for HEAD. `is_object`: it is no member of an archive."""
     with_checksum = is_object and request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
     conditions.check_read(info, request.headers)
     chosen = _part(request, info)
@@ -114,28 +92,9 @@ def _answer(request: Request, info: ObjectInfo, file: ObjectFile | None, *, is_o
     if chosen is not None and info.size_bytes:
         status = 206
         headers["content-range"] = f"bytes {start}-{start + length - 1}/{info.size_bytes}"
-    if request.method == "HEAD" or file is None or not length:
-        if file is not None:
-            file.close()
+    if request.method == "HEAD" or reading is None or not length:
         return Response(status, headers, size_bytes=length)
-    if is_object and length == info.size_bytes and not file.has_content and (data := _whole(request, info)):
-        file.close()
-        return Response(status, headers, data, length)
-    return Response(status, headers, content(file, start, length), length)
-
-
-def _whole(request: Request, info: ObjectInfo) -> bytes:
-    """Return the bytes of an object of medium size; none if it has another size, or was replaced meanwhile.
-
-    A single GET takes half the processor time of a batch. It does not tell the version, so that the checksum has to.
-    """
-    if not info.is_stored or not WHOLE_BYTES < info.size_bytes <= AT_ONCE_BYTES:
-        return b""
-    try:
-        data = request.client.bucket(request.bucket).get(info.name)
-    except errors.ObjectNotFound:
-        return b""
-    return data if len(data) == info.size_bytes and crc32c(data) == info.checksum else b""
+    return Response(status, headers, reading.body(start, length), length)
 
 
 def _part(request: Request, info: ObjectInfo) -> tuple[int, int] | None:

@@ -1,11 +1,25 @@
-"""Reading of an object's bytes for the body of an answer."""
+"""Reading: an object, or a member of an archive, opened in one version for the body of an answer.
+
+The bytes are verified in memory, and sent from the same memory: what a checksum was compared with is what a client gets.
+Sending files by sendfile takes no less processor time, since a checksum brings the bytes into the processor's cache, and
+would send what the file has later.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ais_loader.errors import ObjectNotFound
 from ais_loader.objects.archive import BatchArchive
 from ais_loader.objects.object_file import ObjectFile
+from ais_loader.objects.pinned import WHOLE_BYTES, opened, opened_member
+
+if TYPE_CHECKING:
+    from ais_loader.objects.bucket import Bucket
+    from ais_loader.values.source import Buffer
+    from storage_node.gateway.request import Chunk
 
 READ_AHEAD_BYTES = 4 << 20
 """Bytes that are requested ahead of a client, and held in memory."""
@@ -14,40 +28,88 @@ AT_ONCE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 _INLINE_BYTES = 64 << 10
 """Bodies of at most this size are sent together with the headers, by the event loop."""
+_TIMEOUT_S = 30.0
+_TRIES = 5
+T = TypeVar("T")
 
 
-def content(file: ObjectFile, start: int, length: int) -> bytes | Iterator[memoryview]:
-    """Return bytes of an open file, all of them or in chunks. Closes the file when they have been read."""
-    if length > AT_ONCE_BYTES:
-        return _chunks(file, start, length)
-    with file:
-        file.seek(start)
-        return file.read(length) if length <= _INLINE_BYTES else iter(list(_views(file, length)))
+class Reading:
+    """An opened object or member."""
+
+    def __init__(self, bucket: Bucket, name: str, member: str | None = None, *, is_part: bool = False) -> None:
+        """Args:
+            is_part: Only a part of the object is wanted.
+
+        Raises the errors of `Bucket.open`.
+        """
+        self._bucket, self._member = bucket, member
+        transport = bucket.client._transport
+        if member is None:
+            most = WHOLE_BYTES if is_part else AT_ONCE_BYTES
+            self._found = opened(transport, bucket.name, name, None, _TIMEOUT_S, most)
+        else:
+            self._found = opened_member(transport, bucket.name, name, member, None, _TIMEOUT_S)
+        self.info = self._found.info
+        """Describes the object; for a member, its archive, but with the member's size."""
+
+    def body(self, start: int, length: int) -> bytes | Iterator[Buffer]:
+        """Return bytes of the object, all of them or in chunks. May be called once.
+
+        All of a body up to AT_ONCE_BYTES has been verified then, and the first chunk of a larger one. Raises the errors
+        of a GET: ObjectNotFound if this version is gone, and CorruptObject.
+        """
+        chunks = self._chunks(start, length)
+        if length <= _INLINE_BYTES:
+            return b"".join(chunks)
+        if length <= AT_ONCE_BYTES:
+            return iter(list(chunks))
+        return _with_first(next(chunks), chunks, chunks)
+
+    def _chunks(self, start: int, length: int) -> Iterator[Buffer]:
+        content, read = self._found.content, self._found.read
+        if content is not None and len(data := memoryview(content())):
+            return iter((data[start : start + length],))
+        return read(start, length) if read is not None else self._requested(start, length)
+
+    def _requested(self, start: int, length: int) -> Iterator[Buffer]:
+        """Yield bytes that are requested as batches."""
+        file = ObjectFile(
+            self._bucket.client,
+            self.info,
+            timeout_s=_TIMEOUT_S,
+            read_ahead_bytes=READ_AHEAD_BYTES,
+            member=self._member,
+        )
+        with file:
+            file.seek(start)
+            while length:
+                view = file.view1(min(length, _CHUNK_BYTES))
+                length -= len(view)
+                yield view
 
 
-def begun(archive: BatchArchive) -> Iterator[bytes]:
+def with_current(open_object: Callable[[], Reading], answer: Callable[[Reading], T]) -> T:
+    """Return what `answer` makes of an object, which is opened again if it was replaced before its bytes were read."""
+    for _ in range(_TRIES - 1):
+        reading = open_object()
+        try:
+            return answer(reading)
+        except ObjectNotFound:
+            continue  # if it was deleted, opening it raises the error
+    return answer(open_object())
+
+
+def begun(archive: BatchArchive) -> Iterator[Chunk]:
     """Read an archive's first bytes, and return all of them; what concerns the whole batch is raised here.
 
     The archive is closed with the iterator.
     """
-    chunks = iter(archive)
+    chunks = archive._in_parts()
     return _with_first(next(chunks), chunks, archive)
 
 
-def _with_first(first: bytes, rest: Iterator[bytes], archive: BatchArchive) -> Iterator[bytes]:
-    with archive:
+def _with_first(first: T, rest: Iterator[T], closed: Any) -> Iterator[T]:
+    """Yield all chunks, and close what they come from."""
+    with closing(closed):
         yield first
         yield from rest
-
-
-def _chunks(file: ObjectFile, start: int, length: int) -> Iterator[memoryview]:
-    with file:
-        file.seek(start)
-        yield from _views(file, length)
-
-
-def _views(file: ObjectFile, length: int) -> Iterator[memoryview]:
-    while length:
-        view = file.view1(min(length, _CHUNK_BYTES))
-        length -= len(view)
-        yield view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from storage_node.gateway.errors import S3Error
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ais_loader.objects.client import Client
     from ais_loader.values.source import Buffer
     from storage_node.gateway.bodies import Body
+
+    Chunk: TypeAlias = Buffer | list[Buffer]
+    """Bytes that are sent together."""
 
 
 @dataclass(slots=True)
@@ -52,7 +55,7 @@ class Response:
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes | Iterator[Buffer] = b""
+    body: bytes | Iterator[Buffer] | Iterator[Chunk] = b""
     size_bytes: int | None = None
     """Length of a body that is an iterator. None: not known, and the body is sent in chunks."""
     repeated: tuple[tuple[str, str], ...] = ()

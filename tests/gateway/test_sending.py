@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.values.source import Buffer
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.direct_send import DirectSend
 from storage_node.gateway.serve import GatewayThread
+from storage_node.gateway.server.head import head
 from storage_node.gateway.server.limits import Limits
 
 SIZES = (0, 1, 64 << 10, (64 << 10) + 1, 128 << 10, 1 << 20, (1 << 20) + 1, 9 << 20)
@@ -115,14 +117,26 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def test_stopping_ends_a_thread_that_waits() -> None:
+@contextlib.contextmanager
+def sending() -> Iterator[tuple[DirectSend, socket.socket]]:
+    """A sender, and the other end of its connection."""
     ours, theirs = pair()
+    with ours, theirs:
+        theirs.settimeout(10)
+        direct = DirectSend(ours, Limits())
+        try:
+            yield direct, theirs
+        finally:
+            direct.close()
+
+
+def test_stopping_ends_a_thread_that_waits() -> None:
     failed: list[BaseException] = []
-    with ours, theirs, DirectSend(ours, Limits()) as direct:
+    with sending() as (direct, theirs):
 
         def send() -> None:
             try:
-                direct.send_all([bytes(16 << 20)])
+                direct.send_all(b"", [bytes(16 << 20)], 16 << 20)
             except OSError as error:
                 failed.append(error)
 
@@ -136,15 +150,71 @@ def test_stopping_ends_a_thread_that_waits() -> None:
     assert not isinstance(failed[0], TimeoutError)
 
 
-def test_a_failing_body_is_sent_up_to_its_failure() -> None:
+@pytest.mark.parametrize("size_bytes", [9, None])
+def test_a_failing_body_is_sent_up_to_its_failure(size_bytes: int | None) -> None:
     def chunks() -> Iterator[bytes]:
         yield b"abc"
         raise ValueError("damaged")
 
-    ours, theirs = pair()
-    with theirs:
-        with ours, DirectSend(ours, Limits()) as direct, pytest.raises(ValueError, match="damaged"):
-            direct.send_all(chunks())
-        assert direct.sent_bytes == 3
-        assert theirs.recv(10) == b"abc"
-        assert theirs.recv(10) == b""
+    with sending() as (direct, theirs):
+        with pytest.raises(ValueError, match="damaged"):
+            direct.send_all(b"head ", chunks(), size_bytes)
+        assert theirs.recv(100) == (b"head abc" if size_bytes else b"head 3\r\nabc\r\n")
+        assert direct.has_begun
+        direct.stop()
+        assert theirs.recv(100) == b""
+
+
+def test_nothing_is_sent_of_a_body_that_fails_at_once() -> None:
+    with sending() as (direct, theirs):
+        with pytest.raises(ZeroDivisionError):
+            direct.send_all(b"head", (b"%d" % (1 // number) for number in (0, 1)), None)
+        assert not direct.has_begun
+        direct.stop()
+        assert theirs.recv(100) == b""
+
+
+@pytest.mark.parametrize("chunks", [[b"abc", b"de"], [b"abc", b"def", b"g"], []])
+def test_a_body_of_another_size_than_announced_is_an_error(chunks: list[bytes]) -> None:
+    with sending() as (direct, theirs):
+        with pytest.raises(ValueError, match="the 6 bytes that were announced"):
+            direct.send_all(b"head ", chunks, 6)
+        direct.stop()
+        found = theirs.recv(100)
+        assert b"head abcdef".startswith(found)
+
+
+def test_more_buffers_than_the_kernel_takes_at_once_arrive_in_order() -> None:
+    parts: list[Buffer] = [b"%d," % number for number in range(5000)]
+    whole = b"".join(parts)
+    with sending() as (direct, theirs):
+        direct.send_all(b"head ", [parts, memoryview(b"last"), b""], None)
+        direct.stop()
+        with theirs.makefile("rb") as file:
+            assert file.read() == b"head %x\r\n%s\r\n4\r\nlast\r\n0\r\n\r\n" % (len(whole), whole)
+
+
+def test_a_header_cannot_carry_another_one() -> None:
+    with pytest.raises(ValueError, match="control character"):
+        head(200, [("x-amz-meta-a", "b\r\nset-cookie: c")], size_bytes=1, keep_alive=True)
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
+def test_the_connection_ends_if_the_client_wants_it_to(port: int, data: bytes, version: str) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock, sock.makefile("rb") as file:
+        sock.sendall(f"GET /b/{1 << 20} {version}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        lines, _, body = file.read().partition(b"\r\n\r\n")
+    assert f"{version} 200 OK".encode() in lines
+    assert version == "HTTP/1.0" or b"connection: close" in lines.lower()
+    assert body == data[: 1 << 20]
+
+
+def test_requests_that_are_sent_before_their_answers_are_answered_in_order(port: int, data: bytes) -> None:
+    sizes = (1 << 20, 1, 9 << 20, 0, 128 << 10)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock, sock.makefile("rb") as file:
+        sock.sendall(b"".join(f"GET /b/{size} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for size in sizes))
+        for size in sizes:
+            lines = list(iter(file.readline, b"\r\n"))
+            assert lines[0] == b"HTTP/1.1 200 OK\r\n"
+            assert f"content-length: {size}\r\n".encode() in map(bytes.lower, lines)
+            assert file.read(size) == data[:size]

@@ -61,6 +61,7 @@ class SingleGet:
 
         Raises SilenceTimeout after `timeout_s` without a message.
         """
+        request.receiver_checks = True
         return self._exchanged(self._exchange_to_open, request, timeout_s)
 
     def _exchanged(
@@ -122,10 +123,11 @@ class SingleGet:
         """Like `_exchange`, for an answer that describes the object."""
         batch_id = next(session.batch_ids)
         encoded = pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString()
-        message = bytes(session.stream.exchange(encoded))
-        if (opened := decode_opened(message, batch_id, digest_of_ok)) is not None:
-            payload, checksum, described = opened
-            return self._compared(payload, checksum, pb.STORED), described
+        message = session.stream.exchange(encoded)
+        for kind in (pb.STORED, pb.UNCHECKED):
+            if (opened := decode_opened(message, batch_id, digest_of_ok, kind)) is not None:
+                payload, checksum, described = opened
+                return self._compared(payload, checksum, kind), described
         response = decode_response(message)
         if response.frame is None and response.end is not None and response.batch_id == batch_id:
             return (b"", response.end.object) if response.end.HasField("object") else None

@@ -11,7 +11,7 @@ from ais_loader.errors import MemberNotFound
 from ais_loader.values.entry import MemberInfo
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.request import Request
-from storage_node.gateway.reading import READ_AHEAD_BYTES, content
+from storage_node.gateway.reading import Reading
 from storage_node.gateway.request import Response
 
 _MAX_PATTERN = 1000
@@ -28,11 +28,11 @@ def get_member(request: Request) -> Response:
     path = request.query["archpath"].lstrip("/")
     bucket = request.open_bucket()
     try:
-        file = bucket.open(request.name, member=path, read_ahead_bytes=READ_AHEAD_BYTES)
+        reading = Reading(bucket, request.name, path)
     except MemberNotFound:
         raise AISError(404, f"{path[:200]} in {request.url} does not exist", "ErrNotFound") from None
-    size_bytes = file.info.size_bytes
-    return Response(200, {"content-type": "application/octet-stream"}, content(file, 0, size_bytes), size_bytes)
+    size_bytes = reading.info.size_bytes
+    return Response(200, {"content-type": "application/octet-stream"}, reading.body(0, size_bytes), size_bytes)
 
 
 def get_matching(request: Request) -> Response:

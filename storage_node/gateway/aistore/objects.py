@@ -9,7 +9,7 @@ from storage_node.gateway.aistore import attributes
 from storage_node.gateway.aistore.archive_reads import get_matching, get_member
 from storage_node.gateway.aistore.ranges import read_range
 from storage_node.gateway.aistore.request import Request
-from storage_node.gateway.reading import READ_AHEAD_BYTES, content
+from storage_node.gateway.reading import Reading, with_current
 from storage_node.gateway.request import Response
 
 _OCTETS = "application/octet-stream"
@@ -36,20 +36,20 @@ def get(request: Request) -> Response:
     bucket = request.open_bucket()
     if query.get("latest-ver") == "true":
         drop_copy(bucket, request.name)
-    file = bucket.open(request.name, read_ahead_bytes=READ_AHEAD_BYTES)
-    try:
-        info = file.info
+    is_part = "range" in request.headers
+
+    def answer(reading: Reading) -> Response:
+        info = reading.info
         headers = {"content-type": _OCTETS, **attributes.headers_of(info)}
         start, length, status = 0, info.size_bytes, 200
-        if "range" in request.headers:
+        if is_part:
             start, length = read_range(request.headers["range"], info.size_bytes)
             status = 206
             headers["accept-ranges"] = "bytes"
             headers["content-range"] = f"bytes {start}-{start + length - 1}/{info.size_bytes}"
-        return Response(status, headers, content(file, start, length), length)
-    except BaseException:
-        file.close()
-        raise
+        return Response(status, headers, reading.body(start, length), length)
+
+    return with_current(lambda: Reading(bucket, request.name, is_part=is_part), answer)
 
 
 def drop_copy(bucket: Bucket, name: str) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, RangeError
+from ais_loader.wire import recycled
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import has_version
 from storage_node.store.archives.index import MemberIndex
@@ -25,12 +27,14 @@ from storage_node.store.files.object_files import drive_error
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
 from storage_node.store.read.batch_members import MemberPart, find_member, status_of
-from storage_node.store.read.batch_reader import read_cached
+from storage_node.store.read.batch_reader import Failure, FailureCode, read_cached, read_into
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.replica_state import version_gone
 from storage_node.store.store import Store
 
 CHUNK_BYTES = 4 * BLOCK_BYTES
+_CACHED_BYTES = 128 << 10
+"""Objects up to this size are read while other threads wait, which takes less time than to release the GIL."""
 _LOOKUPS_OF_A_MOVING_OBJECT = 10
 T = TypeVar("T")
 
@@ -88,9 +92,15 @@ class StoredObjectReader(Iterator[bytes]):
                 raise
 
     def __next__(self) -> bytes:
+        return bytes(self.next_view())
+
+    def next_view(self) -> bytes | memoryview:
+        """Return the next chunk without a copy. Its memory is used again once nothing refers to it. Raises
+        StopIteration at the end."""
         if self._at >= self._stop:
             self.close()
             raise StopIteration
+        chunk: bytes | memoryview
         try:
             if self._held is not None:
                 chunk = self._held[self._at : self._stop]
@@ -103,6 +113,12 @@ class StoredObjectReader(Iterator[bytes]):
             raise
         self._at += len(chunk)
         return chunk
+
+    def views(self) -> Iterator[bytes | memoryview]:
+        """Yield the rest of the chunks as `next_view` returns them, and close the reader at the end."""
+        with contextlib.closing(self):
+            while self._at < self._stop:
+                yield self.next_view()
 
     def _read_from_segment(self) -> bytes:
         """Read the whole object at once: the bytes of a dead object in a segment are freed even while it is open."""
@@ -117,26 +133,35 @@ class StoredObjectReader(Iterator[bytes]):
             "run `ais-loader doctor`, and put the object again"
         )
 
-    def _next_verified(self) -> bytes:
+    def _next_verified(self) -> memoryview:
         size = self.record.size_bytes
         if size <= BLOCK_BYTES:
-            whole = self._pread(0, size)
-            self._compare(whole, self.record.checksum)
-            return whole[self._at : self._stop]
-        first = self._at // BLOCK_BYTES
-        begin = first * BLOCK_BYTES
-        end = min(begin + CHUNK_BYTES, -(-self._stop // BLOCK_BYTES) * BLOCK_BYTES, size)
-        blocks = memoryview(self._pread(begin, end - begin))
-        for at in range(0, len(blocks), BLOCK_BYTES):
-            number = first + at // BLOCK_BYTES
-            self._compare(blocks[at : at + BLOCK_BYTES], int(self._blocks[number - self._first_block]))
-        return bytes(blocks[self._at - begin : self._stop - begin])
+            begin, checksums = 0, [self.record.checksum]
+            lengths = [size]
+        else:
+            first = self._at // BLOCK_BYTES
+            begin = first * BLOCK_BYTES
+            end = min(begin + CHUNK_BYTES, -(-self._stop // BLOCK_BYTES) * BLOCK_BYTES, size)
+            lengths = [min(BLOCK_BYTES, end - at) for at in range(begin, end, BLOCK_BYTES)]
+            at = first - self._first_block
+            checksums = self._blocks[at : at + len(lengths)].tolist()
+        read = _read_pieces(self._fd, b"", begin, lengths, checksums)
+        if isinstance(read, tuple):
+            self._raise_failure(read)
+        return read[self._at - begin : self._stop - begin]
 
-    def _compare(self, data: bytes | memoryview, expected: int) -> None:
-        if crc32c(data) != expected:
+    def _raise_failure(self, failure: Failure) -> NoReturn:
+        _, code, number = failure
+        if code == FailureCode.CHECKSUM:
             self._drive.faults.note_checksum()
             self._damaged(self.record.version)
             raise CorruptObject(self._damage())
+        if code == FailureCode.SHORT:
+            self._damaged(self.record.version)
+            raise CorruptObject(f"{self._label}: its file on {self._drive.root} is shorter than what was put")
+        error = OSError(number, os.strerror(number))
+        self._drive.faults.note(error, f"reading {self._label}")
+        raise drive_error(error, self._drive.root, f"reading {self._label}") from error
 
     def _pread(self, offset: int, size: int) -> bytes:
         parts: list[bytes] = []
@@ -147,8 +172,7 @@ class StoredObjectReader(Iterator[bytes]):
                 self._drive.faults.note(error, f"reading {self._label}")
                 raise drive_error(error, self._drive.root, f"reading {self._label}") from error
             if not part:
-                self._damaged(self.record.version)
-                raise CorruptObject(f"{self._label}: its file on {self._drive.root} is shorter than what was put")
+                self._raise_failure((0, FailureCode.SHORT, 0))
             parts.append(part)
             offset, size = offset + len(part), size - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -238,20 +262,52 @@ def open_object(
     return open_current(store, bucket, name, version, opened)
 
 
-def read_located(drive: Drive, entry: CatalogEntry, label: str) -> bytes:
-    """Return the bytes of a small object that was located before, verified.
+def read_located(drive: Drive, entry: CatalogEntry, label: str) -> bytes | memoryview:
+    """Return the bytes of an object that was located before, verified. Its memory is used again once nothing refers to
+    it.
 
     Returns none if they cannot be read: another look-up then tells why.
     """
+    folder, size = drive.files.objects_fd, entry.size_bytes
     path = file_of(entry.path) if entry.offset else entry.path
-    whole = read_cached(b"", ((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum),))
-    if whole is not None:
+    if size > _CACHED_BYTES:
+        read = _read_pieces(folder, path, entry.offset, [size], [entry.checksum])
+        if not isinstance(read, tuple):
+            return read
+    elif (whole := read_cached(b"", ((folder, path, entry.offset, size, entry.checksum),))) is not None:
         return whole
     try:
         fd = drive.files.open(entry.path)
-        return b"".join(StoredObjectReader(drive, entry, fd, label, 0, entry.size_bytes, True))
+        return b"".join(StoredObjectReader(drive, entry, fd, label, 0, size, True))
     except (OSError, LoaderError):
         return b""
+
+
+def _read_pieces(
+    folder: int, path: bytes, start: int, lengths: Sequence[int], checksums: Sequence[int]
+) -> memoryview | Failure:
+    """Return adjacent pieces of a file, each verified, in memory that is used again once nothing refers to it.
+
+    `path` b"": `folder` is itself the file.
+    """
+    count = len(lengths)
+    starts = array("q")
+    for length in lengths:
+        starts.append(start)
+        start += length
+    room = recycled.take(sum(lengths))
+    failure = read_into(
+        room,
+        0,
+        array("i", [folder]) * count,
+        [path] * count,
+        starts,
+        array("q", lengths),
+        array("I", checksums),
+        b"\1" * count,
+        bytearray(1),
+    )
+    return room.toreadonly() if failure is None else failure
 
 
 def _note_damage(store: Store, bucket: str, name: str, version: Version) -> None:
