@@ -390,7 +390,7 @@ class Gateway:
                 for part in chunk if isinstance(chunk, list) else (chunk,):
                     await _write(answer, part)
             await answer.write_eof()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised as what it is to the client
             raise self._cut(http, error, request_id) from None
         finally:
             close = getattr(chunks, "close", None)

@@ -13,7 +13,6 @@ from ais_loader.values.entry import ObjectInfo
 from storage_node.gateway.attributes import etag, last_modified
 from storage_node.gateway.errors import S3Error
 
-
 _CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 

@@ -1,17 +1,17 @@
 """Reading: an object, or a member of an archive, opened in one version for the body of an answer.
 
-The bytes are verified in memory, and sent from the same memory: what a checksum was compared with is what a client gets.
-Sending files by sendfile takes no less processor time, since a checksum brings the bytes into the processor's cache, and
-would send what the file has later.
+The bytes are verified in memory, and sent from the same memory: a client gets what was compared with a checksum, and
+nothing else. Sendfile would take no less processor time, since the checksum has just brought the bytes into the
+processor's cache, and it would send what the file has by then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ais_loader.errors import ObjectNotFound
+from ais_loader.errors import ObjectNotFound, Overloaded
 from ais_loader.objects.archive import BatchArchive
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.objects.pinned import WHOLE_BYTES, opened, opened_member
@@ -89,14 +89,15 @@ class Reading:
 
 
 def with_current(open_object: Callable[[], Reading], answer: Callable[[Reading], T]) -> T:
-    """Return what `answer` makes of an object, which is opened again if it was replaced before its bytes were read."""
-    for _ in range(_TRIES - 1):
-        reading = open_object()
-        try:
+    """Return what `answer` makes of an object, which is opened again if it was replaced before its bytes were read.
+
+    Raises Overloaded if that happens every time.
+    """
+    for _ in range(_TRIES):
+        reading = open_object()  # raises ObjectNotFound if it was deleted
+        with suppress(ObjectNotFound):
             return answer(reading)
-        except ObjectNotFound:
-            continue  # if it was deleted, opening it raises the error
-    return answer(open_object())
+    raise Overloaded(f"{reading.info.name!r} is replaced faster than it can be read; try again")
 
 
 def begun(archive: BatchArchive) -> Iterator[Chunk]:

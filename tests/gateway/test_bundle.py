@@ -52,13 +52,13 @@ def test_a_fault_ends_the_connection_before_the_end(
     served: Served, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.client.bucket(bucket).put("a", data(1, 3 << 20))
-    whole = BatchArchive.__iter__
+    whole = BatchArchive._in_parts
 
-    def broken(archive: BatchArchive) -> Iterator[bytes]:
+    def broken(archive: BatchArchive) -> Iterator[list[bytes | memoryview]]:
         yield next(whole(archive))
         raise errors.NodeUnavailable("gone")
 
-    monkeypatch.setattr(BatchArchive, "__iter__", broken)
+    monkeypatch.setattr(BatchArchive, "_in_parts", broken)
     with pytest.raises((http.client.IncompleteRead, ConnectionError)):
         bundled(served, bucket, ["a", "a", "a"])
 

@@ -326,6 +326,7 @@ def test_the_short_form_of_an_opened_object_is_the_same_message(
     for kind in (pb.UNCHECKED, pb.TRANSFORMED):
         other = encode_single(batch_id, len(payload), checksum, end, kind, described) + payload
         assert decode_opened(other, batch_id, digest_of) is None
+        assert decode_opened(memoryview(other), batch_id, digest_of, kind) == (payload, checksum, info)
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**32 - 1, 2**63, 2**64 - 1])
