@@ -90,7 +90,7 @@ class DirectSend:
         left = size_bytes or 0
         waiting: list[Buffer] = [head]
         for chunk in chunks:
-            buffers = chunk if isinstance(chunk, list) else [chunk]
+            buffers: Sequence[Buffer] = chunk if isinstance(chunk, list) else [chunk]
             count = sum(len(memoryview(buffer)) for buffer in buffers)
             if not count:
                 continue

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ais_loader.values.source import Buffer
     from storage_node.gateway.bodies import Body
 
-    Chunk: TypeAlias = Buffer | list[Buffer]
+    Chunk: TypeAlias = Buffer | list[bytes | memoryview]
     """Bytes that are sent together."""
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.values.source import Buffer
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.direct_send import DirectSend
 from storage_node.gateway.serve import GatewayThread
@@ -185,7 +184,7 @@ def test_a_body_of_another_size_than_announced_is_an_error(chunks: list[bytes]) 
 
 
 def test_more_buffers_than_the_kernel_takes_at_once_arrive_in_order() -> None:
-    parts: list[Buffer] = [b"%d," % number for number in range(5000)]
+    parts: list[bytes | memoryview] = [b"%d," % number for number in range(5000)]
     whole = b"".join(parts)
     with sending() as (direct, theirs):
         direct.send_all(b"head ", [parts, memoryview(b"last"), b""], None)
