@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_compose_pb2 as pb
@@ -20,6 +21,7 @@ from ais_loader.wire.reserved import require_unreserved
 from storage_node.cluster.repair.source_reader import SourceRange, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
+from storage_node.lane.calls import ObjectBytes
 from storage_node.limits.call_slots import tenant_of
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.calls import bounded, bounded_responses, counted, counted_stream
@@ -104,7 +106,7 @@ class Composing:
         self._open: SourceRange | None = None
         self.moved_bytes = 0
 
-    async def messages(self) -> AsyncGenerator[objects.PutRequest, None]:
+    async def messages(self) -> AsyncGenerator[Any, None]:
         """Yield the messages. Raises LoaderError; CorruptObject if all replicas of a source are damaged."""
         request = self.request
         try:
@@ -121,7 +123,7 @@ class Composing:
                         self._open = await self._sources.open(part.range)
                     while chunk := await self._open.next():
                         self.moved_bytes += len(chunk)
-                        yield objects.PutRequest(data=chunk)
+                        yield ObjectBytes(memoryview(chunk))  # a PutRequest would take two more copies
                     size_bytes = self._open.size_bytes
                     self._checksum = combine(self._checksum, self._open.checksum, size_bytes)
                     await self._open.close()

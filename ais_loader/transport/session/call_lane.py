@@ -144,9 +144,10 @@ class LaneCall:
         return self._lane.is_readable
 
     def send(self, message: Buffer, kind: int = MESSAGE, *, more: bool = False) -> None:
-        """Send a message. `more`: another one follows at once, and a small message may be sent together with it."""
+        """Send a message. `more`: another one follows at once, and small messages may be sent together with it."""
         header = self._held + HEADER.pack(len(message), kind)
-        if more and len(message) <= _BUFFER_BYTES:
+        # Bounded together: without that, many small messages would be copied once for each that follows.
+        if more and len(header) + len(message) <= _BUFFER_BYTES:
             self._held = header + message
             return
         self._held = b""
