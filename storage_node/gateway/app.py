@@ -34,6 +34,7 @@ from storage_node.gateway.server.bounded_server import (
     ListenerSite,
     exchange_of,
     own_headers,
+    read_at_once,
     refusal,
 )
 from storage_node.gateway.server.counters import GatewayCounters
@@ -41,7 +42,7 @@ from storage_node.gateway.server.exchange import Exchange
 from storage_node.gateway.server.head import head
 from storage_node.gateway.server.limits import Limits
 from storage_node.gateway.signature import Signed, verify
-from storage_node.gateway.spool import BodyMemory, Spool
+from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, Spool
 
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
     from aiohttp import HttpVersion11, web
@@ -51,6 +52,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _BATCH_BYTES = 256 << 10
 _CROWDED_BATCH_BYTES = 32 << 10
+_WIDE_BODIES, _WIDE_BATCH_BYTES, _WIDE_READ_BYTES = 8, 512 << 10, 256 << 10
+"""So many large bodies at once are received in larger pieces, with fewer turns of threads."""
 _PIECE_BYTES = 64 << 10
 """Answers are handed to connections in pieces of this size: asyncio copies what a client does not take at once."""
 _INLINE_BYTES = 64 << 10
@@ -98,6 +101,7 @@ class Gateway:
         self._batches = asyncio.Semaphore(self.limits.batches)
         self._memory = BodyMemory(self.limits.bodies_bytes)
         self._pending_bytes = 0
+        self._wide_bodies = 0
         self._runner: web.ServerRunner | None = None
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -341,16 +345,22 @@ class Gateway:
             http.writer.output_size = 0
         loop = asyncio.get_running_loop()
         pending: list[bytes] = []
-        pending_bytes = 0
+        pending_bytes, batch_bytes = 0, _BATCH_BYTES
+        is_wide = (http.content_length or 0) > AT_ONCE_BYTES and self._wide_bodies < _WIDE_BODIES
+        if is_wide:
+            self._wide_bodies += 1
+            batch_bytes = _WIDE_BATCH_BYTES
+            read_at_once(http, _WIDE_READ_BYTES)
         try:
             while not http.content.at_eof():
                 data, _ = await http.content.readchunk()  # neither joined nor copied; empty between chunks of HTTP
-                pending.append(data)
+                if data:
+                    pending.append(data)
                 pending_bytes += len(data)
                 self._pending_bytes += len(data)
                 is_crowded = self._pending_bytes > self.limits.pending_bytes
-                if pending_bytes >= (_CROWDED_BATCH_BYTES if is_crowded else _BATCH_BYTES):
-                    await loop.run_in_executor(self._feeds, _feed, body, pending)
+                if pending_bytes >= (_CROWDED_BATCH_BYTES if is_crowded else batch_bytes):
+                    await loop.run_in_executor(self._feeds, body.feed, pending)
                     self._pending_bytes -= pending_bytes
                     pending, pending_bytes = [], 0
         except (web.HTTPException, OSError) as error:
@@ -363,6 +373,9 @@ class Gateway:
             raise S3Error("IncompleteBody", f"the body is not valid: {type(error).__name__}") from None
         finally:
             self._pending_bytes -= pending_bytes
+            if is_wide:
+                self._wide_bodies -= 1
+                read_at_once(http)
         if pending_bytes <= _INLINE_BYTES:
             _finish(body, pending)
         else:
@@ -416,14 +429,8 @@ class _Sent(web.StreamResponse):
     async def write_eof(self, data: bytes = b"") -> None: ...
 
 
-def _feed(body: Incoming, pieces: list[bytes]) -> None:
-    for piece in pieces:
-        if piece:
-            body.feed(piece)
-
-
 def _finish(body: Incoming, pieces: list[bytes]) -> None:
-    _feed(body, pieces)
+    body.feed(pieces)
     body.finish()
 
 

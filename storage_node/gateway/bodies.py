@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from storage_node.gateway import checksums
 from storage_node.gateway.checksums import Hasher
 from storage_node.gateway.errors import S3Error
+from storage_node.gateway.md5 import Md5
 from storage_node.gateway.signature import UNSIGNED, ChunkSigner, Signed, content_md5
 from storage_node.gateway.spool import BodyMemory, Spool
 
@@ -50,7 +51,7 @@ class Body(Spool):
         self.checksum: tuple[str, str] | None = None
         """The checksum that the client announced, and that the bytes have: its algorithm and value."""
         self._most_bytes = most_bytes
-        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._md5 = Md5()
         self._want_md5 = content_md5(headers["content-md5"]) if "content-md5" in headers else None
         self._sha256: Hasher | None = None
         self._want_sha256 = ""
@@ -65,7 +66,8 @@ class Body(Spool):
             if not _SHA256.match(payload):
                 raise S3Error("InvalidArgument", "x-amz-content-sha256: need a SHA-256 or one of S3's words")
             self._sha256, self._want_sha256 = hashlib.sha256(), payload
-        super().__init__(folder=folder, most_bytes=most_bytes, memory=memory)
+        announced = self._want_bytes if self._decoder is not None else int(headers.get("content-length", "0"))
+        super().__init__(folder=folder, most_bytes=most_bytes, memory=memory, announced_bytes=announced)
 
     def _begin_chunked(self, headers: Mapping[str, str], signed: Signed) -> None:
         kind = signed.payload
@@ -95,16 +97,16 @@ class Body(Spool):
     def md5(self) -> str:
         return self._md5.hexdigest()
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, pieces: Sequence[bytes]) -> None:
         """Take what arrived next. Raises S3Error."""
-        pieces = self._decoder.feed(data) if self._decoder is not None else [data]
-        for piece in pieces:
-            self.write(piece)
-            self._md5.update(piece)
-            if self._sha256 is not None:
-                self._sha256.update(piece)
-            if self._hasher is not None:
-                self._hasher.update(piece)
+        if self._decoder is not None:
+            pieces = [piece for data in pieces for piece in self._decoder.feed(data)]
+        self.write(*pieces)
+        self._md5.update(pieces)
+        for hasher in (self._sha256, self._hasher):
+            if hasher is not None:
+                for piece in pieces:
+                    hasher.update(piece)
 
     def finish(self) -> None:
         """Compare the whole body with what was announced. Raises S3Error."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import unquote_to_bytes
@@ -42,7 +42,7 @@ class Request:
 class Incoming(Protocol):
     """The body of a request while it arrives."""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, pieces: Sequence[bytes]) -> None:
         """Take what arrived next. Raises Refusal."""
 
     def finish(self) -> None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import io
+import logging
+import os
 import tempfile
 import threading
+from collections.abc import Sequence
 from typing import IO, cast
 
 from ais_loader.wire.checksum import crc32c
 from storage_node.gateway.errors import S3Error
 
+log = logging.getLogger(__name__)
 AT_ONCE_BYTES = 1 << 20
 """Largest body that is given to the store as bytes instead of a file."""
 IN_MEMORY_BYTES = 256 << 10
 """Memory for an archive that is written before its answer begins. Beyond, it is a temporary file."""
+_READ_BYTES = 256 << 10
+"""Bytes that are read from a file at once. malloc keeps the memory for them, and they are still in the CPU's caches when
+they are sent."""
+_PIECES_AT_ONCE = 512
+"""Below IOV_MAX."""
 
 
 class BodyMemory:
@@ -73,10 +82,45 @@ class _Pieces(io.RawIOBase):
         return piece[at : at + size]
 
 
+class _Stored(io.RawIOBase):
+    """A file of bytes that are in a temporary file."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("only from the beginning")
+        self._at = offset
+        return offset
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes, not more than _READ_BYTES at once; all with -1."""
+        if size < 0:
+            return b"".join(iter(lambda: self.read(_READ_BYTES), b""))
+        data = os.pread(self._fd, min(size, _READ_BYTES), self._at)
+        self._at += len(data)
+        return data
+
+
 class Spool:
     """The bytes of a request, their number and CRC-32C. Always `close`."""
 
-    def __init__(self, *, folder: str | None, most_bytes: int, memory: BodyMemory) -> None:
+    def __init__(
+        self, *, folder: str | None, most_bytes: int, memory: BodyMemory, announced_bytes: int | None = None
+    ) -> None:
+        """`announced_bytes`: the number that the client says. Large bodies go to a file at once, without using up the
+        memory of others; fresh memory would also take longer to be filled than a file."""
         self.size_bytes = 0
         self.crc32c = 0
         self._most_bytes = most_bytes
@@ -84,29 +128,36 @@ class Spool:
         self._taken_bytes = 0
         self._pieces: list[bytes] | None = []
         self._file: IO[bytes] | None = None
+        self._is_large = announced_bytes is not None and announced_bytes > AT_ONCE_BYTES
 
-    def write(self, data: bytes) -> None:
-        """Take what follows. Raises S3Error for more than `most_bytes`."""
-        self.size_bytes += len(data)
-        if self.size_bytes > self._most_bytes:
-            raise S3Error("EntityTooLarge", f"the body has more than {self._most_bytes:,} bytes")
-        self.crc32c = crc32c(data, self.crc32c)
-        if self._pieces is not None and not self._fits(len(data)):
-            self._move_to_file(self._pieces)
-        if self._pieces is not None:
-            self._pieces.append(data)
-        elif self._file is not None:
-            self._file.write(data)
+    def write(self, *pieces: bytes) -> None:
+        """Take what follows. Raises S3Error for more than `most_bytes`, and if there is no room for a file."""
+        for piece in pieces:
+            self.size_bytes += len(piece)
+            if self.size_bytes > self._most_bytes:
+                raise S3Error("EntityTooLarge", f"the body has more than {self._most_bytes:,} bytes")
+            self.crc32c = crc32c(piece, self.crc32c)
+        try:
+            if self._pieces is not None and not self._fits(sum(map(len, pieces))):
+                self._move_to_file(self._pieces)
+            if self._pieces is not None:
+                self._pieces.extend(pieces)
+            elif self._file is not None:
+                _write_all(self._file.fileno(), pieces)
+        except OSError as error:
+            folder = self._folder or tempfile.gettempdir()
+            log.warning("no file for a body in %s: %s", folder, error)
+            raise S3Error("ServiceUnavailable", "the gateway cannot write temporary files; its log says why") from None
 
     def _fits(self, size_bytes: int) -> bool:
-        if not self._memory.take(size_bytes):
+        if (self._is_large and size_bytes) or not self._memory.take(size_bytes):
             return False
         self._taken_bytes += size_bytes
         return True
 
     def _move_to_file(self, pieces: list[bytes]) -> None:
-        self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - see close
-        self._file.writelines(pieces)
+        self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - see close
+        _write_all(self._file.fileno(), pieces)
         self._forget_memory()
 
     def _forget_memory(self) -> None:
@@ -124,8 +175,7 @@ class Spool:
             return cast(IO[bytes], _Pieces(self._pieces))
         if self._file is None:
             raise ValueError("the spool is closed")
-        self._file.seek(0)
-        return self._file
+        return cast(IO[bytes], _Stored(self._file.fileno()))
 
     def read(self) -> bytes:
         """Return the bytes."""
@@ -141,3 +191,15 @@ class Spool:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _write_all(fd: int, pieces: Sequence[bytes]) -> None:
+    """Append bytes to a file. Raises OSError."""
+    for at in range(0, len(pieces), _PIECES_AT_ONCE):
+        some = pieces[at : at + _PIECES_AT_ONCE]
+        written = os.writev(fd, some)
+        for piece in some:  # what did not go at once
+            rest = memoryview(piece)[written:]
+            written = max(0, written - len(piece))
+            while rest:
+                rest = rest[os.write(fd, rest) :]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,50 @@ def test_a_body_that_outgrows_the_memory_moves_to_a_file_and_frees_it(tmp_path: 
     assert memory.free_bytes == MIB
     assert spool.read() == data
     assert list(tmp_path.iterdir()) == [], "the file has a name"
+    spool.close()
+
+
+@pytest.mark.parametrize(("announced", "is_in_memory"), [(AT_ONCE_BYTES, True), (AT_ONCE_BYTES + 1, False)])
+def test_a_body_that_is_announced_as_large_takes_no_memory(announced: int, is_in_memory: bool) -> None:
+    memory, data = BodyMemory(8 * MIB), random.Random(3).randbytes(announced)
+    spool = Spool(folder=None, most_bytes=10 * MIB, memory=memory, announced_bytes=announced)
+    pieces = [data[at : at + 1000] for at in range(0, len(data), 1000)]
+    spool.write(*pieces[:700])  # more than one call writes at once
+    spool.write(*pieces[700:])
+    assert spool.is_in_memory == is_in_memory
+    assert memory.free_bytes == 8 * MIB - (announced if is_in_memory else 0)
+    assert (spool.size_bytes, spool.crc32c) == (announced, crc32c(data))
+    first, second = spool.file(), spool.file()
+    assert first.read(1000) == data[:1000]
+    assert second.read() == data
+    assert first.read() == data[1000:]
+    spool.close()
+    assert memory.free_bytes == 8 * MIB
+
+
+def test_a_full_folder_of_temporary_files_is_an_error_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(folder=None, most_bytes=10 * MIB, memory=BodyMemory(0))
+
+    def full(fd: int, pieces: Sequence[bytes]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(S3Error, match="temporary files") as refused:
+        spool.write(b"some")
+    assert refused.value.status == 503
+    spool.close()
+
+
+def test_a_write_that_takes_a_part_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(folder=None, most_bytes=10 * MIB, memory=BodyMemory(0))
+    pieces = [random.Random(number).randbytes(1000 * number) for number in range(5)]
+
+    def partly(fd: int, pieces: Sequence[bytes]) -> int:
+        return os.write(fd, b"".join(pieces)[:3500])
+
+    monkeypatch.setattr(os, "writev", partly)
+    spool.write(*pieces)
+    assert spool.read() == b"".join(pieces)
     spool.close()
 
 

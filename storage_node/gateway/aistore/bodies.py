@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import xxhash
@@ -23,8 +23,16 @@ class _Hasher(Protocol):
 class Body(Spool):
     """The bytes of a request. Use `feed` for what arrives, then `finish`; always `close`."""
 
-    def __init__(self, headers: Mapping[str, str], *, folder: str | None, most_bytes: int, memory: BodyMemory) -> None:
-        """Raises AISError for a checksum of an unknown type."""
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        *,
+        folder: str | None,
+        most_bytes: int,
+        memory: BodyMemory,
+        announced_bytes: int | None = None,
+    ) -> None:
+        """`announced_bytes`: see `Spool`. Raises AISError for a checksum of an unknown type."""
         self._want = ""
         self._hasher: _Hasher | None = None
         self._type = headers.get(CHECKSUM_TYPE, "").strip().lower()
@@ -33,13 +41,14 @@ class Body(Spool):
             self._want = value
             if self._type != "crc32c":  # every body's is known
                 self._hasher = _hasher(self._type)
-        super().__init__(folder=folder, most_bytes=most_bytes, memory=memory)
+        super().__init__(folder=folder, most_bytes=most_bytes, memory=memory, announced_bytes=announced_bytes)
 
-    def feed(self, data: bytes) -> None:
-        """Take what arrived next. Raises Refusal for more than `most_bytes`."""
-        self.write(data)
+    def feed(self, pieces: Sequence[bytes]) -> None:
+        """Take what arrived next. Raises Refusal, as `Spool.write` does."""
+        self.write(*pieces)
         if self._hasher is not None:
-            self._hasher.update(data)
+            for piece in pieces:
+                self._hasher.update(piece)
 
     def finish(self) -> None:
         """Compare the whole body with its checksum. Raises AISError."""
