@@ -19,8 +19,8 @@ AT_ONCE_BYTES = 1 << 20
 IN_MEMORY_BYTES = 256 << 10
 """Memory for an archive that is written before its answer begins. Beyond, it is a temporary file."""
 _READ_BYTES = 256 << 10
-"""Bytes that are read from a file at once. malloc keeps the memory for them, and they are still in the CPU's caches when
-they are sent."""
+"""Bytes that are read from a file at once. malloc keeps the memory for them, and they are sent while they are still in
+the CPU's caches."""
 _PIECES_AT_ONCE = 512
 """Below IOV_MAX."""
 
