@@ -47,8 +47,9 @@ def exchange_of(http: web.BaseRequest) -> Exchange:
 def read_at_once(http: web.BaseRequest, size_bytes: int = _READ_BYTES) -> None:
     """Set how many bytes are read from a request's connection at once. Twice as many may wait to be decoded."""
     http.content.set_read_chunk_size(size_bytes)
-    if hasattr(http.transport, "max_size"):
-        http.transport.max_size = size_bytes
+    transport: Any = http.transport
+    if hasattr(transport, "max_size"):
+        transport.max_size = size_bytes
 
 
 class BoundedServer(web.Server):
