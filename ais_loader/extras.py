@@ -44,6 +44,7 @@ EXTRAS = {
     "awscrt": "gateway",
     "botocore": "gateway",
     "msgpack": "gateway",
+    "re2": "gateway",
 }
 """Extra to install, by the name under which a package is imported."""
 

@@ -168,6 +168,7 @@ OF_PACKAGE |= {
     },
     "botocore": {"signatures": "import storage_node.gateway.signature"},
     "msgpack": {"a list": "import storage_node.gateway.aistore.listing"},
+    "re2": {"an expression": "from storage_node.gateway.aistore.archive_reads import _expression; _expression('a')"},
     "awscrt": {"a checksum": "from storage_node.gateway.checksums import Crc; Crc('crc64nvme')"},
     "cloudpickle": {},
     "packaging": {},
@@ -273,11 +274,20 @@ def test_every_package_of_an_extra_is_known_by_it() -> None:
         named |= {"PIL"} if "pillow" in named else set()
         named |= {"hdrh"} if "hdrhistogram" in named else set()
         named |= {"jwt"} if "pyjwt" in named else set()
+        named |= {"re2"} if "google_re2" in named else set()
         named |= {"multistorageclient"} if "multi_storage_client" in named else set()
     for package, wanted in EXTRAS.items():
         assert any(package in extras[extra] for extra in wanted.split(",")), package
     of_users = {package for extra, packages in extras.items() if extra not in ("dev", "test") for package in packages}
-    imported_otherwise = {"ais_loader", "pillow", "hdrhistogram", "pyjwt", "multi_storage_client", "urllib3"}
+    imported_otherwise = {
+        "ais_loader",
+        "pillow",
+        "hdrhistogram",
+        "pyjwt",
+        "multi_storage_client",
+        "urllib3",
+        "google_re2",
+    }
     assert of_users - imported_otherwise == set(EXTRAS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import time
 
 import pytest
 
@@ -69,6 +70,15 @@ def test_matches_that_are_refused(ais: Ais, shard: str) -> None:
         answer = ais.get(shard, "s.tar", archregx=pattern, archmode=mode)
         assert answer.status == status and answer.message()
     assert ais.get(shard, "none.tar", archregx="x", archmode="prefix").status == 404
+
+
+def test_an_expression_takes_no_longer_than_the_names_are(ais: Ais, bucket: str) -> None:
+    """Python's own expressions take twice as long for each further letter, and hold the process meanwhile."""
+    ais.put(bucket, "s.tar", packed_tar({f"{'a' * 24}!": b"1"}))
+    began_s = time.monotonic()
+    assert ais.get(bucket, "s.tar", archregx="(a+)+$", archmode="regexp").status == 404
+    assert time.monotonic() - began_s < 3
+    assert "invalid escape sequence" in ais.get(bucket, "s.tar", archregx=r"(a)\1", archmode="regexp").message()
 
 
 def test_members_that_are_added(ais: Ais, shard: str) -> None:
