@@ -27,6 +27,13 @@ def name_of(key: str) -> str:
     return name
 
 
+def check_prefix(prefix: str) -> str:
+    """Return a prefix of names. Raises S3Error for one of names that the store keeps to itself, such as parts."""
+    if prefix.startswith("/"):
+        raise S3Error("InvalidArgument", f"prefix {prefix[:80]!r}: it begins with '/'")
+    return prefix
+
+
 def key_of(name: str) -> str:
     """Return the key of an object."""
     return name[:-1] if name.endswith("/" + MARKER) else name

@@ -13,6 +13,7 @@ from storage_node.gateway.aistore.bucket_props import change_props, props_of, re
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.providers import provider_of
 from storage_node.gateway.aistore.request import Request, json_response, text_response
+from storage_node.gateway.names import check_prefix
 from storage_node.gateway.request import Response
 
 BUCKET_PROPS, BUCKET_SUMMARY, JOB_ID = "ais-bucket-props", "ais-bucket-summ", "ais-xaction-id"
@@ -69,7 +70,7 @@ def head(request: Request) -> Response:
         prefix = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True).decode()
     except ValueError:
         raise AISError(404, f"job {job[:80]!r} does not exist") from None
-    headers[BUCKET_SUMMARY] = json.dumps(_summary(bucket, request.provider, prefix))
+    headers[BUCKET_SUMMARY] = json.dumps(_summary(bucket, request.provider, check_prefix(prefix)))
     return Response(headers=headers)
 
 
@@ -106,7 +107,7 @@ def _prefix(request: Request) -> str:
     prefix = request.value.get("prefix") or ""
     if not isinstance(prefix, str):
         raise AISError(400, "prefix: need a string")
-    return prefix
+    return check_prefix(prefix)
 
 
 def _summary(bucket: Bucket, provider: str, prefix: str) -> dict[str, Any]:

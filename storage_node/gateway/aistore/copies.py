@@ -16,7 +16,7 @@ from storage_node.gateway.aistore.errors import AISError, bucket_not_found, unsu
 from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
 from storage_node.gateway.aistore.providers import check_bucket_name, provider_named
 from storage_node.gateway.aistore.request import Request
-from storage_node.gateway.names import name_of
+from storage_node.gateway.names import check_prefix, name_of
 from storage_node.gateway.request import Response
 
 _DELETE_TRIES = 5
@@ -51,7 +51,7 @@ class Copying:
         if not isinstance(extensions, dict) or not all(isinstance(to, str) for to in extensions.values()):
             raise AISError(400, "ext: need an object of extensions")
         stripped = {before.lstrip("."): after.lstrip(".") for before, after in extensions.items()}
-        return cls(texts[0], texts[1], flags[0], flags[1], stripped or None)
+        return cls(check_prefix(texts[0]), check_prefix(texts[1]), flags[0], flags[1], stripped or None)
 
     def name(self, name: str) -> str:
         """Return the name of a copy."""
@@ -62,9 +62,11 @@ class Copying:
         return self.prepend + name
 
 
-def places(request: Request, name: str, provider: str, *, create: bool) -> Bucket:
+def places(request: Request, name: str, provider: object, *, create: bool) -> Bucket:
     """Return the bucket that copies go to. One of AIStore's own is created. Raises Refusal."""
     check_bucket_name(name)
+    if not isinstance(provider, str):
+        raise AISError(400, "provider: need a string")
     provider = provider_named({"provider": provider})
     if create and provider == "ais":
         return request.client.create_bucket(name, exist_ok=True)

@@ -13,7 +13,7 @@ from storage_node.gateway.aistore.copies import Copying, copied, places
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
 from storage_node.gateway.aistore.request import Request
-from storage_node.gateway.names import name_of
+from storage_node.gateway.names import check_prefix, name_of
 from storage_node.gateway.request import Response
 
 MAX_NAMES = 10_000_000
@@ -51,7 +51,7 @@ def selection(request: Request) -> Selection:
     if not isinstance(template, str):
         raise AISError(400, "need objnames or a template")
     if "{" not in template:
-        return Selection(None, template)
+        return Selection(None, check_prefix(template))
     expanded = expand(template)
     return Selection(lambda: map(name_of, expanded()))
 

@@ -10,6 +10,7 @@ from ais_loader.values.urls import is_remote
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
 from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.names import check_prefix
 from storage_node.gateway.request import Response
 
 
@@ -33,7 +34,7 @@ def promote(request: Request) -> Response:
         for result in bucket.iter_promote(
             source,
             exclude=() if value.get("rcr") else "*/*",  # as in AIStore, a folder without those in it
-            prefix=to,
+            prefix=check_prefix(to),
             move=bool(value.get("dls")),
             shared=False if value.get("notshr") else "auto",
             overwrite="changed" if value.get("ovw") else "never",
