@@ -137,12 +137,12 @@ def headers_of(info: ObjectInfo, query: Mapping[str, str], *, with_checksum: boo
                 found[name] = value
             elif key == TAGGING:
                 found["x-amz-tagging-count"] = str(len(tagging.pairs(value)))
-        elif not is_reserved(key) and _TOKEN.match(key) and "\n" not in value and "\r" not in value:
+        elif not is_reserved(key) and _TOKEN.match(key) and not _CONTROL.search(value):
             found[META + key] = value
     for parameter, name in _RESPONSE.items():
         if parameter in query:
-            if "\n" in query[parameter] or "\r" in query[parameter]:
-                raise S3Error("InvalidArgument", f"{parameter}: a header has no line endings")
+            if _CONTROL.search(query[parameter]):
+                raise S3Error("InvalidArgument", f"{parameter}: a header has no control characters")
             found[name] = query[parameter]
     if with_checksum and (known := checksum(info)) is not None:
         found[checksums.HEADER + known[0]] = known[1]
@@ -151,6 +151,7 @@ def headers_of(info: ObjectInfo, query: Mapping[str, str], *, with_checksum: boo
 
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def parts_text(sizes: list[int]) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from ais_loader.values.entry import Entry
 from ais_loader.values.urls import split_member
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.names import name_of
 from storage_node.gateway.reading import begun
-from storage_node.gateway.request import Request, Response
+from storage_node.gateway.request import Request, Response, parse_json
 
 MAX_ENTRIES = 10_000
 MAX_BODY_BYTES = 16 << 20
@@ -24,8 +22,8 @@ def bundle(request: Request) -> Response:
     """
     assert request.body is not None
     try:
-        rows = json.loads(request.body.read())
-    except (ValueError, RecursionError):
+        rows = parse_json(request.body.read())
+    except ValueError:
         raise S3Error("InvalidArgument", "the body is not JSON") from None
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_ENTRIES:
         raise S3Error("InvalidArgument", f"the body must be a list of 1 to {MAX_ENTRIES:,} entries")

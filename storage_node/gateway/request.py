@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from urllib.parse import unquote_to_bytes
 
 from storage_node.gateway.errors import S3Error
@@ -73,6 +74,21 @@ def decoded(text: str, *, plus: bool = False) -> str:
         return unquote_to_bytes(text.replace("+", " ") if plus else text).decode()
     except UnicodeError:
         raise S3Error("InvalidURI", f"{text[:200]!r} is not the percent-encoding of UTF-8") from None
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse a document. Raises ValueError for what is not JSON in UTF-8, and for texts that UTF-8 does not have."""
+    try:
+        value = json.loads(data.decode(), parse_constant=_refuse_constant)
+        if b"\\u" in data:  # half of a surrogate pair, which JSON can name
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("the document is nested too deeply") from None
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def query_pairs(query: str) -> list[tuple[str, str]]:

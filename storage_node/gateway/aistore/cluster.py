@@ -33,10 +33,14 @@ def health(request: Request) -> Response:
 
 def node(request: Request, kind: str) -> dict[str, object]:
     """Return a node of the map: both have the address at which the client has reached the gateway."""
-    address = urlsplit(request.base_url)
+    try:
+        address = urlsplit(request.base_url)
+        port = address.port or (443 if address.scheme == "https" else 80)
+    except ValueError:
+        raise AISError(400, f"Host {request.headers.get('host', '')[:80]!r}: need NAME or NAME:PORT") from None
     net = {
         "node_ip_addr": address.hostname or "",
-        "daemon_port": str(address.port or (443 if address.scheme == "https" else 80)),
+        "daemon_port": str(port),
         "direct_url": request.base_url,
     }
     name = PROXY if kind == "proxy" else TARGET

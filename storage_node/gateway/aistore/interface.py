@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from storage_node.gateway.aistore.router import Route, route
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import Refusal, S3Error
 from storage_node.gateway.keys import Account
-from storage_node.gateway.request import Response, query_pairs
+from storage_node.gateway.request import Response, parse_json, query_pairs
 from storage_node.gateway.spool import BodyMemory
 
 _ROOT = "/v1"
@@ -81,8 +80,8 @@ class Admitted:
         if not data.strip():
             return None
         try:
-            return json.loads(data)
-        except (ValueError, RecursionError):
+            return parse_json(data)
+        except ValueError:
             raise AISError(400, "the body is not JSON") from None
 
 

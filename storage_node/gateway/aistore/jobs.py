@@ -28,6 +28,8 @@ _AT_ONCE_S = 1.0
 _ALIVE_S = 5.0
 """The time between two pieces of a longer answer. The SDK gives up after 20 seconds of silence."""
 _MARK = "g"
+_MAX_ID = 200
+"""Longest id of the gateway, without the filler that a long action puts in front."""
 _FILLER = "0"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _KINDS = (
@@ -205,8 +207,9 @@ def _time(at_ms: int) -> str:
 
 def _of_id(text: str) -> Job | None:
     """Return the job that an id of the gateway describes."""
-    numbers = text.lstrip(_FILLER).split("-")
-    if not 5 <= len(numbers) <= 6 or not numbers[0].startswith(_MARK) or len(numbers[0]) < 3 or len(text) > 4096:
+    id = text.lstrip(_FILLER)
+    numbers = id.split("-")
+    if not 5 <= len(numbers) <= 6 or not id.startswith(_MARK) or len(numbers[0]) < 3 or len(id) > _MAX_ID:
         return None
     try:
         kind = _KINDS[int(numbers[0][1], 36)]

@@ -52,6 +52,8 @@ def complete(request: Request) -> Response:
     """Make the object from all of its parts, joined by their numbers. Raises AISError."""
     upload_id = request.query.get("uploadId", "")
     rows = request.json.get("value") if isinstance(request.json, dict) else None
+    if not isinstance(rows or [], list):
+        raise AISError(400, f"upload of {request.url}: need a list of parts")
     upload = upload_of(request, upload_id)
     numbers = [row.get("part-number") if isinstance(row, dict) else None for row in rows or ()]
     found = upload.parts()
