@@ -238,7 +238,10 @@ def _verify_v2(
             signed[name] = value
     auth = _QueryAuth(Credentials(account.access_key, account.secret_key))
     auth.expires = expires
-    split = urlsplit(f"http://gateway{quote(decoded(bucket_path), safe='/-_.~')}?{query}")
+    # botocore signs the parameters that it knows, by their plain names.
+    named = (part.partition("=") for part in query.split("&") if part)
+    text = "&".join(f"{quote(decoded(name, plus=True), safe='-_.~')}{equals}{value}" for name, equals, value in named)
+    split = urlsplit(f"http://gateway{quote(decoded(bucket_path), safe='/-_.~')}?{text}")
     made = auth.sign_string(auth.canonical_string(method, split, signed))
     _compare(made, parameters.get("Signature", ""))
     return Signed(account, UNSIGNED)
