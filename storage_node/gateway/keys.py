@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ais_loader.errors import InvalidRequest
 from storage_node.store.permissions import others_access
 
+_ACCESS_KEY = re.compile(r"[!-+.0-~-]+\Z")
+"""Characters that a signature can name: those of ASCII but spaces, commas and slashes."""
 _FIELDS = {"access_key", "secret_key", "tenant", "token_file"}
 
 
@@ -46,7 +49,9 @@ def read_keys(path: Path) -> dict[str, Account]:
         account = Account(**{"access_key": "", "secret_key": "", **row})
         if not account.access_key or not account.secret_key:
             raise InvalidRequest(f"{path}: key {number}: need access_key and secret_key")
-        if "/" in account.access_key or account.access_key in found:
-            raise InvalidRequest(f"{path}: key {number}: the access key is there twice, or has a slash")
+        if not _ACCESS_KEY.match(account.access_key):
+            raise InvalidRequest(f"{path}: key {number}: the access key has a slash, comma, space, or no ASCII")
+        if account.access_key in found:
+            raise InvalidRequest(f"{path}: key {number}: the access key is there twice")
         found[account.access_key] = account
     return found

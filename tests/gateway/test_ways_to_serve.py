@@ -35,6 +35,7 @@ def test_key_files(tmp_path: Path) -> None:
         [{}],
         [{"access_key": "k"}],
         [row, row],
+        *([{**row, "access_key": key}] for key in ("a,b", "a/b", "a b", "é", "a\n")),
         [{**row, "x": ""}],
         [{**row, "tenant": 1}],
     ):
