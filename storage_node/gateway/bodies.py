@@ -99,14 +99,16 @@ class Body(Spool):
 
     def feed(self, pieces: Sequence[bytes]) -> None:
         """Take what arrived next. Raises S3Error."""
-        if self._decoder is not None:
-            pieces = [piece for data in pieces for piece in self._decoder.feed(data)]
-        self.write(*pieces)
-        self._md5.update(pieces)
-        for hasher in (self._sha256, self._hasher):
-            if hasher is not None:
-                for piece in pieces:
-                    hasher.update(piece)
+        pieces = self._decoder.feed(data) if self._decoder is not None else [data]
+        for piece in pieces:
+            self.write(piece)
+            self._md5.update(piece)
+            if self._sha256 is not None:
+                self._sha256.update(piece)
+            if self._hasher is not None:
+                self._hasher.update(piece)
+        if self._want_bytes is not None and self.size_bytes > self._want_bytes:
+            raise S3Error("IncompleteBody", f"{self._want_bytes:,} bytes were announced, and more arrived")
 
     def finish(self) -> None:
         """Compare the whole body with what was announced. Raises S3Error."""
@@ -139,6 +141,8 @@ class _Chunked:
         self._trailer = trailer
         """Name of the trailer that was announced; "" for none."""
         self._rest = b""
+        self._at = 0
+        """Position in `_rest` of what has not been taken."""
         self._left = 0
         self._signature = ""
         self._hash = hashlib.sha256()
@@ -149,15 +153,17 @@ class _Chunked:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the bytes of chunks in `data`, without what frames them. Raises S3Error."""
         found: list[bytes] = []
-        self._rest = self._rest + data if self._rest else data
-        while self._rest and self._step(found):
+        self._rest, self._at = self._rest + data if self._rest else data, 0
+        while self._at < len(self._rest) and self._step(found):
             pass
+        self._rest = self._rest[self._at :]
         return found
 
     def _step(self, found: list[bytes]) -> bool:
         """Take one part of what arrived. Return False if more has to arrive before."""
         if self._state == "data":
-            piece, self._rest = self._rest[: self._left], self._rest[self._left :]
+            piece = self._rest[self._at : self._at + self._left]
+            self._at += len(piece)
             self._left -= len(piece)
             if self._signer is not None:
                 self._hash.update(piece)
@@ -168,12 +174,12 @@ class _Chunked:
             return True
         if self._state == "done":
             raise _malformed("bytes follow the end")
-        at = self._rest.find(b"\r\n")
-        if at < 0 or at > _MAX_LINE_BYTES:
-            if max(at, len(self._rest)) > _MAX_LINE_BYTES:
+        end = self._rest.find(b"\r\n", self._at, self._at + _MAX_LINE_BYTES + 2)
+        if end < 0:
+            if len(self._rest) - self._at > _MAX_LINE_BYTES:
                 raise _malformed("a line is too long")
             return False
-        line, self._rest = self._rest[:at], self._rest[at + 2 :]
+        line, self._at = self._rest[self._at : end], end + 2
         if self._state == "end of chunk":
             if line:
                 raise _malformed("a chunk is longer than its length")
