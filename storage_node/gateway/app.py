@@ -26,7 +26,7 @@ from storage_node.gateway.direct_send import DirectSend
 from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
 from storage_node.gateway.request import Incoming, Request, Response, query_pairs
-from storage_node.gateway.router import Call, route, split_path
+from storage_node.gateway.router import Call, route, split_path, virtual_bucket
 from storage_node.gateway.server.access_log import AccessLog
 from storage_node.gateway.server.bounded_server import (
     PAGE_PREFIX,
@@ -42,7 +42,9 @@ from storage_node.gateway.server.exchange import Exchange
 from storage_node.gateway.server.head import head
 from storage_node.gateway.server.limits import Limits
 from storage_node.gateway.signature import Signed, verify
-from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, Spool
+from storage_node.gateway.spool import BodyMemory, Spool
+from storage_node.gateway.websites import refuse_websites
+from storage_node.settings.config import is_loopback
 
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
     from aiohttp import HttpVersion11, web
@@ -56,6 +58,8 @@ _WIDE_BODIES, _WIDE_BATCH_BYTES, _WIDE_READ_BYTES = 8, 512 << 10, 256 << 10
 """So many large bodies at once are received in larger pieces, with fewer turns of threads."""
 _PIECE_BYTES = 64 << 10
 """Answers are handed to connections in pieces of this size: asyncio copies what a client does not take at once."""
+_PIECE_OVERHEAD_BYTES = 64
+"""Memory that each piece of a body takes beyond its bytes. A client can send pieces of one byte."""
 _INLINE_BYTES = 64 << 10
 """Bodies up to this size are decoded on the event loop, which costs less than a change of threads."""
 _FEED_THREADS = 4
@@ -103,6 +107,8 @@ class Gateway:
         self._pending_bytes = 0
         self._wide_bodies = 0
         self._runner: web.ServerRunner | None = None
+        self._is_loopback = False
+        """Whether it listens on loopback."""
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections from a socket, which `stop` closes. Raises OSError."""
@@ -112,6 +118,7 @@ class Gateway:
             self._page = new_app(self._clients.of(None), f"{PAGE_PREFIX.strip('/')}/{self._page_token}")
             self._page.freeze()
             await self._page.startup()
+        self._is_loopback = is_loopback(str(listener.getsockname()[0]))
         server = BoundedServer(self._handle, self.limits, self.counters, access_log=self._access_log, page=self._page)
         self._runner = web.ServerRunner(server, shutdown_timeout=self.limits.grace_s)
         await self._runner.setup()
@@ -139,9 +146,12 @@ class Gateway:
             return await self._page._handle(http)
         refused: Refusal
         try:
-            if is_aistore(http._message.path.partition("?")[0]):
-                return await self._answer_aistore(http, exchange)
-            return await self._answer(http, exchange)
+            headers = _joined(http)
+            if self._keys is None:
+                refuse_websites(headers, self._domains, is_loopback=self._is_loopback)
+            if self._is_aistore(http):
+                return await self._answer_aistore(http, headers, exchange)
+            return await self._answer(http, headers, exchange)
         except Refusal as error:
             refused = error
         except LoaderError as error:
@@ -158,9 +168,14 @@ class Gateway:
             refused = S3Error("InternalError", "the request failed; the log of the gateway says why")
         return await self._refuse(http, refused, request_id)
 
+    def _is_aistore(self, http: web.BaseRequest) -> bool:
+        """Whether a request is one of AIStore's API. Paths below a bucket's own host are keys."""
+        path = http._message.path.partition("?")[0]
+        return is_aistore(path) and not virtual_bucket(http.headers.get("Host", ""), self._domains)
+
     async def _refuse(self, http: web.BaseRequest, error: Refusal, request_id: str) -> web.StreamResponse:
         path = http.rel_url.raw_path[:1024]
-        if is_aistore(http.rel_url.raw_path):
+        if self._is_aistore(http):
             return self._at_once(http, error_answer(error, http.method, path, http.remote or ""), request_id)
         has_body = http.method != "HEAD" and error.status != 304
         answer = refusal(error, path, request_id, has_body=has_body)
@@ -177,13 +192,15 @@ class Gateway:
             answer.force_close()
         return answer
 
-    async def _answer_aistore(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+    async def _answer_aistore(
+        self, http: web.BaseRequest, headers: Mapping[str, str], exchange: Exchange
+    ) -> web.StreamResponse:
         path, _, query = http._message.path.partition("?")
         admitted = admit(
             http.method,
             path,
             query,
-            _joined(http),
+            headers,
             is_tls=http.secure,
             clients=self._clients,
             keys=self._keys,
@@ -207,9 +224,10 @@ class Gateway:
             if admitted.body is not None:
                 admitted.body.close()
 
-    async def _answer(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+    async def _answer(
+        self, http: web.BaseRequest, headers: Mapping[str, str], exchange: Exchange
+    ) -> web.StreamResponse:
         path, _, query = http._message.path.partition("?")
-        headers = _joined(http)
         host = headers.get("host", "")
         parameters = dict(query_pairs(query))
         bucket, key = split_path(path, host, self._domains)
@@ -340,7 +358,7 @@ class Gateway:
 
     async def _receive(self, http: web.BaseRequest, body: Incoming) -> None:
         """Take the body. Raises Refusal, also if it ends early."""
-        if http.headers.get("Expect", "").lower() == "100-continue":
+        if http.headers.get("Expect", "").lower() == "100-continue" and http.version >= HttpVersion11:
             await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             http.writer.output_size = 0
         loop = asyncio.get_running_loop()
@@ -354,10 +372,9 @@ class Gateway:
         try:
             while not http.content.at_eof():
                 data, _ = await http.content.readchunk()  # neither joined nor copied; empty between chunks of HTTP
-                if data:
-                    pending.append(data)
-                pending_bytes += len(data)
-                self._pending_bytes += len(data)
+                pending.append(data)
+                pending_bytes += (taken_bytes := len(data) + _PIECE_OVERHEAD_BYTES)
+                self._pending_bytes += taken_bytes
                 is_crowded = self._pending_bytes > self.limits.pending_bytes
                 if pending_bytes >= (_CROWDED_BATCH_BYTES if is_crowded else batch_bytes):
                     await loop.run_in_executor(self._feeds, body.feed, pending)
@@ -416,17 +433,15 @@ class Gateway:
 class _Sent(web.StreamResponse):
     """An answer that was sent without the HTTP server."""
 
-    def __init__(self, status: int, *, keep_alive: bool) -> None:
-        super().__init__(status=status)
-        self._may_continue = keep_alive
-
-    @property
-    def keep_alive(self) -> bool:
-        return self._may_continue
-
-    async def prepare(self, request: web.BaseRequest) -> None: ...
-
-    async def write_eof(self, data: bytes = b"") -> None: ...
+def _feed(body: Incoming, pieces: list[bytes]) -> None:
+    """Hand over what arrived. Raises Refusal, also if there is no room to keep it."""
+    try:
+        for piece in pieces:
+            if piece:
+                body.feed(piece)
+    except OSError as error:
+        log.warning("a body cannot be kept: %s", error)
+        raise S3Error("ServiceUnavailable", "the gateway has no room for the body; its log says why") from None
 
 
 def _finish(body: Incoming, pieces: list[bytes]) -> None:
@@ -441,7 +456,7 @@ async def _write(answer: web.StreamResponse, data: Any) -> None:
 
 
 def _joined(http: web.BaseRequest) -> dict[str, str]:
-    """Return the headers by names in lower case. Raises S3Error unless they are UTF-8."""
+    """Return the headers by names in lower case. Raises S3Error unless they are UTF-8, and of a body as it is sent."""
     found: dict[str, str] = {}
     for name, value in http.headers.items():
         name = name.lower()
@@ -450,4 +465,6 @@ def _joined(http: web.BaseRequest) -> dict[str, str]:
         "".join(found.values()).encode()
     except UnicodeEncodeError:
         raise S3Error("InvalidArgument", "a header is not UTF-8") from None
+    if (coding := found.get("transfer-encoding", "chunked").strip().lower()) != "chunked":
+        raise S3Error("NotImplemented", f"Transfer-Encoding {coding[:40]!r}: need chunked")
     return found

@@ -123,9 +123,22 @@ def split_path(path: str, host: str, domains: tuple[str, ...]) -> tuple[str, str
     """
     if not path.startswith("/"):
         raise S3Error("InvalidURI", "the path must begin with '/'")
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    for domain in domains:
-        if name.lower().endswith(f".{domain.lower()}"):
-            return name[: -len(domain) - 1], decoded(path[1:])
+    if bucket := virtual_bucket(host, domains):
+        return bucket, decoded(path[1:])
     bucket, _, key = path[1:].partition("/")
     return decoded(bucket), decoded(key)
+
+
+def virtual_bucket(host: str, domains: tuple[str, ...]) -> str:
+    """Return the bucket that a host is, in virtual-host style; "" if it is none."""
+    name = host_name(host) if domains else ""
+    for domain in domains:
+        if name.lower().endswith(f".{domain.lower()}"):
+            return name[: -len(domain) - 1]
+    return ""
+
+
+def host_name(host: str) -> str:
+    """Return the header `Host` without its port."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host

@@ -62,7 +62,7 @@ def requested(port: int, receive_bytes: int = 4096) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     sock.settimeout(30)
     sock.connect(("127.0.0.1", port))
-    sock.sendall(f"GET /b/{9 << 20} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    sock.sendall(f"GET /b/{9 << 20} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     return sock
 
 

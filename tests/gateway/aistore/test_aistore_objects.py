@@ -237,7 +237,7 @@ def test_a_full_gateway_says_when_to_come_back(tmp_path: Path) -> None:
             ais("POST", "buckets/b", {"action": "create-bck"})
             ais.put("b", "x", data(64 << 20))
             with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as slow:
-                slow.sendall(b"GET /v1/objects/b/x HTTP/1.1\r\nHost: h\r\n\r\n")
+                slow.sendall(b"GET /v1/objects/b/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert slow.recv(1)
                 answer = ais.get("b", "x")
                 assert answer.status == 503 and int(answer.headers["retry-after"]) > 0 and answer.message()

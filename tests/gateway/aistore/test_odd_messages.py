@@ -53,7 +53,7 @@ def test_parts_of_uploads_are_in_no_group(
     ("method", "path", "message"),
     [
         ("POST", "buckets/{}", {"action": "copy-listrange", "value": {"objnames": ["k"], "tobck": TARGET}}),
-        ("PUT", "buckets/{}", {"action": "archive", "value": {"objnames": ["k"], "archname": "x.tar", "tobck": TARGET}}),
+        ("PUT", "buckets/{}", {"action": "archive", "value": {"objnames": ["k"], "archname": "a", "tobck": TARGET}}),
         ("POST", "objects/{}/later?uploadId=ID", {"action": "mpt-complete", "value": 1}),
         ("POST", "objects/{}/later?uploadId=ID", {"action": "mpt-complete", "value": True}),
         ("POST", "objects/{}/later?uploadId=ID", {"action": "mpt-complete", "value": {"part-number": 1}}),
