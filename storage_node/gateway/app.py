@@ -11,9 +11,10 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,9 +42,12 @@ from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import Exchange
 from storage_node.gateway.server.head import head
 from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.request_slots import RequestSlots
 from storage_node.gateway.signature import Signed, verify
 from storage_node.gateway.spool import BodyMemory, Spool
 from storage_node.gateway.websites import refuse_websites
+from storage_node.limits.call_slots import CallSlot
+from storage_node.limits.peers import peer_of_address
 from storage_node.settings.config import is_loopback
 
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
@@ -100,9 +104,9 @@ class Gateway:
         self._page: web.Application | None = None
         self._threads = ThreadPoolExecutor(self.limits.requests, thread_name_prefix="gateway")
         self._feeds = ThreadPoolExecutor(_FEED_THREADS, thread_name_prefix="gateway-body")
-        self._slots = asyncio.Semaphore(self.limits.requests)
+        self._slots = RequestSlots(self.limits.requests, self.limits)
         self._large_bodies = asyncio.Semaphore(self.limits.large_bodies)
-        self._batches = asyncio.Semaphore(self.limits.batches)
+        self._batches = RequestSlots(self.limits.batches, self.limits)
         self._memory = BodyMemory(self.limits.bodies_bytes)
         self._pending_bytes = 0
         self._wide_bodies = 0
@@ -210,15 +214,13 @@ class Gateway:
         exchange.call, exchange.access_key = admitted.name, admitted.access_key
         try:
             if admitted.must_check:
-                async with self._turn(self._slots):
+                async with self._slots.held(*self._holder(http, exchange)):
                     await self._run(admitted.check)
             if admitted.redirect is not None:
                 return self._at_once(http, admitted.redirect, exchange.request_id)
             if admitted.body is not None:
                 await self._receive(http, admitted.body)
-            return await self._answered(
-                http, admitted.answer, admitted.body, exchange.request_id, is_batch=admitted.is_batch
-            )
+            return await self._answered(http, admitted.answer, admitted.body, exchange, is_batch=admitted.is_batch)
         finally:
             exchange.call = admitted.name
             if admitted.body is not None:
@@ -252,9 +254,7 @@ class Gateway:
                 self._with_members,
                 exchange.access_key,
             )
-            return await self._answered(
-                http, lambda: call.answer(request), body, exchange.request_id, is_batch=call.is_batch
-            )
+            return await self._answered(http, lambda: call.answer(request), body, exchange, is_batch=call.is_batch)
         finally:
             if body is not None:
                 body.close()
@@ -264,12 +264,15 @@ class Gateway:
         http: web.BaseRequest,
         answer: Callable[[], Response],
         body: Spool | None,
-        request_id: str,
+        exchange: Exchange,
         *,
         is_batch: bool,
     ) -> web.StreamResponse:
         """Answer a request in a thread, and send the answer. Raises S3Error if too many are being answered."""
-        async with self._turn(self._batches) if is_batch else nullcontext(), self._turn(self._slots):
+        holder = self._holder(http, exchange)
+        async with AsyncExitStack() as held:
+            kinds = (self._batches, self._slots) if is_batch else (self._slots,)
+            slots = [await held.enter_async_context(kind.held(*holder)) for kind in kinds]
             is_large = body is not None and not body.is_in_memory
             if (is_batch or http.method == "GET") and not is_large and http.version == HttpVersion11:
                 direct = DirectSend.on(http.transport, self.limits)
@@ -277,63 +280,21 @@ class Gateway:
                     return await self._answer_directly(http, answer, direct, request_id)
             async with self._large_bodies if is_large else nullcontext():
                 response = await self._run(answer)
-            return await self._send(http, response, request_id)
+            return await self._send(http, response, exchange.request_id, slots)
 
-    async def _answer_directly(
-        self, http: web.BaseRequest, answer: Callable[[], Response], direct: DirectSend, request_id: str
-    ) -> web.StreamResponse:
-        """Answer a request in a thread, which also sends the answer if it has a large body."""
-        keep_alive = http.keep_alive
+    def _holder(self, http: web.BaseRequest, exchange: Exchange) -> tuple[str, Callable[[], None]]:
+        """Return who shares its slots with this request, and what ends it if another request needs its own."""
+        if exchange.access_key:
+            return f"key {exchange.access_key}", partial(self._cut, http)
+        peer = peer_of_address(exchange.client) if exchange.client else ""
+        return f"address {peer}", partial(self._cut, http)
 
-        def head_of(response: Response) -> bytes:
-            headers = [*(response.headers | own_headers(request_id)).items(), *response.repeated]
-            size_bytes = len(response.body) if isinstance(response.body, bytes) else response.size_bytes
-            return head(response.status, headers, size_bytes=size_bytes, keep_alive=keep_alive)
-
-        job = self._threads.submit(direct.answer, answer, head_of)
-        try:
-            response = await asyncio.wrap_future(job)
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                direct.stop()  # the thread then ends, and closes what it has opened
-                if job.cancel():
-                    direct.close()
-            elif not direct.has_begun:
-                raise
-            self.counters.closed["slow_answer"] += direct.is_slow
-            raise self._cut(http, error, request_id) from None
-        finally:
-            http.writer.output_size += direct.sent_bytes
-        if direct.has_begun:
-            return _Sent(response.status, keep_alive=keep_alive)
-        return await self._send(http, response, request_id)
-
-    def _cut(self, http: web.BaseRequest, error: BaseException, request_id: str) -> BaseException:
-        """End a connection in the middle of an answer, and return the error to raise.
-
-        The status has been sent. Without the end of the body, the client knows that it is not complete.
-        """
+    def _cut(self, http: web.BaseRequest) -> None:
+        """End a connection, also if a thread sends on it."""
+        self.counters.closed["slow_answer"] += 1
         if http.transport is not None:
-            http.transport.abort()
-        if isinstance(error, (ConnectionError, asyncio.CancelledError)) and not isinstance(error, LoaderError):
-            return error
-        log.warning("request %s ended in the middle of its answer: %s", request_id, error)
-        return ConnectionResetError("the answer ended early")
-
-    @asynccontextmanager
-    async def _turn(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
-        """Count as one of the requests that are answered at once. Raises S3Error if none of them ends for too long."""
-        try:
-            if slots.locked():
-                await asyncio.wait_for(slots.acquire(), self.limits.wait_s)
-            else:
-                await slots.acquire()  # at once, without a task
-        except TimeoutError:
-            raise S3Error("SlowDown", "too many requests are being answered") from None
-        try:
-            yield
-        finally:
-            slots.release()
+            with suppress(OSError):
+                http.transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def _verified(self, method: str, path: str, query: str, headers: Mapping[str, str], bucket_path: str) -> Signed:
         if self._keys is None:
@@ -398,7 +359,9 @@ class Gateway:
         else:
             await loop.run_in_executor(self._feeds, _finish, body, pending)
 
-    async def _send(self, http: web.BaseRequest, response: Response, request_id: str) -> web.StreamResponse:
+    async def _send(
+        self, http: web.BaseRequest, response: Response, request_id: str, slots: Sequence[CallSlot]
+    ) -> web.StreamResponse:
         headers = CIMultiDict([*(response.headers | own_headers(request_id)).items(), *response.repeated])
         body = response.body
         if isinstance(body, bytes) and (body or response.size_bytes is None):
@@ -415,10 +378,12 @@ class Gateway:
             answer.enable_chunked_encoding()
         chunks: Iterator[Any] = iter((body,) if body else ()) if isinstance(body, bytes) else body
         try:
-            await answer.prepare(http)
-            while (chunk := await self._run(next, chunks, _END)) is not _END:
-                for part in chunk if isinstance(chunk, list) else (chunk,):
-                    await _write(answer, part)
+            has_body = answer.content_length and http.method != "HEAD"
+            direct = DirectSend.on(http.transport, self.limits, slots) if has_body else None
+            if direct is None or not await self._send_directly(http, answer, direct, chunks):
+                await answer.prepare(http)
+                while (chunk := await self._run(next, chunks, _END)) is not _END:
+                    await _write(answer, chunk, slots)
             await answer.write_eof()
         except BaseException as error:  # noqa: BLE001 - raised as what it is to the client
             raise self._cut(http, error, request_id) from None
@@ -449,10 +414,16 @@ def _finish(body: Incoming, pieces: list[bytes]) -> None:
     body.finish()
 
 
-async def _write(answer: web.StreamResponse, data: Any) -> None:
+async def _write(answer: web.StreamResponse, data: Any, slots: Sequence[CallSlot]) -> None:
     view = memoryview(data)
     for at in range(0, len(view), _PIECE_BYTES):
-        await answer.write(view[at : at + _PIECE_BYTES])
+        piece = view[at : at + _PIECE_BYTES]
+        with ExitStack() as waits:
+            for slot in slots:
+                waits.enter_context(slot.waiting())
+            await answer.write(piece)
+        for slot in slots:
+            slot.moved(len(piece))
 
 
 def _joined(http: web.BaseRequest) -> dict[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import secrets
@@ -31,6 +30,7 @@ from storage_node.lane.connection import LaneConnection
 from storage_node.lane.tokens import LIFETIME_S, LaneClient, LaneTokens
 from storage_node.limits.call_slots import CallSlot, CallSlots, limit_of_tenant
 from storage_node.limits.load_monitor import is_reserved
+from storage_node.limits.peers import peer_of_address
 from storage_node.limits.tasks import retrieve
 from storage_node.rights.granted import GRANTED, lasting
 
@@ -365,14 +365,6 @@ def _peer_of(sock: socket.socket) -> str:
         )
         return f"process {process}" if process else _peer_without_number(sock, user)
     return peer_of_address(str(sock.getpeername()[0]))
-
-
-def peer_of_address(text: str) -> str:
-    """Return the address by which a remote client is counted: an IPv4 address, or the /64 network of an IPv6 one."""
-    address = ipaddress.ip_address(text.partition("%")[0])
-    if address.version == 4 or address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped if address.version == 6 else address)
-    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _peer_without_number(sock: socket.socket, user: int) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from storage_node.gateway.server.client_pace import ClientPace
 from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import MALFORMED, Exchange
 from storage_node.gateway.server.limits import Limits
+from storage_node.limits.peers import peer_of_address
 
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
     from aiohttp import web
@@ -92,7 +94,20 @@ class BoundedServer(web.Server):
         self.counters.connections = len(self._connections)
         if len(self._connections) > self.limits.connections:
             self.counters.closed["limit"] += 1
-            transport.abort()
+            # Not at once: aiohttp cannot lose a connection before it has begun with it.
+            self._loop.call_soon((self._greedy_idle(transport) or transport).abort)
+
+    def _greedy_idle(self, transport: asyncio.Transport) -> asyncio.Transport | None:
+        """Return the oldest idle connection of the address with most connections, unless it is that of `transport`."""
+        held = Counter(_peer(one) for one in self._connections.values())
+        own = _peer(transport)
+        peer, most = max(held.items(), key=lambda item: item[1])
+        if held[own] == most:
+            return None
+        for handler, one in self._connections.items():
+            if _peer(one) == peer and isinstance(handler, _Connection) and handler.is_idle and not one.is_closing():
+                return one
+        return None
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
@@ -122,6 +137,12 @@ class BoundedServer(web.Server):
         self.counters.ended(exchange)
         if self.access_log is not None:
             self.access_log.write(exchange)
+
+
+def _peer(transport: asyncio.Transport) -> str:
+    """Return the address by which a client is counted."""
+    name = transport.get_extra_info("peername")
+    return peer_of_address(str(name[0])) if isinstance(name, tuple) else ""
 
 
 class ListenerSite(web.BaseSite):
@@ -174,6 +195,11 @@ class _Connection(RequestHandler):
         self._receiving, self._sending = ClientPace(server.limits), ClientPace(server.limits)
         self.exchange = Exchange("", "", "", 0.0)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being received or answered, beyond headers that have not arrived."""
+        return self._waiter is not None and not self._waiter.done()
+
     def begin(self, payload: Any, writer: Any) -> None:
         """Note the body of a request that begins, and the writer of its answer."""
         if self._writer is not None:
@@ -205,7 +231,7 @@ class _Connection(RequestHandler):
 
     def _process_keepalive(self) -> None:
         # All headers have to arrive within this time as well, however many pieces they come in.
-        is_idle = self._waiter is not None and not self._waiter.done()
+        is_idle = self.is_idle
         super()._process_keepalive()
         if self._headers_begun and is_idle and self._force_close:
             self._bounds.counters.closed["slow_headers"] += 1

@@ -10,15 +10,18 @@ class Limits:
     """Limits on what a client may take of the gateway."""
 
     requests: int = 64
-    """Requests that are answered at once. Others wait."""
+    """Requests that are answered at once. Others wait. One client has at most seven eighths of them."""
     large_bodies: int = 16
     """Requests among them whose bodies are in files, each of which takes some MiB while it is stored."""
     batches: int = 6
     """Requests among them that are answered with many objects, each of which takes up to 12 MiB meanwhile."""
     connections: int = 1024
-    """Connections; further ones are closed at once."""
+    """Connections. Beyond, an idle one of the address that has most gives way, or else the new one is closed."""
     wait_s: float = 10.0
     """How long a request waits to be answered, before the client is told to slow down."""
+    still_s: float = 5.0
+    """A client that takes less than 64 KiB of its answer in this time is disconnected if another request waits for its
+    slot."""
     idle_s: float = 30.0
     """How long a client may send or take nothing, and how long it has for a handshake and for all headers."""
     rate_bytes_per_s: float = 1024.0
