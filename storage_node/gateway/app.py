@@ -33,6 +33,7 @@ from storage_node.gateway.server.bounded_server import (
     PAGE_PREFIX,
     BoundedServer,
     ListenerSite,
+    cut,
     exchange_of,
     own_headers,
     read_at_once,
@@ -109,7 +110,7 @@ class Gateway:
         self._batches = RequestSlots(self.limits.batches, self.limits)
         self._memory = BodyMemory(self.limits.bodies_bytes)
         self._pending_bytes = 0
-        self._wide_bodies = 0
+        self._server: BoundedServer | None = None
         self._runner: web.ServerRunner | None = None
         self._is_loopback = False
         """Whether it listens on loopback."""
@@ -123,15 +124,19 @@ class Gateway:
             self._page.freeze()
             await self._page.startup()
         self._is_loopback = is_loopback(str(listener.getsockname()[0]))
-        server = BoundedServer(self._handle, self.limits, self.counters, access_log=self._access_log, page=self._page)
-        self._runner = web.ServerRunner(server, shutdown_timeout=self.limits.grace_s)
+        self._server = BoundedServer(
+            self._handle, self.limits, self.counters, access_log=self._access_log, page=self._page
+        )
+        self._runner = web.ServerRunner(self._server, shutdown_timeout=self.limits.grace_s)
         await self._runner.setup()
         await ListenerSite(self._runner, listener, tls, self.limits.idle_s).start()
 
     async def stop(self) -> None:
-        """Let running requests finish for a few seconds, then end."""
-        if self._runner is not None:
+        """Let running requests finish for `grace_s`, then end."""
+        if self._runner is not None and self._server is not None:
+            cutting = asyncio.get_running_loop().call_later(self.limits.grace_s, self._server.cut)
             await self._runner.cleanup()
+            cutting.cancel()
         if self._page is not None:
             await self._page.cleanup()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -293,8 +298,7 @@ class Gateway:
         """End a connection, also if a thread sends on it."""
         self.counters.closed["slow_answer"] += 1
         if http.transport is not None:
-            with suppress(OSError):
-                http.transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            cut(http.transport)
 
     def _verified(self, method: str, path: str, query: str, headers: Mapping[str, str], bucket_path: str) -> Signed:
         if self._keys is None:

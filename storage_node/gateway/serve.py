@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from storage_node.gateway.clients import Clients
 from storage_node.gateway.keys import Account
 from storage_node.gateway.server.bounded_server import BACKLOG
 from storage_node.gateway.server.certificate import Certificate
+from storage_node.gateway.server.limits import Limits
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -39,6 +41,19 @@ async def serve_until(
         if renewing is not None:
             renewing.cancel()
         await gateway.stop()
+
+
+def stopper(stopping: asyncio.Event, limits: Limits) -> Callable[[], None]:
+    """Return a function that stops the gateway of this process, and the process in any case a while later."""
+
+    def stop() -> None:
+        stopping.set()
+        # A thread that waits for a node, which may be frozen, would be waited for at the end of the interpreter.
+        ending = threading.Timer(limits.grace_s + limits.end_s, os._exit, (0,))
+        ending.daemon = True
+        ending.start()
+
+    return stop
 
 
 class GatewayThread:

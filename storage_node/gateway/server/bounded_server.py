@@ -5,6 +5,7 @@ What is no request of HTTP is answered as S3 does."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -127,6 +128,11 @@ class BoundedServer(web.Server):
                 connection.look(transport, now_s)
         self.counters.connections = len(self._connections)
 
+    def cut(self) -> None:
+        """End all connections, so that those that wait for a client end too."""
+        for transport in list(self._connections.values()):
+            cut(transport)
+
     async def shutdown(self, timeout: float | None = None) -> None:
         await super().shutdown(timeout)
         if self._look is not None:
@@ -137,6 +143,14 @@ class BoundedServer(web.Server):
         self.counters.ended(exchange)
         if self.access_log is not None:
             self.access_log.write(exchange)
+
+
+def cut(transport: asyncio.BaseTransport) -> None:
+    """End a connection, also if a thread sends on it, which has a handle of its own."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def _peer(transport: asyncio.Transport) -> str:

@@ -38,3 +38,5 @@ class Limits:
     """Size of the request line, and of a header."""
     grace_s: float = 5.0
     """How long running requests may take at the end of the gateway."""
+    end_s: float = 4.0
+    """How long its process may take beyond that, for calls of the store that do not return. Then it ends as it is."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.urls import is_remote
 from storage_node.gateway.clients import Clients
-from storage_node.gateway.serve import serve_until
+from storage_node.gateway.serve import serve_until, stopper
 from storage_node.gateway.server.metrics import METRICS
 from storage_node.gateway.server.plan import GatewayPlan
 from storage_node.gateway.server.workers import Workers
@@ -75,7 +75,7 @@ async def _serve(
 ) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopper(stopping, plan.limits))
     gateway = plan.gateway(clients)
     with metrics_served(metrics_host, metrics_port, METRICS, lambda: {"0": gateway.counters}) as port:
         await serve_until(gateway, listener, stopping, lambda: announce(port), plan.certificate())

@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -41,25 +42,26 @@ def run_worker(plan: GatewayPlan, listener: socket.socket, control: Connection) 
 
 
 async def _serve(plan: GatewayPlan, clients: Any, listener: socket.socket, control: Connection) -> None:
-    from storage_node.gateway.serve import serve_until
+    from storage_node.gateway.serve import serve_until, stopper
 
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop = stopper(stopping, plan.limits)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop)
     gateway = plan.gateway(clients)
-    loop.add_reader(control.fileno(), _answer, gateway, control, stopping)
+    loop.add_reader(control.fileno(), _answer, gateway, control, stop)
     try:
         await serve_until(gateway, listener, stopping, lambda: _tell(control, READY), plan.certificate())
     finally:
         loop.remove_reader(control.fileno())
 
 
-def _answer(gateway: Gateway, control: Connection, stopping: asyncio.Event) -> None:
+def _answer(gateway: Gateway, control: Connection, stop: Callable[[], None]) -> None:
     try:
         control.send((control.recv(), gateway.counters))
     except (EOFError, OSError):  # the parent has ended
         asyncio.get_running_loop().remove_reader(control.fileno())
-        stopping.set()
+        stop()
 
 
 def _tell(control: Connection, message: Any) -> None:
