@@ -94,6 +94,7 @@ def gateway(
 
     from storage_node.gateway.keys import read_keys
     from storage_node.gateway.serve import listen
+    from storage_node.gateway.server.options import GatewayOptions
     from storage_node.gateway.server.plan import GatewayPlan
     from storage_node.gateway.server.runner import run_gateway
 
@@ -105,11 +106,13 @@ def gateway(
             token_file=token_file,
             cert=cert,
             key=key,
-            domains=domains,
-            with_members=members,
-            spool=spool,
-            access_log=access_log,
-            page_token=secrets.token_urlsafe(16) if with_page else "",
+            options=GatewayOptions(
+                domains=domains,
+                with_members=members,
+                spool=spool,
+                access_log=access_log,
+                page_token=secrets.token_urlsafe(16) if with_page else "",
+            ),
         )
         plan.certificate()
         if access_log is not None:
@@ -130,7 +133,7 @@ def gateway(
             described["metrics_url"] = f"http://{shown}:{metrics_port}/metrics"
             text += f", metrics at {described['metrics_url']}"
         if with_page:
-            described["page_url"] = f"{url}/ui/{plan.page_token}/"
+            described["page_url"] = f"{url}/ui/{plan.options.page_token}/"
             text += f", its page at {described['page_url']}"
         click.echo(json.dumps(described) if as_json else text)
         if not is_loopback(host) and no_keys:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
@@ -41,8 +40,7 @@ from storage_node.gateway.server.bounded_server import (
 )
 from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import Exchange
-from storage_node.gateway.server.head import head
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import GatewayOptions
 from storage_node.gateway.server.request_slots import RequestSlots
 from storage_node.gateway.signature import Signed, verify
 from storage_node.gateway.spool import BodyMemory, Spool
@@ -79,29 +77,15 @@ class Gateway:
         self,
         clients: Clients,
         keys: Mapping[str, Account] | None,
-        *,
-        domains: tuple[str, ...] = (),
-        with_members: bool = False,
-        spool: str | None = None,
-        limits: Limits | None = None,
-        access_log: Path | None = None,
-        page_token: str = "",
+        options: GatewayOptions | None = None,
     ) -> None:
-        """
-        Args:
-            keys: Accounts by access keys. None: requests need no signature.
-            domains: Names below which a bucket is a host, as in virtual-host style.
-            with_members: Serve members of archives as `shard.tar/member`.
-            spool: Folder of temporary files with the bodies of requests.
-            access_log: File to which a line is appended for each request.
-            page_token: Random part of the address of the store's page; "": it is not served.
-        """
+        """`keys`: accounts by access keys. None: requests need no signature. Raises OSError."""
         self._clients, self._keys = clients, keys
-        self._domains, self._with_members, self._spool = domains, with_members, spool
-        self.limits = limits or Limits()
+        self._options = options or GatewayOptions()
+        self.limits = self._options.limits
         self.counters = GatewayCounters()
-        self._access_log = AccessLog(access_log) if access_log is not None else None
-        self._page_token = page_token
+        log_file = self._options.access_log
+        self._access_log = AccessLog(log_file) if log_file is not None else None
         self._page: web.Application | None = None
         self._threads = ThreadPoolExecutor(self.limits.requests, thread_name_prefix="gateway")
         self._feeds = ThreadPoolExecutor(_FEED_THREADS, thread_name_prefix="gateway-body")
@@ -117,10 +101,10 @@ class Gateway:
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections from a socket, which `stop` closes. Raises OSError."""
-        if self._page_token:
+        if token := self._options.page_token:
             from ais_loader.ui.server import new_app
 
-            self._page = new_app(self._clients.of(None), f"{PAGE_PREFIX.strip('/')}/{self._page_token}")
+            self._page = new_app(self._clients.of(None), f"{PAGE_PREFIX.strip('/')}/{token}")
             self._page.freeze()
             await self._page.startup()
         self._is_loopback = is_loopback(str(listener.getsockname()[0]))
@@ -157,7 +141,7 @@ class Gateway:
         try:
             headers = _joined(http)
             if self._keys is None:
-                refuse_websites(headers, self._domains, is_loopback=self._is_loopback)
+                refuse_websites(headers, self._options.domains, is_loopback=self._is_loopback)
             if self._is_aistore(http):
                 return await self._answer_aistore(http, headers, exchange)
             return await self._answer(http, headers, exchange)
@@ -180,7 +164,7 @@ class Gateway:
     def _is_aistore(self, http: web.BaseRequest) -> bool:
         """Whether a request is one of AIStore's API. Paths below a bucket's own host are keys."""
         path = http._message.path.partition("?")[0]
-        return is_aistore(path) and not virtual_bucket(http.headers.get("Host", ""), self._domains)
+        return is_aistore(path) and not virtual_bucket(http.headers.get("Host", ""), self._options.domains)
 
     async def _refuse(self, http: web.BaseRequest, error: Refusal, request_id: str) -> web.StreamResponse:
         path = http.rel_url.raw_path[:1024]
@@ -213,7 +197,7 @@ class Gateway:
             is_tls=http.secure,
             clients=self._clients,
             keys=self._keys,
-            spool=self._spool,
+            spool=self._options.spool,
             memory=self._memory,
         )
         exchange.call, exchange.access_key = admitted.name, admitted.access_key
@@ -237,7 +221,7 @@ class Gateway:
         path, _, query = http._message.path.partition("?")
         host = headers.get("host", "")
         parameters = dict(query_pairs(query))
-        bucket, key = split_path(path, host, self._domains)
+        bucket, key = split_path(path, host, self._options.domains)
         bucket_path = path if split_path(path, "", ()) == (bucket, key) else f"/{bucket}{path}"
         signed = self._verified(http.method, path, query, headers, bucket_path)
         exchange.access_key = signed.account.access_key if signed.account is not None else ""
@@ -256,7 +240,7 @@ class Gateway:
                 key,
                 self._clients.of(signed.account),
                 body,
-                self._with_members,
+                self._options.with_members,
                 exchange.access_key,
             )
             return await self._answered(http, lambda: call.answer(request), body, exchange, is_batch=call.is_batch)
@@ -318,7 +302,12 @@ class Gateway:
         # A completion announces the checksum of the object, and not of the document with its parts.
         is_checked = call.name != "CompleteMultipartUpload"
         return Body(
-            headers, signed, folder=self._spool, most_bytes=most_bytes, memory=self._memory, is_checked=is_checked
+            headers,
+            signed,
+            folder=self._options.spool,
+            most_bytes=most_bytes,
+            memory=self._memory,
+            is_checked=is_checked,
         )
 
     async def _receive(self, http: web.BaseRequest, body: Incoming) -> None:

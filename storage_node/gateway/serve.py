@@ -16,6 +16,7 @@ from storage_node.gateway.keys import Account
 from storage_node.gateway.server.bounded_server import BACKLOG
 from storage_node.gateway.server.certificate import Certificate
 from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import GatewayOptions
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -67,7 +68,7 @@ class GatewayThread:
         certificate: Certificate | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `Gateway`. Raises what starting it raises."""
+        """`options` are fields of `GatewayOptions`. Raises what starting it raises."""
         self._certificate = certificate
         self.port = 0
         self._ready = threading.Event()
@@ -85,7 +86,7 @@ class GatewayThread:
 
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
-            self.gateway = Gateway(clients, keys, **options)
+            self.gateway = Gateway(clients, keys, GatewayOptions(**options))
             listener = listen("127.0.0.1", 0)
             self.port = int(listener.getsockname()[1])
             await serve_until(self.gateway, listener, self._stopping, self._ready.set, certificate)

@@ -9,12 +9,12 @@ from storage_node.gateway.app import Gateway
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.keys import Account
 from storage_node.gateway.server.certificate import Certificate
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import GatewayOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPlan:
-    """The store, the accounts and the options of a gateway. Can be pickled."""
+    """The store, the accounts, the certificate and the options of a gateway. Can be pickled."""
 
     store: str
     """URL or folder."""
@@ -25,13 +25,7 @@ class GatewayPlan:
     cert: Path | None = None
     """Certificate of the gateway, with `key`. None: it does not use TLS."""
     key: Path | None = None
-    domains: tuple[str, ...] = ()
-    with_members: bool = False
-    spool: str | None = None
-    access_log: Path | None = None
-    page_token: str = field(default="", repr=False)
-    """Random part of the address of the store's page; "": it is not served."""
-    limits: Limits = field(default_factory=Limits)
+    options: GatewayOptions = field(default_factory=GatewayOptions)
 
     def clients(self) -> Clients:
         """Open the clients of the store. Raises the errors of `Clients`."""
@@ -44,13 +38,4 @@ class GatewayPlan:
 
     def gateway(self, clients: Clients) -> Gateway:
         """Make a gateway, on the running event loop. Raises OSError."""
-        return Gateway(
-            clients,
-            self.accounts,
-            domains=self.domains,
-            with_members=self.with_members,
-            spool=self.spool,
-            limits=self.limits,
-            access_log=self.access_log,
-            page_token=self.page_token,
-        )
+        return Gateway(clients, self.accounts, self.options)

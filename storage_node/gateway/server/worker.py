@@ -45,7 +45,7 @@ async def _serve(plan: GatewayPlan, clients: Any, listener: socket.socket, contr
     from storage_node.gateway.serve import serve_until, stopper
 
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
-    stop = stopper(stopping, plan.limits)
+    stop = stopper(stopping, plan.options.limits)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     gateway = plan.gateway(clients)

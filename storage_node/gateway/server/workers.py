@@ -175,7 +175,7 @@ class Workers:
         self._workers = []
         for worker in running:
             worker.process.terminate()
-        ends_s = time.monotonic() + self._plan.limits.grace_s + _END_TIMEOUT_S
+        ends_s = time.monotonic() + self._plan.options.limits.grace_s + _END_TIMEOUT_S
         for worker in running:
             worker.process.join(max(0.0, ends_s - time.monotonic()))
             if worker.process.is_alive():
