@@ -25,6 +25,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.gateway.command_kit import GatewayCommand, key_file, s3_at
 from tests.security.rights_kit import EVERYTHING, SecureNode, key_in
+from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
 SCOPES = {
@@ -32,6 +33,7 @@ SCOPES = {
     "writer": "speech-*:read,list,write,delete,admin",
     "reader": "speech-*:read,list",
     "other": "vision-*:read,list,write",
+    "lister": "speech-*:list",
 }
 
 
@@ -116,6 +118,22 @@ def test_each_key_has_the_rights_of_its_token(gateway: SecureGateway) -> None:
     assert writer.get_object(**mine)["Body"].read() == b"heard"
     writer.delete_object(**mine)
     refused("NoSuchKey", reader.get_object, **mine)
+
+
+def test_members_that_a_key_may_list_and_not_read_are_refused_with_a_status(gateway: SecureGateway) -> None:
+    operator = gateway.s3("operator")
+    operator.create_bucket(Bucket="speech-shards")
+    operator.put_object(Bucket="speech-shards", Key="s.tar", Body=packed_tar({"a": b"heard"}))
+    context = ssl.create_default_context(cafile=gateway.ca)
+    for key, status in (("reader", 200), ("lister", 403)):
+        request = urllib.request.Request(f"{gateway.url}/v1/objects/speech-shards/s.tar?archregx=a")
+        request.add_header("Authorization", f"Bearer {key}:secret of {key}")
+        try:
+            with urllib.request.urlopen(request, context=context, timeout=60) as answer:
+                found, body = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            found, body = error.code, error.read()
+        assert (found, b"heard" in body) == (status, status == 200)
 
 
 def test_a_source_that_a_key_may_not_see_is_not_copied(gateway: SecureGateway) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +46,9 @@ def get_matching(request: Request) -> Response:
     found = [member for member in bucket.members(request.name) if matches(member.name)]
     if not found:
         raise AISError(404, f"a member that matches does not exist in {request.url}", "ErrNotFound")
-    return Response(200, {"content-type": "application/x-tar"}, _packed(request, found))
+    chunks = _packed(request, found)
+    first = next(chunks)  # what the client may not read is refused with a status
+    return Response(200, {"content-type": "application/x-tar"}, _with_first(first, chunks))
 
 
 def _matcher(pattern: str, mode: str) -> Callable[[str], bool]:
@@ -98,7 +101,13 @@ def _key_of(name: str) -> str:
     return folder + slash + base.partition(".")[0]
 
 
-def _packed(request: Request, members: list[MemberInfo]) -> Iterator[bytes]:
+def _with_first(first: bytes, chunks: Generator[bytes, None, None]) -> Iterator[bytes]:
+    with closing(chunks):
+        yield first
+        yield from chunks
+
+
+def _packed(request: Request, members: list[MemberInfo]) -> Generator[bytes, None, None]:
     size_bytes = 0
     for at in range(0, len(members), _ENTRIES):
         entries = [replace(member.entry(), bucket=request.bucket) for member in members[at : at + _ENTRIES]]
