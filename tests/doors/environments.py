@@ -6,6 +6,7 @@ What is there is kept, so that another run, also one after an interruption, make
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "doors"
 PROGRAMS = FOLDER / "bin"
-"""Programs that Go installs."""
+"""Programs that Go installs, if the PATH has none."""
 SCRIPTS = Path(__file__).parent
 _INSTALL_S = 1800.0
+_VERSION_S = 60.0
 _GO = ("go", "/usr/local/go/bin/go")
 _BOTO3 = "boto3==1.44.8"
 _EACH = "puts, lists, reads, ranges, uploads in parts, copies, deletions"
@@ -38,8 +40,10 @@ class RealClient:
     """The program, in this folder or in `clients`."""
     requirements: tuple[str, ...] = ()
     """What its environment has, as pip names it."""
+    program: str = ""
+    """Its program, if that is no part of the environment: one of the PATH, in the same major version."""
     module: str = ""
-    """A module of Go that has its program; "" for none."""
+    """A module of Go that has the program; "" if it can only be found on the PATH."""
     stores: tuple[str, ...] = ("embedded", "node")
     """The kinds of store behind the gateway that it is run against."""
     calls: str = _EACH
@@ -64,9 +68,15 @@ CLIENTS = (
     RealClient("boto3", "1.44.8", "boto3_client.py", (_BOTO3,), stores=_ALL, calls=_MORE),
     RealClient("boto3-1.35", "1.35.99", "boto3_client.py", ("boto3==1.35.99",), calls=_MORE),
     RealClient("awscli", "1.46.3", "aws_cli.py", ("awscli==1.46.3",), calls=_MORE),
+    RealClient("awscli-2", "2.36.7", "aws_cli.py", program="aws", calls=_MORE),
     RealClient("s3cmd", "2.4.0", "s3cmd_client.py", ("s3cmd==2.4.0",)),
-    RealClient("rclone", "1.69.3", "rclone_client.py", (_BOTO3,), "github.com/rclone/rclone", _ALL),
-    RealClient("s5cmd", "2.3.0", "s5cmd_client.py", (_BOTO3,), "github.com/peak/s5cmd/v2"),
+    RealClient(
+        *("rclone", "1.69.3", "rclone_client.py"),
+        program="rclone",
+        module="github.com/rclone/rclone",
+        stores=_ALL,
+    ),
+    RealClient("s5cmd", "2.3.0", "s5cmd_client.py", program="s5cmd", module="github.com/peak/s5cmd/v2"),
     RealClient("s3fs", "2026.9.0", "s3fs_client.py", ("s3fs==2026.9.0",), calls=_MORE),
     RealClient(
         *("pyarrow", "26.0.1", "pyarrow_client.py", ("pyarrow==26.0.1",)),
@@ -110,6 +120,8 @@ def make(client: RealClient) -> Path:
     """Return the interpreter of the client's environment, which is made if it is not there. Raises Unavailable."""
     if not client.path.exists():
         raise Unavailable(f"{client.script} is not in this tree")
+    if not client.requirements:
+        return Path(sys.executable)
     python, made = client.folder / "bin" / "python", client.folder / ".made"
     wanted = "\n".join(client.requirements)
     if not made.exists() or made.read_text() != wanted:
@@ -118,20 +130,36 @@ def make(client: RealClient) -> Path:
             install([*uv, "venv", "--quiet", "--python", sys.executable, str(client.folder)])
         install([*uv, "pip", "install", "--quiet", "--python", str(python), *client.requirements])
         made.write_text(wanted)
-    if client.module:
-        _make_program(client)
     return python
 
 
-def _make_program(client: RealClient) -> None:
-    made = PROGRAMS / f".{client.name}-{client.version}"
-    if made.exists():
-        return
-    go = next((found for one in _GO if (found := shutil.which(one))), None)
-    if go is None:
-        raise Unavailable("Go is not installed")
-    install([go, "install", f"{client.module}@v{client.version}"], {"GOBIN": str(PROGRAMS)})
-    made.touch()
+def program(client: RealClient) -> Path:
+    """Return the client's program: one of the PATH, or one that Go installs. Raises Unavailable."""
+    found = shutil.which(client.program)
+    if found is not None and _version(found).split(".")[0] == client.version.split(".")[0]:
+        return Path(found)
+    if not client.module:
+        raise Unavailable(f"the PATH has no {client.program} of version {client.version.split('.')[0]}")
+    made, installed = PROGRAMS / f".{client.name}-{client.version}", PROGRAMS / client.program
+    if not made.exists():
+        go = next((found for one in _GO if (found := shutil.which(one))), None)
+        if go is None:
+            raise Unavailable(f"neither {client.program} nor Go, which could install it, is on the PATH")
+        install([go, "install", f"{client.module}@v{client.version}"], {"GOBIN": str(PROGRAMS)})
+        made.touch()
+    return installed
+
+
+def _version(found: str) -> str:
+    """Return the version that a program tells, or "". Some take a command for it, and some an option."""
+    for argument in ("version", "--version"):
+        try:
+            ended = subprocess.run([found, argument], capture_output=True, text=True, timeout=_VERSION_S)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        if ended.returncode == 0 and (told := re.search(r"\d+\.\d+[.\d]*", ended.stdout)):
+            return told[0]
+    return ""
 
 
 def install(command: list[str], environment: dict[str, str] | None = None) -> None:

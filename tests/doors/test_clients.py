@@ -9,7 +9,7 @@ import pytest
 
 from tests.doors.client_page import table, written
 from tests.doors.conftest import Gateways
-from tests.doors.environments import AISTORE_CLIENTS, CLIENTS, PROGRAMS, RealClient, Unavailable, make
+from tests.doors.environments import AISTORE_CLIENTS, CLIENTS, RealClient, Unavailable, make, program
 from tests.doors.gateways import MAIN
 
 _RUN_S = 600.0
@@ -36,6 +36,7 @@ def _run(
     """Run the client's program, which prints `ok NAME` or `FAILED NAME REASON` for each of its checks."""
     try:
         python = make(client)
+        of_client = str(program(client)) if client.program else ""
     except Unavailable as error:
         results[client.name] = {"not run": str(error)}
         pytest.skip(f"{client.name}: {error}")
@@ -44,7 +45,7 @@ def _run(
         "AWS_ACCESS_KEY_ID": MAIN.access_key,
         "AWS_SECRET_ACCESS_KEY": MAIN.secret_key,
         "AWS_DEFAULT_REGION": "us-east-1",
-        "DOORS_PROGRAMS": str(PROGRAMS),
+        "DOORS_PROGRAM": of_client,
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,

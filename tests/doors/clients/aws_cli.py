@@ -1,4 +1,4 @@
-"""The AWS command line, of version 1: a folder of files, single objects, and calls of the interface."""
+"""The AWS command line, of version 1 or 2: a folder of files, single objects, and calls of the interface."""
 
 from __future__ import annotations
 

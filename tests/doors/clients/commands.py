@@ -12,9 +12,8 @@ from checks import objects
 
 
 def program(name: str) -> str:
-    """Return the path of a program of this environment, or of one that Go installed."""
-    beside = Path(sys.executable).parent / name
-    return str(beside if beside.exists() else Path(os.environ["DOORS_PROGRAMS"]) / name)
+    """Return the path of the program that is to be run, by default of one of this environment."""
+    return os.environ.get("DOORS_PROGRAM") or str(Path(sys.executable).parent / name)
 
 
 def runner(*prefix: str) -> Callable[..., str]:
