@@ -6,6 +6,7 @@ bucket without this command's marker holds other data, and is left alone.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import tarfile
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from ais_loader.bench.content import content
 from ais_loader.bench.plan import BenchPlan
-from ais_loader.errors import BucketExists, BucketNotFound, InvalidRequest, ObjectNotFound
+from ais_loader.errors import BucketExists, BucketNotFound, InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 
@@ -38,7 +39,12 @@ def own_bucket(client: Client, name: str, copies: int = 1) -> Bucket:
                 f"bucket {name} was made with {stored} copies, and {copies} are asked for: name another with --bucket"
             ) from None
         return bucket
-    bucket.put(MARKER, json.dumps(_MARKER_FIELDS).encode())
+    try:
+        bucket.put(MARKER, json.dumps(_MARKER_FIELDS).encode())
+    except Exception:
+        with contextlib.suppress(LoaderError):
+            client.delete_bucket(name, force=True)  # without its marker, the next run would refuse it
+        raise
     return bucket
 
 

@@ -112,7 +112,8 @@ def result(
 def table(found: Mapping[str, Any]) -> list[str]:
     """Format a result as lines for a terminal."""
     plan = found["plan"]
-    rows = [("workload", _workload(plan)), ("measured", f"{found['elapsed_s']:.1f} s, {found['calls']:,} calls")]
+    rows = [("endpoint", plan["url"])] if plan["s3"] else []
+    rows += [("workload", _workload(plan)), ("measured", f"{found['elapsed_s']:.1f} s, {found['calls']:,} calls")]
     if not found["whole"]:
         rows.append(("", "interrupted: this is what was measured until then"))
     rows.append(("objects", f"{found['objects']:,}, {found['objects_per_s']:,.0f} a second"))

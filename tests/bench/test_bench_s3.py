@@ -15,6 +15,7 @@ from ais_loader.bench.calls import WRONG_BYTES, Calls, connected, numbers
 from ais_loader.bench.conductor import finish, prepare
 from ais_loader.bench.filling import MARKER, remove
 from ais_loader.bench.plan import OF_S3, WORKLOADS, BenchPlan
+from ais_loader.bench.s3_client import S3Bucket
 from ais_loader.bench.tally import BenchTally
 from ais_loader.bench.worker import measure
 from ais_loader.cli import main
@@ -84,6 +85,21 @@ def test_each_workload_moves_every_object_once(workload: str, endpoint: str, buc
         left = remove(client, bucket_name)
     assert written == []
     assert left == (1 if workload == "put" else 32)
+
+
+def test_a_bucket_that_cannot_be_marked_is_not_left_behind(
+    endpoint: str, bucket_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = BenchPlan(workload="put", url=endpoint, s3=True, bucket=bucket_name, **SMALL)
+
+    def refuse(*_: object) -> None:
+        raise NodeUnavailable("307 Temporary Redirect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(S3Bucket, "put", refuse)
+        with pytest.raises(NodeUnavailable, match="307"):
+            prepared(plan)
+    prepared(plan)
 
 
 def test_other_bytes_and_missing_objects_are_errors_by_kind(endpoint: str, bucket_name: str) -> None:
