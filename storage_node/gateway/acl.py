@@ -10,6 +10,14 @@ from storage_node.gateway.request import Request, Response, xml_response
 
 _SCHEMA = "http://www.w3.org/2001/XMLSchema-instance"
 _OWNERS_ALONE = ("private", "bucket-owner-read", "bucket-owner-full-control")
+_CANNED = {
+    *_OWNERS_ALONE,
+    "public-read",
+    "public-read-write",
+    "authenticated-read",
+    "aws-exec-read",
+    "log-delivery-write",
+}
 
 
 def _require(request: Request) -> None:
@@ -34,6 +42,9 @@ def put_acl(request: Request) -> Response:
     """Answer PutBucketAcl and PutObjectAcl with the list that there is already. Raises S3Error for any other."""
     _require(request)
     has_document = request.body is not None and request.body.size_bytes
-    if has_document or request.headers.get("x-amz-acl") not in _OWNERS_ALONE:
+    asked = request.headers.get("x-amz-acl")
+    if asked is not None and asked not in _CANNED:
+        raise S3Error("InvalidArgument", f"x-amz-acl: {asked!r} is no canned access control list")
+    if has_document or asked not in _OWNERS_ALONE:
         raise S3Error("NotImplemented", f"access control lists: need the header x-amz-acl: {_OWNERS_ALONE[0]}")
     return Response()

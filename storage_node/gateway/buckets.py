@@ -6,10 +6,11 @@ import re
 from contextlib import suppress
 
 from ais_loader import errors
+from ais_loader.wire.bucket_uuid import created_ns
 from storage_node.gateway import xml
 from storage_node.gateway.conditions import DeleteCondition
 from storage_node.gateway.errors import S3Error, of_store
-from storage_node.gateway.listing import max_keys, owner_of
+from storage_node.gateway.listing import max_keys, owner_of, stamp
 from storage_node.gateway.names import name_of
 from storage_node.gateway.request import Request, Response, xml_response
 
@@ -17,17 +18,16 @@ _MAX_DELETED = 1000
 _MAX_BUCKETS = 10_000
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z", re.ASCII)
 _ADDRESS = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+\Z", re.ASCII)
-_EPOCH = "1970-01-01T00:00:00.000Z"
 
 
 def list_buckets(request: Request) -> Response:
-    """Answer ListBuckets. The store keeps no time of creation. Raises S3Error."""
+    """Answer ListBuckets. Raises S3Error."""
     query = request.query
     prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
     most = max_keys(query.get("max-buckets", ""), "max-buckets", most=_MAX_BUCKETS)
-    names = sorted(info.name for info in request.client.buckets())
-    names = [name for name in names if name.startswith(prefix) and name > after]
-    rows = [xml.nest("Bucket", [xml.tags(Name=name, CreationDate=_EPOCH)]) for name in names[:most]]
+    created = {info.name: stamp(created_ns(info.uuid)) for info in request.client.buckets()}
+    names = [name for name in sorted(created) if name.startswith(prefix) and name > after]
+    rows = [xml.nest("Bucket", [xml.tags(Name=name, CreationDate=created[name])]) for name in names[:most]]
     parts = [owner_of(request), xml.nest("Buckets", rows)]
     if most and len(names) > most:
         parts.append(xml.tag("ContinuationToken", names[most - 1]))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.remote import Remote
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.commit_mark import commit_mark
@@ -164,7 +164,7 @@ class StoreRecord:
         quota_bytes: int = 0,
         quota_objects: int = 0,
     ) -> StoreRecord:
-        identity = bucket_uuid or uuid.uuid4().hex
+        identity = bucket_uuid or draw_bucket_uuid().hex()
         bucket = BucketRecord(identity, copies, reframe, remote, quota_bytes, quota_objects)
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import datetime
 import socket
+import time
+import uuid
 import zlib
 from typing import Any
 from urllib.request import urlopen
@@ -12,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from ais_loader.testing import seeded_bytes
+from ais_loader.wire.bucket_uuid import created_ns, draw_bucket_uuid
 from storage_node.gateway.app import Limits
 from storage_node.gateway.serve import GatewayThread
 from storage_node.store.checksum import CRC32, CRC64NVME, combine
@@ -48,6 +51,38 @@ def test_tags(served: Served, s3: Any, bucket: str) -> None:
     assert code(s3.get_object_tagging, Bucket=bucket, Key="none") == ("NoSuchKey", 404)
 
 
+def test_buckets_have_the_time_of_their_creation(s3: Any) -> None:
+    bucket = f"created-{uuid.uuid4().hex}"
+
+    def created() -> datetime.datetime:
+        return next(row["CreationDate"] for row in s3.list_buckets()["Buckets"] if row["Name"] == bucket)
+
+    def create() -> None:
+        before = datetime.datetime.now(datetime.UTC) - datetime.timedelta(milliseconds=1)
+        s3.create_bucket(Bucket=bucket)
+        assert before <= created() <= datetime.datetime.now(datetime.UTC)
+
+    create()
+    first = created()
+    s3.create_bucket(Bucket=bucket)  # changes nothing
+    assert created() == first
+    s3.delete_bucket(Bucket=bucket)
+    create()
+    assert created() > first
+    s3.delete_bucket(Bucket=bucket)
+
+
+def test_a_uuid_of_a_bucket_tells_when_it_was_drawn_unless_it_is_an_old_one() -> None:
+    before_ns = time.time_ns()
+    drawn = [draw_bucket_uuid() for _ in range(1000)]
+    assert len(set(drawn)) == 1000
+    for one in drawn:
+        assert uuid.UUID(bytes=one).version == 7 and uuid.UUID(bytes=one).variant == uuid.RFC_4122
+        assert before_ns - 1_000_000 <= created_ns(one.hex()) <= time.time_ns()
+    assert created_ns("018bcfe5687b7a3b8f4c1d2e3f405162") == 1_700_000_000_123_000_000
+    assert created_ns(uuid.uuid4().hex) == 0
+
+
 def test_access_lists_name_the_owner_alone(s3: Any, bucket: str) -> None:
     s3.put_object(Bucket=bucket, Key="a", Body=b"1")
     for call, named in ((s3.get_bucket_acl, {}), (s3.get_object_acl, {"Key": "a"})):
@@ -57,6 +92,7 @@ def test_access_lists_name_the_owner_alone(s3: Any, bucket: str) -> None:
     s3.put_bucket_acl(Bucket=bucket, ACL="private")
     s3.put_object_acl(Bucket=bucket, Key="a", ACL="private")
     assert code(s3.put_bucket_acl, Bucket=bucket, ACL="public-read") == ("NotImplemented", 501)
+    assert code(s3.put_bucket_acl, Bucket=bucket, ACL="public-ready") == ("InvalidArgument", 400)
     assert code(s3.put_object_acl, Bucket=bucket, Key="a", ACL="public-read") == ("NotImplemented", 501)
     assert code(s3.put_object_acl, Bucket=bucket, Key="none", ACL="private") == ("NoSuchKey", 404)
 

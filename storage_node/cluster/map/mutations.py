@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ais_loader.errors import BucketHasSnapshots
+from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.remote import Remote
 from storage_node.cluster.consensus.effects import Edit
@@ -189,7 +190,7 @@ def create_bucket(
         require_copies(map_, copies, min_copies)
         map_.bucket.add(
             name=name,
-            uuid=uuid.uuid4().bytes,
+            uuid=draw_bucket_uuid(),
             copies=copies,
             min_copies=min_copies,
             reframe=reframe,
