@@ -2,17 +2,23 @@
 
     python -m tests.doors.conformance
 
-runs their groups that concern this gateway, and writes docs/gateway-conformance.md.
+runs their groups that concern this gateway, and writes docs/gateway-conformance.md. Any other server can be measured:
+
+    python -m tests.doors.conformance --endpoint garage=http://127.0.0.1:3900
+
+prints which tests it passes; with --keep, they become a column of the page. It must know the keys of
+tests/doors/gateways.py (doors-key with doors-secret, other-key with other-secret), as two different users.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import json
 import os
 import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,12 +26,14 @@ from tests.doors import gateways
 from tests.doors.environments import FOLDER, ROOT, RealClient, install, make
 
 PAGE = ROOT / "docs" / "gateway-conformance.md"
+OTHERS = Path(__file__).with_name("conformance_of_others.json")
+"""The tests that each other server passes, by its name with the version."""
 REPOSITORY, COMMIT = "https://github.com/ceph/s3-tests", "8f0ae7b404a3a2fcf7038bf1e6bf29544fe9b6a3"
 _SUITE = FOLDER / "s3-tests"
 _FILES = ("test_s3.py", "test_headers.py")
 _NEEDS = ("boto3==1.44.8", "PyYAML", "munch", "gevent", "isodate", "requests", "pytz", "httplib2", "lxml", "pytest")
 _CLIENT = RealClient("s3-tests", COMMIT[:12], "conformance.py", (*_NEEDS, "pytest-timeout"), environment="s3tests")
-_RUN_S = 1500.0
+_RUN_S = 3000.0
 
 # What the gateway does not have at all: users with rights of their own, versions, policies, encryption, forms.
 _ABSENT = re.compile(
@@ -60,7 +68,6 @@ _SENT = "the newest boto3 puts the header back that is to be missing or empty, a
 _DATES = "boto3 signs with a date of another form than version 4 of the signature has"
 REASONS = {
     "test_bucket_get_location": "is skipped without the name of a region; buckets have none",
-    "test_buckets_list_ctime": "the store keeps no time of creation of a bucket",
     "test_object_set_get_unicode_metadata": "metadata are returned as UTF-8, as they were sent; boto3 reads Latin-1",
     "test_object_read_unreadable": "a key that is valid UTF-8 is no error",
     "test_100_continue": "needs a bucket that anybody may write to",
@@ -75,6 +82,18 @@ REASONS = {
     "test_object_create_amz_date_and_no_date": _DATES,
 }
 """Tests that fail, and why."""
+_OTHER_SERVERS = """\
+versitygw 1.7.0 (on a folder), AIStore 5.0 and moto were run with the tests that fail here. AIStore had one proxy and
+one target, and the features `S3-API-via-Root` and `S3-Reverse-Proxy`, without which boto3 cannot read or write there.
+None of them passes a test that this gateway could pass and does not:
+
+- `test_object_create_date_and_amz_date` and `test_object_create_amz_date_and_no_date` pass at AIStore and moto, which
+  verify no signature. The same request has no valid signature by version 4: here and at versitygw it is refused.
+- The others fail there for the same reasons, or are skipped.
+
+`python -m tests.doors.conformance --endpoint NAME=http://HOST:PORT` measures any other server. It has to know two
+users, by the keys in `tests/doors/gateways.py`. With `--keep`, the result becomes a column of the table above.
+"""
 
 
 def fetch() -> Path:
@@ -121,22 +140,34 @@ def run(store: str) -> dict[str, dict[str, bool]]:
 
     Raises Unavailable.
     """
-    python, suite = make(_CLIENT), fetch()
-    groups, report = chosen(suite), FOLDER / f"s3-tests-{store}.xml"
-    report.unlink(missing_ok=True)
+    make(_CLIENT), fetch()
     with gateways.gateway(store) as url:
-        configuration = FOLDER / f"s3-tests-{store}.conf"
-        configuration.write_text(_configuration(suite, url))
-        names = [f"s3tests/functional/{file}::{name}" for rows in groups.values() for file, name in rows]
-        options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "120", "--tb", "short"]
-        command = [str(python), "-m", "pytest", *options, "--junitxml", str(report), *names]
-        with (FOLDER / f"s3-tests-{store}.log").open("w") as log:
-            variables = {**os.environ, "S3TEST_CONF": str(configuration)}
-            subprocess.run(command, cwd=suite, env=variables, stdout=log, stderr=log, timeout=_RUN_S)
-    failed: Counter[str] = Counter()
+        return measure(url, store)
+
+
+def measure(url: str, label: str) -> dict[str, dict[str, bool]]:
+    """Run the suite against the server at this address. Return which tests passed, by group. Raises Unavailable.
+
+    Args:
+        label: For the names of the configuration, the log and the report, below build/doors.
+    """
+    python, suite = make(_CLIENT), fetch()
+    groups, report = chosen(suite), FOLDER / f"s3-tests-{label}.xml"
+    report.unlink(missing_ok=True)
+    configuration = FOLDER / f"s3-tests-{label}.conf"
+    configuration.write_text(_configuration(suite, url))
+    names = [f"s3tests/functional/{file}::{name}" for rows in groups.values() for file, name in rows]
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "300", "--tb", "short"]
+    command = [str(python), "-m", "pytest", *options, "--junitxml", str(report), *names]
+    with (FOLDER / f"s3-tests-{label}.log").open("w") as log:
+        variables = {**os.environ, "S3TEST_CONF": str(configuration)}
+        subprocess.run(command, cwd=suite, env=variables, stdout=log, stderr=log, timeout=_RUN_S)
+    ended: dict[str, bool] = {}  # a test that has not ended, as the run was cut off, has not passed
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        failed[case.get("name", "")] += len([one for one in case if one.tag in ("failure", "error", "skipped")])
-    return {group: {name: failed[name] == 0 for _, name in rows} for group, rows in groups.items()}
+        is_good = not any(one.tag in ("failure", "error", "skipped") for one in case)
+        name = case.get("name", "").partition("[")[0]
+        ended[name] = ended.get(name, True) and is_good
+    return {group: {name: ended.get(name, False) for _, name in rows} for group, rows in groups.items()}
 
 
 def failures(passed: dict[str, dict[str, bool]]) -> set[str]:
@@ -144,11 +175,28 @@ def failures(passed: dict[str, dict[str, bool]]) -> set[str]:
     return {name for rows in passed.values() for name, is_passed in rows.items() if not is_passed}
 
 
+def others() -> dict[str, set[str]]:
+    """Return the tests that each other server passes, by its name."""
+    kept: dict[str, list[str]] = json.loads(OTHERS.read_text()) if OTHERS.exists() else {}
+    return {name: set(tests) for name, tests in kept.items()}
+
+
+def _keep(name: str, passed: dict[str, dict[str, bool]]) -> None:
+    """Keep what another server passes, for the page."""
+    found = {test for rows in passed.values() for test, is_passed in rows.items() if is_passed}
+    kept = {each: sorted(tests) for each, tests in sorted({**others(), name: found}.items())}
+    OTHERS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
 def page(passed: dict[str, dict[str, bool]]) -> str:
     """Return the page about what passed."""
-    rows = [(group, len(tests), sum(tests.values())) for group, tests in passed.items()]
-    table = [f"| {group} | {count} | {good} |" for group, count, good in rows]
-    total = f"| together | {sum(count for _, count, _ in rows)} | {sum(good for _, _, good in rows)} |"
+    measured = others()
+    columns = "".join(f" {name} |" for name in measured)
+    table = [f"| group | tests | gateway |{columns}", "|---|---:|---:|" + "---:|" * len(measured)]
+    together = {name: is_passed for rows in passed.values() for name, is_passed in rows.items()}
+    for group, tests in [*passed.items(), ("together", together)]:
+        cells = (len(tests), sum(tests.values()), *(len(tests.keys() & good) for good in measured.values()))
+        table.append(f"| {group} | " + " | ".join(map(str, cells)) + " |")
     missing = [f"| `{name}` | {REASONS.get(name, 'not known')} |" for name in sorted(failures(passed))]
     return f"""# Conformance of the S3 gateway
 
@@ -158,17 +206,37 @@ tests of what the [gateway](gateway.md) has. Not run are those of access lists o
 policies, versions, encryption, locks, lifecycles, logging, CORS, browsers' forms, version 2 of the signature in
 headers, and of ceph's own extensions.
 
-| group | tests | pass |
-|---|---:|---:|
-{chr(10).join([*table, total])}
+{chr(10).join(table)}
 
 These fail:
 
 | test | reason |
 |---|---|
 {chr(10).join(missing)}
-"""
+
+## Other servers
+
+{_OTHER_SERVERS}"""
+
+
+def main() -> None:
+    """Measure the gateway and write its page, or measure other servers."""
+    parser = argparse.ArgumentParser(description="Run ceph's s3-tests.")
+    parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL", help="measure this server")
+    parser.add_argument("--keep", action="store_true", help="keep its result as a column of the page")
+    options = parser.parse_args()
+    if any(not re.fullmatch(r"[^=]+=http://[^/]+:\d+/?", text) for text in options.endpoint):
+        parser.error("--endpoint: need NAME=http://HOST:PORT, without a path")
+    for name, _, url in (text.partition("=") for text in options.endpoint):
+        passed = measure(url, re.sub(r"\W+", "-", name))
+        for group, rows in passed.items():
+            print(f"{group}: {sum(rows.values())} of {len(rows)}")
+        print(f"{name} fails:", *sorted(failures(passed)), sep="\n  ")
+        if options.keep:
+            _keep(name, passed)
+    if not options.endpoint:
+        PAGE.write_text(page(run("embedded")))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(run("embedded")))
+    main()
