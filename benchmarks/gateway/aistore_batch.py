@@ -4,14 +4,17 @@ Both ask for 128 random objects of 10 KiB at a time, and compare the length of e
 on connections that stay open, and walk through the headers of the tar; the *SDK* is AIStore's own, in a process of its
 own. Each client shares the cores with the gateway, which is one process, and with the node, if there is one. When
 other programs take the cores too, a single GET waits for one with each object, which favours batches; clients with
-several connections wait less.
+several connections wait less. An AIStore that runs already is measured too with `--peer`; clients follow its redirects
+on connections that stay open, and its bucket `bench` must not exist: it is deleted at the end.
 
     python -m benchmarks.gateway.aistore_batch --sdk build/aissdk/bin/python  # writes the table beside this file
+    python -m benchmarks.gateway.aistore_batch --peer AIStore=http://127.0.0.1:8080 --no-table
 """
 
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import random
 import subprocess
@@ -29,6 +32,7 @@ import click
 
 from ais_loader import connect
 from ais_loader.testing import NodeProcess, seeded_bytes
+from benchmarks.gateway.peer import Peer, peer_option
 from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.pages import publish
 
@@ -75,12 +79,25 @@ def line_of(running: subprocess.Popen[str]) -> str:
 
 
 class PlainClient:
-    """A client of one connection."""
+    """A client of one connection for each server: that of the address, and one that it redirects to."""
 
     def __init__(self, url: str, seed: int) -> None:
-        place = urlsplit(url)
-        self._connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+        self._place = urlsplit(url).netloc
+        self._connections: dict[str, http.client.HTTPConnection] = {}
         self._draw = random.Random(seed)
+
+    def call(self, method: str, path: str, body: bytes | str | None = None) -> tuple[int, bytes]:
+        """Make a request, also where it is redirected to, and return the answer's status and body."""
+        place = self._place
+        while True:
+            connection = self._connections.setdefault(place, http.client.HTTPConnection(place, timeout=60))
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            data = answer.read()
+            if answer.status not in (301, 307):
+                return answer.status, data
+            moved = urlsplit(answer.headers["Location"])
+            place, path = moved.netloc, f"{moved.path}?{moved.query}"
 
     def _names(self) -> list[str]:
         return [f"{number:06d}" for number in self._draw.sample(range(OBJECTS), BATCH)]
@@ -88,21 +105,17 @@ class PlainClient:
     def single(self) -> None:
         """Get 128 objects, one after another."""
         for name in self._names():
-            self._connection.request("GET", f"/v1/objects/{BUCKET}/{name}?provider=ais")
-            answer = self._connection.getresponse()
-            data = answer.read()
-            if answer.status != 200 or len(data) != SIZE_BYTES:
-                raise RuntimeError(f"{name}: {answer.status}, {len(data):,} bytes")
+            status, data = self.call("GET", f"/v1/objects/{BUCKET}/{name}?provider=ais")
+            if status != 200 or len(data) != SIZE_BYTES:
+                raise RuntimeError(f"{name}: {status}, {len(data):,} bytes")
 
     def batch(self) -> None:
         """Get 128 objects with one request."""
         names = self._names()
         message = {"in": [{"objname": name} for name in names], "strm": True, "coer": True}
-        self._connection.request("GET", f"/v1/ml/moss/{BUCKET}?provider=ais", json.dumps(message))
-        answer = self._connection.getresponse()
-        data = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"{answer.status}: {data[:200]!r}")
+        status, data = self.call("GET", f"/v1/ml/moss/{BUCKET}?provider=ais", json.dumps(message))
+        if status != 200:
+            raise RuntimeError(f"{status}: {data[:200]!r}")
         at = 0
         for name in names:
             header = data[at : at + _BLOCK]
@@ -147,21 +160,45 @@ def fill(url: str) -> None:
         bucket.put_many((f"{number:06d}", seeded_bytes(SIZE_BYTES, seed=number)) for number in range(OBJECTS))
 
 
+def fill_peer(held: ExitStack, url: str) -> None:
+    """Fill a server by AIStore's API, and delete the bucket at the end. Raises RuntimeError."""
+    client = PlainClient(url, 0)
+
+    def call(method: str, path: str, body: bytes | str) -> None:
+        status, said = client.call(method, path, body)
+        if status >= 400:
+            raise RuntimeError(f"{method} {path}: {status}: {said[:200]!r}")
+
+    call("POST", f"/v1/buckets/{BUCKET}?provider=ais", json.dumps({"action": "create-bck"}))
+    held.callback(call, "DELETE", f"/v1/buckets/{BUCKET}?provider=ais", json.dumps({"action": "destroy-bck"}))
+    for number in range(OBJECTS):
+        data = seeded_bytes(SIZE_BYTES, seed=number)
+        call("PUT", f"/v1/objects/{BUCKET}/{number:06d}?provider=ais", data)
+
+
 @click.command()
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--sdk", help="A Python that has the package aistore.")
 @click.option("--folder", default="/dev/shm", show_default=True, help="For the stores.")
+@peer_option
 @click.option("--table/--no-table", default=True, show_default=True, help="Write aistore_batch.md.")
-def main(rounds: int, sdk: str | None, folder: str, table: bool) -> None:
+def main(rounds: int, sdk: str | None, folder: str, peers: tuple[Peer, ...], table: bool) -> None:
     contestants: dict[str, Callable[[], float]] = {}
     claims: list[Claim] = []
+    others = [peer.name for peer in peers]
     with tempfile.TemporaryDirectory(dir=folder) as made, ExitStack() as held:
         node = held.enter_context(NodeProcess(Path(made) / "node"))
+        urls: dict[str, str] = {}
+        clients: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {}
         for place, store in {"embedded": str(Path(made) / "store"), "one node": node.url}.items():
             fill(store)
             command = (sys.executable, "-m", "ais_loader.cli", "gateway", store, "--no-keys", "--port", "0", "--json")
-            url = json.loads(line_of(held.enter_context(process(*command))))["url"]
-            clients: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {
+            urls[place] = json.loads(line_of(held.enter_context(process(*command))))["url"]
+        for peer in peers:
+            fill_peer(held, peer.url)
+            urls[peer.name] = peer.url
+        for place, url in urls.items():
+            clients = {
                 "plain": (plain(url, "single", 1, 3), plain(url, "batch", 1, 40)),
                 f"plain, {THREADS} connections": (plain(url, "single", THREADS, 1), plain(url, "batch", THREADS, 10)),
             }
@@ -173,7 +210,11 @@ def main(rounds: int, sdk: str | None, folder: str, table: bool) -> None:
             for name, (single, batch) in clients.items():
                 contestants[f"GET, {place}, {name}"] = single
                 contestants[f"GetBatch, {place}, {name}"] = batch
-                claims.append(Claim(f"GetBatch, {place}, {name}", f"GET, {place}, {name}", WANTED))
+                wanted = WANTED if place not in others else 0.0
+                claims.append(Claim(f"GetBatch, {place}, {name}", f"GET, {place}, {name}", wanted))
+        for name, other in itertools.product(list(clients), others):
+            pairs = ((f"{how}, embedded, {name}", f"{how}, {other}, {name}") for how in ("GET", "GetBatch"))
+            claims += [Claim(subject, baseline, 0.0) for subject, baseline in pairs]
         for measure in contestants.values():
             measure()
         rates = run_rounds(contestants, rounds)

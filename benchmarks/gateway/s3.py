@@ -11,13 +11,15 @@ gateway verifies signatures and checksums, the others do not. Bytes lie in the p
 - *moto*: moto's S3 server, which keeps objects in memory.
 - *files*: aiohttp's `FileResponse`, which sends files with sendfile, without signatures and checksums.
 - *own client*: this project's client on the same node.
-- *digests alone*: MD5 and SHA-256 of the same bytes by hashlib in two threads, without a server: what S3 needs.
+- Others are named by `--peer`: servers of other projects that run already, and know the key test-key with the secret
+  test-secret. Their bucket `bench` must not exist; it is deleted at the end.
 
 The row *S3 direct* of NVIDIA's article about small objects is a random single GET by S3. The same objects come as
 bundles (`POST /BUCKET?bundle`, one tar) and by the client's own batches.
 
     python -m benchmarks.gateway.s3  # writes the table beside this file
     python -m benchmarks.gateway.s3 --rounds 3 --no-write --before /tmp/tree  # with a gateway of another tree's code
+    python -m benchmarks.gateway.s3 --peer AIStore=http://127.0.0.1:8080/s3,2201,2202  # with a server and its processes
 
 Predictions, written before the first run: GET of 1 MiB reaches 0.7 of the files, since aiohttp takes a copy of each
 byte, and 5 times moto; GET of 10 KiB reaches 3 times moto, and half of the files, since signatures and threads cost as
@@ -74,6 +76,7 @@ from botocore.credentials import Credentials
 from ais_loader import Client, Entry, connect
 from ais_loader.bench.s3_client import S3Bucket, S3Client
 from ais_loader.testing import NodeProcess
+from benchmarks.gateway.peer import Peer, peer_option
 from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table, run_rounds
 from tests.remote.s3_server import CREDENTIALS, S3Server
 
@@ -88,6 +91,8 @@ KIB, MIB = 1 << 10, 1 << 20
 OBJECTS = {MIB: 64, 10 * KIB: 1024}
 ROUND_GETS = {MIB: 200, 10 * KIB: 600}
 ROUND_PUTS = 60
+OF_PEER = {MIB: 1.0, 10 * KIB: 0.7}
+"""Wanted of the gateway's GETs, against those of each peer."""
 UPLOAD_BYTES, PART_BYTES, PARTS_AT_ONCE = 256 * MIB, 16 * MIB, 4
 _FILE_SERVER = """
 import asyncio, os, sys
@@ -151,7 +156,9 @@ def gateway(
 class Setting:
     """All servers, filled with the same objects of one size."""
 
-    def __init__(self, held: ExitStack, folder: Path, size_bytes: int, before: Path | None) -> None:
+    def __init__(
+        self, held: ExitStack, folder: Path, size_bytes: int, before: Path | None, peers: tuple[Peer, ...]
+    ) -> None:
         keys = folder / "keys.json"
         rows = [{"access_key": CREDENTIALS["AWS_ACCESS_KEY_ID"], "secret_key": CREDENTIALS["AWS_SECRET_ACCESS_KEY"]}]
         keys.touch(mode=0o600)
@@ -183,6 +190,13 @@ class Setting:
         self.servers[MOTO].bucket.call_itself("PUT")
         for name in self.names:
             self.servers[MOTO].bucket.put(name, self.data)
+        self.peers = [peer.name for peer in peers]
+        for peer in peers:
+            server = self.servers[peer.name] = Server(peer.url, *peer.pids)
+            server.bucket.client.create_bucket(BUCKET)
+            held.callback(server.bucket.client.delete_bucket, BUCKET, force=True)
+            for name in self.names:
+                server.bucket.put(name, self.data)
         self.pool = held.enter_context(ThreadPoolExecutor(THREADS))
         self.two = held.enter_context(ThreadPoolExecutor(2))
         self._spent: dict[str, list[tuple[float, float]]] = {}
@@ -317,26 +331,28 @@ def sections(setting: Setting, rounds: int, only: set[str]) -> Iterator[tuple[st
     servers, size_bytes = setting.servers, setting.size_bytes
     size = label(size_bytes)
     ours = [name for name in (GATEWAY, OF_NODE, BEFORE) if name in servers]
-    floor = [Claim(GATEWAY, BEFORE, 0.0)]
+    floor = [Claim(GATEWAY, name, 0.0) for name in (BEFORE, *setting.peers)]
     if "get" in only:
         work: dict[str, tuple[Server | None, Callable[[], int]]] = {
             name: (server, partial(setting.gets, server.bucket)) for name, server in servers.items()
         }
-        claims = [Claim(GATEWAY, MOTO, 3.0), Claim(GATEWAY, FILES, 0.8 if size_bytes == MIB else 0.0), *floor]
+        claims = [Claim(GATEWAY, MOTO, 3.0), Claim(GATEWAY, FILES, 0.8 if size_bytes == MIB else 0.0)]
+        claims += [Claim(GATEWAY, BEFORE, 0.0), *(Claim(GATEWAY, name, OF_PEER[size_bytes]) for name in setting.peers)]
         yield section(setting, f"GET of {size}", "object", work, claims, rounds, size_bytes)
     if "put" in only and size_bytes == MIB:
-        work = {name: (servers[name], partial(setting.puts, servers[name].bucket)) for name in (*ours, MOTO)}
+        work = {
+            name: (servers[name], partial(setting.puts, servers[name].bucket)) for name in (*ours, MOTO, *setting.peers)
+        }
         work[OWN] = (servers[OF_NODE], setting.own_puts)
         work[DIGESTS] = (None, partial(digests, setting.two, [setting.data] * ROUND_PUTS))
         claims = [Claim(GATEWAY, MOTO, 2.0), Claim(OF_NODE, OWN, 0.0), Claim(GATEWAY, DIGESTS, 0.0), *floor]
         yield section(setting, f"PUT of {size}", "object", work, claims, rounds, size_bytes)
     if "upload" in only and size_bytes == MIB:
         data = random.Random(1).randbytes(PART_BYTES) * (UPLOAD_BYTES // PART_BYTES)
-        work = {name: (servers[name], partial(upload, servers[name].bucket, data)) for name in (*ours, MOTO)}
+        names = (GATEWAY, OF_NODE, MOTO, *setting.peers)
+        work = {name: (servers[name], partial(upload, servers[name].bucket, data)) for name in names}
         work[OWN] = (servers[OF_NODE], partial(own_upload, setting.client, data))
-        pieces = [data[at : at + MIB] for at in range(0, UPLOAD_BYTES, MIB)]
-        work[DIGESTS] = (None, partial(digests, setting.two, pieces))
-        claims = [Claim(OF_NODE, OWN, 0.5), Claim(GATEWAY, OWN, 0.5), Claim(GATEWAY, DIGESTS, 0.0), *floor]
+        claims = [Claim(OF_NODE, OWN, 0.5), Claim(GATEWAY, OWN, 0.5), *floor]
         title = f"PUT of {UPLOAD_BYTES >> 20} MiB, in parts of {PART_BYTES >> 20} MiB, {PARTS_AT_ONCE} at once"
         yield section(setting, title, "MiB", work, claims, min(rounds, 3), MIB)
     if "many" in only:
@@ -358,8 +374,9 @@ def sections(setting: Setting, rounds: int, only: set[str]) -> Iterator[tuple[st
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--only", default="get,put,upload,many", show_default=True)
 @click.option("--before", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Another tree's root.")
+@peer_option
 @click.option("--write/--no-write", default=True, help=f"Write the tables to {TABLE.name}.")
-def main(sizes: str, rounds: int, only: str, before: Path | None, write: bool) -> None:
+def main(sizes: str, rounds: int, only: str, before: Path | None, peers: tuple[Peer, ...], write: bool) -> None:
     os.environ.update(CREDENTIALS)
     what, _, rest = (__doc__ or "").partition("\n\n")
     text = [
@@ -369,7 +386,7 @@ def main(sizes: str, rounds: int, only: str, before: Path | None, write: bool) -
     missed = 0
     for size_bytes in map(int, sizes.split(",")):
         with tempfile.TemporaryDirectory() as folder, ExitStack() as held:
-            setting = Setting(held, Path(folder), size_bytes, before)
+            setting = Setting(held, Path(folder), size_bytes, before, peers)
             for part, failed in sections(setting, rounds, set(only.split(","))):
                 text.append(part)
                 missed += failed
