@@ -91,8 +91,13 @@ class PlainClient:
         place = self._place
         while True:
             connection = self._connections.setdefault(place, http.client.HTTPConnection(place, timeout=60))
-            connection.request(method, path, body)
-            answer = connection.getresponse()
+            try:
+                connection.request(method, path, body)
+                answer = connection.getresponse()
+            except ConnectionError:  # the server closed it while other contestants had their turns
+                connection.close()
+                connection.request(method, path, body)
+                answer = connection.getresponse()
             data = answer.read()
             if answer.status not in (301, 307):
                 return answer.status, data
