@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from ais_loader.errors import AccessDenied, InvalidRequest
 from ais_loader.objects.client import Client, connect
 from ais_loader.values.options import ClusterOptions
+from ais_loader.values.token_source import TokenSource
 from ais_loader.values.urls import is_remote
 from storage_node.gateway.keys import Account
 
@@ -19,12 +20,16 @@ _NO_TOKEN = "not-a-token"
 
 
 class Clients:
-    """Clients by account. They are opened at once, so that a wrong address or token file is noticed at the start."""
+    """Clients by account. They are opened at once, so that a wrong address or token file is an error of the start."""
 
     def __init__(
         self, url: str, accounts: Iterable[Account], *, ca: str | None = None, token_file: str | None = None
     ) -> None:
-        """Raises the errors of `connect`; InvalidRequest for tenants and tokens of an embedded store."""
+        """Open the clients.
+
+        Raises the errors of `connect`; InvalidRequest for tenants and tokens of an embedded store; AccessDenied for a
+        token file that has no token, or cannot be read.
+        """
         self._clients: dict[tuple[str, str], Client] = {}
         self._url, self._ca = url, ca
         self._of_tokens: OrderedDict[str, Client] = OrderedDict()
@@ -39,7 +44,9 @@ class Clients:
                     self._clients["", ""] = connect(url)
                     continue
                 options = ClusterOptions(tenant=tenant)
-                opened = connect(url, options=options, ca=ca, token_file=own_token or token_file)
+                if path := own_token or token_file:
+                    TokenSource.file(path).read()
+                opened = connect(url, options=options, ca=ca, token_file=path or None)
                 self._clients[tenant, own_token] = opened
         except BaseException:
             self.close()

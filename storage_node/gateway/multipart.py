@@ -36,7 +36,7 @@ def create_upload(request: Request) -> Response:
     kind = request.headers.get("x-amz-checksum-type", "").upper()
     if algorithm:
         checksums.hasher(algorithm)
-        kind = kind or ("FULL_OBJECT" if algorithm == "crc64nvme" else "COMPOSITE")
+        kind = kind or (FULL if algorithm == "crc64nvme" else COMPOSITE)
         allowed = {"crc64nvme": (FULL,), "sha1": (COMPOSITE,), "sha256": (COMPOSITE,)}.get(algorithm, (FULL, COMPOSITE))
         if kind not in allowed:
             raise S3Error("InvalidRequest", f"x-amz-checksum-type of {algorithm}: need {' or '.join(allowed)}")

@@ -114,7 +114,7 @@ def _part(request: Request, info: ObjectInfo) -> tuple[int, int] | None:
 def part_number(text: str) -> int:
     """Return the number of a part. Raises S3Error."""
     if not (text.isascii() and text.isdigit() and len(text) < 6) or not 1 <= int(text) <= MAX_PARTS:
-        raise S3Error("InvalidArgument", "partNumber: need 1 to 10000")
+        raise S3Error("InvalidArgument", f"partNumber={text[:40]!r}: need 1 to {MAX_PARTS}")
     return int(text)
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Request:
-    """A request whose signature has been verified, and whose body has arrived."""
+class RequestHead:
+    """The line and headers of a request, what they name, and the client that the request may use."""
 
     method: str
     path: str
@@ -32,7 +32,14 @@ class Request:
     """Headers by their names in lower case."""
     bucket: str
     key: str
+    """The object's name as the client has it; "" if the path names none."""
     client: Client
+
+
+@dataclass(slots=True)
+class Request(RequestHead):
+    """A request whose signature has been verified, and whose body has arrived."""
+
     body: Body | None = None
     """None if the call takes none."""
     with_members: bool = False

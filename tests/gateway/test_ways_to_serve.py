@@ -14,11 +14,12 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from ais_loader import errors
+from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import S3Error
-from storage_node.gateway.keys import read_keys
+from storage_node.gateway.keys import Account, read_keys
 from storage_node.gateway.router import split_path
 from storage_node.gateway.serve import GatewayThread
-from tests.gateway.command_kit import COMMAND, GatewayCommand, key_file, s3_at
+from tests.gateway.command_kit import COMMAND, TIMEOUT_S, GatewayCommand, key_file, s3_at
 from tests.gateway.conftest import ACCOUNT, Served
 
 
@@ -43,6 +44,21 @@ def test_key_files(tmp_path: Path) -> None:
             read_keys(key_file(tmp_path, wrong))
     with pytest.raises(errors.InvalidRequest, match="chmod"):
         read_keys(key_file(tmp_path, [row], 0o644))
+
+
+def test_a_token_file_that_is_missing_is_noticed_at_the_start(tmp_path: Path) -> None:
+    url, missing, empty = "grpc://127.0.0.1:1", str(tmp_path / "missing"), tmp_path / "empty"
+    empty.touch(0o600)
+    with pytest.raises(errors.AccessDenied, match="missing"):
+        Clients(url, [], token_file=missing)
+    with pytest.raises(errors.AccessDenied, match="missing"):
+        Clients(url, [Account("k", "s", token_file=missing)])
+    with pytest.raises(errors.AccessDenied, match="empty: need a token"):
+        Clients(url, [], token_file=str(empty))
+    keys = key_file(tmp_path, [{"access_key": "k", "secret_key": "s", "token_file": missing}])
+    command = [*COMMAND, url, "--keys", str(keys), "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ended.returncode and missing in ended.stderr and "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 
 from ais_loader import errors
@@ -30,6 +31,50 @@ _FORMATS: dict[str, ArchiveFormat] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Archiving:
+    """An archive that is to be made of objects."""
+
+    source: Bucket
+    """The bucket of the objects."""
+    to: Bucket
+    name: str
+    """The archive's name in `to`."""
+    format: ArchiveFormat
+    names: ArchiveNames
+    """Whether the members' names begin with the bucket."""
+    spool: str | None
+    """Folder of the temporary file; None for that of the system."""
+
+    def make(self, entries: Iterable[Entry]) -> Outcome:
+        """Make the archive. Raises ObjectNotFound if there are no entries."""
+        found = list(entries)
+        if not found:
+            raise errors.ObjectNotFound(f"{self.source.name}: none of the objects exists")
+        with SpooledTemporaryFile(IN_MEMORY_BYTES, dir=self.spool) as file:
+            batch = self.source.client.get_batch(found, archive=self.format, archive_names=self.names)
+            batch.write_to(file)
+            file.seek(0)
+            made = self.to.put(self.name, file)
+        return Outcome(len(found), made.size_bytes)
+
+    def append(self, entries: Iterator[Entry]) -> Outcome:
+        """Append the entries to the archive, which is a tar."""
+        members: list[tuple[str, bytes]] = []
+        done, size_bytes, held = 0, 0, 0
+        while group := list(itertools.islice(entries, _GROUP)):
+            for item in self.source.client.get_batch(group):
+                member = item.entry.name if self.names == "object" else f"{self.source.name}/{item.entry.name}"
+                members.append((member, item.tobytes()))
+                done, size_bytes, held = done + 1, size_bytes + len(item.data), held + len(item.data)
+                if held >= _APPENDED_BYTES:
+                    self.to.append_members(self.name, members)
+                    members, held = [], 0
+        if members:
+            self.to.append_members(self.name, members)
+        return Outcome(done, size_bytes)
+
+
 def archive_objects(request: Request) -> Response:
     """Answer `archive`: make an archive of objects, or append them to a tar. Raises Refusal."""
     value = request.value
@@ -44,21 +89,19 @@ def archive_objects(request: Request) -> Response:
     to = source
     if target.get("name"):
         to = places(request, target["name"], target.get("provider") or "", create=True)
-    format_, names = _format(value.get("mime") or "", name), _names(value.get("isbn"))
-    goes_on, appends = bool(value.get("coer")), bool(value.get("aate"))
-    name = name_of(name)
-    if appends and to.exists(name):
-        if format_ != "tar":
-            raise unsupported(f"appending to {format_}")
-        add = _append
-    else:
-        add = _make
+    made = _Archiving(
+        source, to, name_of(name), _format(value.get("mime") or "", name), _names(value.get("isbn")), request.spool
+    )
+    appends = bool(value.get("aate")) and to.exists(made.name)
+    if appends and made.format != "tar":
+        raise unsupported(f"appending to {made.format}")
+    skips = bool(value.get("coer")) or not chosen.is_list
 
     def action(stopping: Stopping) -> Outcome:
-        found = _found(source, chosen, stopping, skips=goes_on or not chosen.is_list)
-        return add(request, source, found, to, name, format_, names, request.spool)
+        found = _found(source, chosen, stopping, skips=skips)
+        return made.append(found) if appends else made.make(found)
 
-    return answer_when_done(request.action, action)
+    return answer_when_done(request.client, request.action, action)
 
 
 def _format(mime: object, name: str) -> ArchiveFormat:
@@ -86,48 +129,3 @@ def _found(source: Bucket, chosen: Selection, stopping: Stopping, *, skips: bool
                 yield Entry(source.name, name)
             elif not skips:
                 raise errors.ObjectNotFound(f"{source.name}/{name}: no such object")
-
-
-def _make(
-    request: Request,
-    source: Bucket,
-    entries: Iterator[Entry],
-    to: Bucket,
-    name: str,
-    format_: ArchiveFormat,
-    names: ArchiveNames,
-    spool: str | None,
-) -> Outcome:
-    found = list(entries)
-    if not found:
-        raise errors.ObjectNotFound(f"{source.name}: none of the objects exists")
-    with SpooledTemporaryFile(IN_MEMORY_BYTES, dir=spool) as file:
-        request.client.get_batch(found, archive=format_, archive_names=names).write_to(file)
-        file.seek(0)
-        made = to.put(name, file)
-    return Outcome(len(found), made.size_bytes)
-
-
-def _append(
-    request: Request,
-    source: Bucket,
-    entries: Iterator[Entry],
-    to: Bucket,
-    name: str,
-    format_: ArchiveFormat,
-    names: ArchiveNames,
-    spool: str | None,
-) -> Outcome:
-    members: list[tuple[str, bytes]] = []
-    done, size_bytes, held = 0, 0, 0
-    while group := list(itertools.islice(entries, _GROUP)):
-        for item in request.client.get_batch(group):
-            member = item.entry.name if names == "object" else f"{source.name}/{item.entry.name}"
-            members.append((member, item.tobytes()))
-            done, size_bytes, held = done + 1, size_bytes + len(item.data), held + len(item.data)
-            if held >= _APPENDED_BYTES:
-                to.append_members(name, members)
-                members, held = [], 0
-    if members:
-        to.append_members(name, members)
-    return Outcome(done, size_bytes)

@@ -14,10 +14,13 @@ from typing import Any
 
 from ais_loader.errors import LoaderError
 from ais_loader.objects.archive import BatchArchive, check_names, member_name
+from ais_loader.objects.client import Client
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Item, Status
 from storage_node.gateway.aistore.batch_plan import Asked, BatchPlan, batch_plan
 from storage_node.gateway.aistore.errors import AISError, of_store
+from storage_node.gateway.aistore.jobs import GET_BATCH, Stopping
+from storage_node.gateway.aistore.recent_jobs import Stopped, recent_jobs
 from storage_node.gateway.aistore.request import Request
 from storage_node.gateway.reading import begun
 from storage_node.gateway.request import Response
@@ -34,26 +37,49 @@ def get_batch(request: Request) -> Response:
         request.named_bucket(name, provider, must_exist=True)
     check_names(plan.entries, plan.names)
     batch = request.client.get_batch(plan.entries, on_error="placeholder" if plan.goes_on else "raise")
-    archive = _Archive(batch, plan)
+    archive = _Archive(batch, plan, request.client)
     try:
         if not plan.is_streamed:
-            return _with_document(archive, request.spool)
+            with archive:
+                return _with_document(archive, request.spool)
         chunks = begun(archive)
-    except LoaderError as error:
+    except (Stopped, LoaderError) as error:
+        archive.close()
         raise _refused(batch, plan, error) from error
     return Response(headers={"content-type": plan.content_type}, body=chunks)
 
 
 class _Archive(BatchArchive):
-    """The archive of a batch, whose members have the names that AIStore gives them."""
+    """The archive of a batch, whose members have the names that AIStore gives them.
 
-    def __init__(self, batch: Batch, plan: BatchPlan) -> None:
+    It is a job as long as it is written, which its client may stop.
+    """
+
+    def __init__(self, batch: Batch, plan: BatchPlan, client: Client) -> None:
         super().__init__(batch, plan.archive, plan.names)
         self.rows: list[dict[str, Any]] = []
         """Descriptions of the entries, in front of an archive that is not streamed."""
         self._is_told = not plan.is_streamed
+        self._size_bytes = 0
+        self._stopping = Stopping()
+        self._job = recent_jobs(client).begin(GET_BATCH, self._stopping.stop)
+
+    def close(self) -> None:
+        """Abandon what has not been written, and end the job."""
+        self._end()
+        super().close()
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        error = "" if self.delivered == self.entries else "ended early"
+        self._job.end(self.delivered, self._size_bytes, error)
 
     def name_of(self, item: Item, size_bytes: int) -> str:
+        """Return the name of a member. Raises Stopped if the client has stopped the job."""
+        self._stopping.check()
+        self._size_bytes += size_bytes
         if self._is_told:
             self.rows.append(_row(item, size_bytes))
         # An archive that is missing hides its member's name, so that clients can tell the two apart.
@@ -105,8 +131,10 @@ def _with_document(archive: _Archive, spool: str | None) -> Response:
     return Response(headers=headers, body=parts(), size_bytes=len(head) + size_bytes + len(tail))
 
 
-def _refused(batch: Batch, plan: BatchPlan, error: LoaderError) -> AISError:
+def _refused(batch: Batch, plan: BatchPlan, error: Stopped | LoaderError) -> AISError:
     """Return the refusal for an error that ended a batch before its answer began."""
+    if isinstance(error, Stopped):
+        return AISError(409, "the batch was stopped")
     at = next(iter(batch.failures), None)
     if at is None:
         return of_store(error, "", "")

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from storage_node.gateway.aistore.bucket_props import props_of
 from storage_node.gateway.aistore.errors import AISError
+from storage_node.gateway.aistore.providers import provider_of
 from storage_node.gateway.aistore.request import Request, json_response, text_response
 from storage_node.gateway.request import Response
 
@@ -56,10 +58,14 @@ def smap_of(request: Request) -> dict[str, object]:
         "pmap": {PROXY: proxy},
         "tmap": {TARGET: node(request, "target")},
         "proxy_si": proxy,
-        "uuid": hashlib.sha256(request.client.url.encode()).hexdigest()[:10],
+        "uuid": _store_id(request),
         "creation_time": "",
         "version": "1",
     }
+
+
+def _store_id(request: Request) -> str:
+    return hashlib.sha256(request.client.url.encode()).hexdigest()[:10]
 
 
 def smap(request: Request) -> Response:
@@ -91,11 +97,6 @@ def _node_asked(request: Request) -> str:
 def node_status(request: Request) -> Response:
     """Answer a request for the status of a node. Raises AISError."""
     name = _node_asked(request)
-    described = request.client.describe()
-    drives = described.get("drives")
-    rows = [row for row in drives if isinstance(row, dict)] if isinstance(drives, list) else []
-    paths = {str(row.get("uuid", at)): _capacity(at, row) for at, row in enumerate(rows)}
-    percents = [row["pct_used"] for row in paths.values()] or [0]
     kind = "proxy" if name == PROXY else "target"
     status = {
         "status": "",
@@ -105,14 +106,7 @@ def node_status(request: Request) -> Response:
         "k8s_pod_name": "",
         "snode": node(request, kind),
         "tracker": {},
-        "capacity": {
-            "mountpaths": paths,
-            "total_used": str(sum(int(row["used"]) for row in paths.values())),
-            "total_avail": str(sum(int(row["avail"]) for row in paths.values())),
-            "pct_max": max(percents),
-            "pct_avg": sum(percents) // len(percents),
-            "pct_min": min(percents),
-        },
+        "capacity": _capacity(request),
         "cluster": {"flags": 6},  # the node and the cluster have started
         "sys_info": _system(),
         "smap_version": "1",
@@ -120,7 +114,48 @@ def node_status(request: Request) -> Response:
     return json_response(status)
 
 
-def _capacity(number: int, drive: Mapping[str, Any]) -> dict[str, Any]:
+def _capacity(request: Request) -> dict[str, Any]:
+    """Return the drives and their sum."""
+    drives = request.client.describe().get("drives")
+    rows = [row for row in drives if isinstance(row, dict)] if isinstance(drives, list) else []
+    paths = {str(row.get("uuid", at)): _mountpath(at, row) for at, row in enumerate(rows)}
+    percents = [row["pct_used"] for row in paths.values()] or [0]
+    return {
+        "mountpaths": paths,
+        "total_used": str(sum(int(row["used"]) for row in paths.values())),
+        "total_avail": str(sum(int(row["avail"]) for row in paths.values())),
+        "pct_max": max(percents),
+        "pct_avg": sum(percents) // len(percents),
+        "pct_min": min(percents),
+    }
+
+
+def mountpaths(request: Request) -> Response:
+    """Answer a request for the drives of a node. The drives of all nodes of the store are those of the one target."""
+    paths = _capacity(request)["mountpaths"] if _node_asked(request) == TARGET else {}
+    return json_response({"available": [*paths], "waiting_dd": [], "disabled": []})
+
+
+def disks(request: Request) -> Response:
+    """Answer a request for the use of a node's disks: their capacity. Rates of reads and writes are not known here."""
+    capacity = _capacity(request) if _node_asked(request) == TARGET else {}
+    return json_response({"AllDiskStats": {}, **capacity})
+
+
+def bucket_metadata(request: Request) -> Response:
+    """Answer a request for the properties of all buckets."""
+    providers: dict[str, dict[str, dict[str, object]]] = {}
+    for info in request.client.buckets():
+        providers.setdefault(provider_of(info), {}).setdefault("@#", {})[info.name] = props_of(info)
+    return json_response({"providers": providers, "uuid": _store_id(request), "version": "1"})
+
+
+def remote_clusters(request: Request) -> Response:
+    """Answer a request for attached clusters of AIStore: there are none."""
+    return json_response({"a": [], "ver": 0})
+
+
+def _mountpath(number: int, drive: Mapping[str, Any]) -> dict[str, Any]:
     """Return a drive as AIStore's clients know mountpaths."""
     total, free = int(drive.get("size_bytes") or 0), int(drive.get("free_bytes") or 0)
     percent = 100 * (total - free) // total if total else 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,15 +12,23 @@ from dataclasses import dataclass
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.copy import IN_FLIGHT, each_copied
+from ais_loader.objects.multipart import MultipartUpload
+from ais_loader.transport.base import BucketInfo
 from ais_loader.values.entry import ObjectInfo
-from storage_node.gateway.aistore.errors import AISError, bucket_not_found, unsupported
+from storage_node.gateway.aistore.errors import AISError, bucket_not_found
 from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
-from storage_node.gateway.aistore.providers import check_bucket_name, provider_named
+from storage_node.gateway.aistore.providers import check_bucket_name, keeps_copies, provider_named
 from storage_node.gateway.aistore.request import Request
 from storage_node.gateway.names import check_prefix, name_of
 from storage_node.gateway.request import Response
 
 _DELETE_TRIES = 5
+_GROUP = 1000
+_SETTINGS = ("copies", "min_copies", "reframe", "quota_bytes", "quota_objects")
+"""Settings of a bucket that its new name keeps."""
+_RENAME_MARK = "unfinished rename of a bucket"
+"""Name of the upload that marks the target of a rename."""
+_RENAMED_FROM = "renamed-from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +43,33 @@ class Copying:
     goes_on: bool = False
     extensions: Mapping[str, str] | None = None
     """Extensions to replace, without dots."""
+    synchronizes: bool = False
+    """Objects that the source lacks are deleted at the target."""
+    is_latest: bool = False
+    """Objects of a remote source are fetched again."""
 
     @classmethod
     def of(cls, request: Request) -> Copying:
         """Raises AISError."""
         value = request.value
-        if value.get("synchronize"):
-            raise unsupported("synchronize")
         texts = [value.get(name) or "" for name in ("prefix", "prepend")]
-        flags = [value.get(name) or False for name in ("dry_run", "coer")]
+        flags = [value.get(name) or False for name in ("dry_run", "coer", "synchronize", "latest-ver")]
         extensions = value.get("ext") or {}
         if not all(isinstance(text, str) for text in texts):
             raise AISError(400, "prefix and prepend: need strings")
         if not all(isinstance(flag, bool) for flag in flags):
-            raise AISError(400, "dry_run and coer: need true or false")
+            raise AISError(400, "dry_run, coer, synchronize and latest-ver: need true or false")
         if not isinstance(extensions, dict) or not all(isinstance(to, str) for to in extensions.values()):
             raise AISError(400, "ext: need an object of extensions")
         stripped = {before.lstrip("."): after.lstrip(".") for before, after in extensions.items()}
-        return cls(check_prefix(texts[0]), check_prefix(texts[1]), flags[0], flags[1], stripped or None)
+        dry, goes_on, synchronizes, latest = flags
+        if synchronizes and stripped:
+            raise AISError(400, "synchronize and ext: use one of them")
+        return cls(
+            *(texts[0], texts[1], dry, goes_on, stripped or None),
+            synchronizes=synchronizes,
+            is_latest=latest or synchronizes,
+        )
 
     def name(self, name: str) -> str:
         """Return the name of a copy."""
@@ -89,9 +107,13 @@ def copied(source: Bucket, target: Bucket, names: Iterable[str], copying: Copyin
     failure: errors.LoaderError | None = None
     waiting: deque[Future[ObjectInfo]] = deque()
 
+    drops_copies = copying.is_latest and keeps_copies(source)
+
     def one(name: str) -> ObjectInfo:
         if copying.is_dry:
             return source.head(name)
+        if drops_copies:
+            source.evict([name])
         return source.copy(name, copying.name(name), to_bucket=target.name)
 
     def take_first() -> None:
@@ -127,18 +149,58 @@ def copy_bucket(request: Request) -> Response:
     target = places(request, name, provider, create=not copying.is_dry)
 
     def action(stopping: Stopping) -> Outcome:
-        if copying.is_dry or copying.extensions:
-            names = (info.name for info in source.objects(copying.prefix))
-            return copied(source, target, _checked(names, stopping), copying, missing_fails=False)
-        return _all_copied(source, target, copying.prefix, copying.prepend + copying.prefix, stopping, remove=False)
+        if copying.is_dry or copying.extensions or (copying.is_latest and keeps_copies(source)):
+            names = (info.name for info in stopping.until(source.objects(copying.prefix)))
+            outcome = copied(source, target, names, copying, missing_fails=False)
+        else:
+            to = copying.prepend + copying.prefix
+            outcome = _all_copied(source, target, copying.prefix, to, stopping, remove=False)
+        return synchronized(outcome, source, target, copying, stopping)
 
-    return answer_when_done(request.action, action)
+    return answer_when_done(request.client, request.action, action)
 
 
-def _checked(names: Iterable[str], stopping: Stopping) -> Iterable[str]:
-    for name in names:
-        stopping.check()
-        yield name
+def synchronized(
+    outcome: Outcome,
+    source: Bucket,
+    target: Bucket,
+    copying: Copying,
+    stopping: Stopping,
+    names: Iterable[str] | None = None,
+) -> Outcome:
+    """Delete the copies of objects that the source does not have any more, if the copy that made `outcome` says so.
+
+    Args:
+        names: The source's names that are compared; None for all with the prefix.
+    """
+    if not copying.synchronizes or copying.is_dry or outcome.error or source.name == target.name:
+        return outcome
+    surplus = _surplus(source, target, copying) if names is None else _missing(source, names, copying)
+    failure: errors.LoaderError | None = None
+    for result in target.iter_delete_many(stopping.until(surplus), on_error="yield"):
+        if isinstance(result, errors.LoaderError) and not isinstance(result, errors.ObjectNotFound):
+            failure = failure or result
+    return Outcome.of(outcome.objects, outcome.size_bytes, failure)
+
+
+def _surplus(source: Bucket, target: Bucket, copying: Copying) -> Iterator[str]:
+    """Yield the target's names that are copies of nothing. Both lists are sorted, and so are read once."""
+    wanted = (copying.name(info.name) for info in source.objects(copying.prefix))
+    next_wanted = next(wanted, None)
+    for info in target.objects(copying.prepend + copying.prefix):
+        while next_wanted is not None and next_wanted < info.name:
+            next_wanted = next(wanted, None)
+        if next_wanted != info.name:
+            yield info.name
+
+
+def _missing(source: Bucket, names: Iterable[str], copying: Copying) -> Iterator[str]:
+    """Yield the names of copies whose source is missing."""
+    left = (name for name in names if name.startswith(copying.prefix))
+    while group := list(itertools.islice(left, _GROUP)):
+        for name, info in zip(group, source.head_many(group), strict=True):
+            if info is None:
+                yield copying.name(name)
 
 
 def _all_copied(source: Bucket, target: Bucket, prefix: str, to: str, stopping: Stopping, *, remove: bool) -> Outcome:
@@ -156,25 +218,20 @@ def _all_copied(source: Bucket, target: Bucket, prefix: str, to: str, stopping: 
 
 
 def move_bucket(request: Request) -> Response:
-    """Answer `move-bck`: the objects are renamed one by one, and the empty bucket is deleted. Raises Refusal."""
+    """Answer `move-bck`: the objects are renamed one by one, and the empty bucket is deleted.
+
+    An upload in the target marks a rename that has not ended, so that repeating the rename finishes it. Raises Refusal.
+    """
     source = request.named_bucket(request.bucket, request.provider, must_exist=True)
     info = source.info()
     provider, name, _ = uname(request.query.get("bck_to", ""))
     if provider != "ais" or info.remote is not None:
         raise AISError(400, f"{request.bucket_url}: a remote bucket cannot be renamed")
+    if name == source.name:
+        raise AISError(400, f"{request.bucket_url}: need another name")
     if source.snapshots():
         raise AISError(409, f"{request.bucket_url}: the bucket has snapshots")
-    try:
-        target = request.client.create_bucket(
-            name,
-            copies=info.copies,
-            min_copies=info.min_copies,
-            reframe=info.reframe,
-            quota_bytes=info.quota_bytes,
-            quota_objects=info.quota_objects,
-        )
-    except errors.BucketExists:
-        raise AISError(409, f'bucket "ais://{name}" already exists', "ErrBucketAlreadyExists") from None
+    target, mark = _target_of_rename(request, info, name)
 
     def action(stopping: Stopping) -> Outcome:
         done, size_bytes = 0, 0
@@ -189,9 +246,32 @@ def move_bucket(request: Request) -> Response:
             except errors.BucketNotEmpty:  # an object was stored meanwhile
                 if last == 1:
                     raise
+        mark.abort()
         return Outcome(done, size_bytes)
 
-    return answer_when_done(request.action, action)
+    return answer_when_done(request.client, request.action, action)
+
+
+def _target_of_rename(request: Request, info: BucketInfo, name: str) -> tuple[Bucket, MultipartUpload]:
+    """Return the bucket to which another is renamed, and the mark in it. Raises AISError for a bucket that is used.
+
+    An empty bucket with the same settings is taken: it may have been made right before an interruption.
+    """
+    target = request.client.bucket(name)
+    settings = {field: getattr(info, field) for field in _SETTINGS}
+    try:
+        request.client.create_bucket(name, **settings)
+    except errors.BucketExists:
+        mark = next((upload for upload in target.uploads() if upload.name == _RENAME_MARK), None)
+        if mark is not None:
+            upload = target.multipart(_RENAME_MARK, upload_id=mark.id)
+            if upload.metadata.get(_RENAMED_FROM) == info.name:
+                return target, upload
+        found = target.info()
+        is_same = found.remote is None and all(getattr(found, field) == settings[field] for field in _SETTINGS)
+        if mark is not None or not is_same or next(iter(target), None) is not None:
+            raise AISError(409, f'bucket "ais://{name}" already exists', "ErrBucketAlreadyExists") from None
+    return target, target.multipart(_RENAME_MARK, metadata={_RENAMED_FROM: info.name})
 
 
 def rename_object(request: Request) -> Response:
@@ -208,11 +288,12 @@ def rename_object(request: Request) -> Response:
 
 def copy_object(request: Request) -> Response:
     """Answer `PUT ?object_to=`. Raises Refusal."""
-    if request.query.get("synchronize", "false").lower() == "true":
-        raise unsupported("synchronize")
     provider, name, key = uname(request.query["object_to"])
     source = request.open_bucket()
+    is_latest = any(request.query.get(flag, "").lower() == "true" for flag in ("latest-ver", "synchronize"))
     try:
+        if is_latest and keeps_copies(source):
+            source.evict([request.name])
         source.copy(request.name, name_of(key) if key else request.name, to_bucket=name)
     except errors.BucketNotFound:
         request.named_bucket(request.bucket, request.provider, must_exist=True)

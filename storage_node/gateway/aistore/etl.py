@@ -247,6 +247,8 @@ def transform_objects(request: Request) -> Response:
 def _job(request: Request, kind: str, name: str, provider: str, names: list[str] | None, prefix: str = "") -> Response:
     """Start a job of the store. A dry run transforms all objects, and stores nothing."""
     value, copying = request.value, Copying.of(request)
+    if copying.synchronizes:
+        raise unsupported("synchronize with a transform")
     source = request.named_bucket(request.bucket, request.provider, must_exist=True)
     etl = value.get("id")
     pipeline = value.get("pipeline") or []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
-from storage_node.gateway.aistore.copies import Copying, copied, places
+from storage_node.gateway.aistore.copies import Copying, copied, places, synchronized
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
 from storage_node.gateway.aistore.request import Request
@@ -95,14 +95,14 @@ def delete_objects(request: Request) -> Response:
 
     def action(stopping: Stopping) -> Outcome:
         deleted, failure = 0, None
-        for result in bucket.iter_delete_many(_until(chosen.of(bucket), stopping), on_error="yield"):
+        for result in bucket.iter_delete_many(stopping.until(chosen.of(bucket)), on_error="yield"):
             if not isinstance(result, errors.LoaderError):
                 deleted += 1
             elif not isinstance(result, errors.ObjectNotFound):
                 failure = failure or result
         return Outcome.of(deleted, 0, failure)
 
-    return answer_when_done(request.action, action)
+    return answer_when_done(request.client, request.action, action)
 
 
 def copy_objects(request: Request) -> Response:
@@ -114,10 +114,15 @@ def copy_objects(request: Request) -> Response:
     to = places(request, target["name"], target.get("provider") or "", create=not copying.is_dry)
 
     def action(stopping: Stopping) -> Outcome:
-        names = _until(chosen.of(bucket), stopping)
-        return copied(bucket, to, names, copying, missing_fails=chosen.is_list and not copying.goes_on)
+        names = stopping.until(chosen.of(bucket))
+        outcome = copied(bucket, to, names, copying, missing_fails=chosen.is_list and not copying.goes_on)
+        if chosen.is_list:  # as in AIStore, only what a template selects is synchronized
+            return outcome
+        if chosen.names is None:
+            return synchronized(outcome, bucket, to, replace(copying, prefix=chosen.prefix), stopping)
+        return synchronized(outcome, bucket, to, copying, stopping, chosen.names())
 
-    return answer_when_done(request.action, action)
+    return answer_when_done(request.client, request.action, action)
 
 
 def prefetch_objects(request: Request) -> Response:
@@ -125,14 +130,14 @@ def prefetch_objects(request: Request) -> Response:
     bucket, chosen = _remote(request), selection(request)
 
     def action(stopping: Stopping) -> Outcome:
-        names = None if chosen.names is None else _until(chosen.names(), stopping)
+        names = None if chosen.names is None else stopping.until(chosen.names())
         summary = bucket.warm(names, prefix=chosen.prefix, on_error="return", progress=lambda _: stopping.check())
         failures = [
             one.error for one in summary.failures if chosen.is_list or not isinstance(one.error, errors.ObjectNotFound)
         ]
         return Outcome.of(summary.warmed, summary.size_bytes, next(iter(failures), None))
 
-    return answer_when_done(request.action, action)
+    return answer_when_done(request.client, request.action, action)
 
 
 def evict_objects(request: Request) -> Response:
@@ -140,11 +145,11 @@ def evict_objects(request: Request) -> Response:
     bucket, chosen = _remote(request), selection(request)
 
     def action(stopping: Stopping) -> Outcome:
-        names = None if chosen.names is None else _until(chosen.names(), stopping)
+        names = None if chosen.names is None else stopping.until(chosen.names())
         summary = bucket.evict(names, prefix=chosen.prefix)
         return Outcome(summary.copies, summary.size_bytes)
 
-    return answer_when_done(request.action, action)
+    return answer_when_done(request.client, request.action, action)
 
 
 def evict_bucket(request: Request) -> Response:
@@ -165,9 +170,3 @@ def _remote(request: Request) -> Bucket:
     if bucket.info().remote is None:
         raise AISError(400, f"{request.bucket_url}: {request.action} is for remote buckets")
     return bucket
-
-
-def _until(names: Iterable[str], stopping: Stopping) -> Iterator[str]:
-    for name in names:
-        stopping.check()
-        yield name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ais_loader.errors import LoaderError
@@ -37,7 +38,15 @@ def error_answer(error: Refusal, method: str, path: str, remote_addr: str) -> Re
 class Admitted:
     """A request whose headers have been accepted. It is answered when its body has arrived."""
 
-    def __init__(self, request: Request, route: Route, client: Any, access_key: str, body: Body | None) -> None:
+    def __init__(
+        self,
+        begin: Callable[[Client], Request],
+        route: Route,
+        client: Client | Callable[[], Client],
+        access_key: str,
+        body: Body | None,
+    ) -> None:
+        """`begin` makes the request of a client. The client may be a function that opens it, which `check` calls."""
         self.body = body
         self.access_key = access_key
         """The access key that the request comes from; "" for a token, and if everything is open."""
@@ -45,7 +54,7 @@ class Admitted:
         """An answer that the headers alone decide."""
         self.name = route.calls[0].name
         """Name of the call, for metrics and logs; before the body is known, of the first that it may be."""
-        self._request, self._route, self._client = request, route, client
+        self._begin, self._route, self._client = begin, route, client
 
     @property
     def is_batch(self) -> bool:
@@ -59,12 +68,13 @@ class Admitted:
 
     def check(self) -> None:
         """Check the client's token with the store. Raises AISError."""
-        self._client = self._client()
+        if not isinstance(self._client, Client):
+            self._client = self._client()
 
     def answer(self) -> Response:
         """Answer the request, whose body has arrived. Raises Refusal."""
-        request = self._request
-        request._client = self._client
+        assert isinstance(self._client, Client)
+        request = self._begin(self._client)
         request.body = self.body
         if self._route.body == "json":
             request.json = self._json()
@@ -107,28 +117,27 @@ def admit(
     client, access_key = client_for(headers, keys, clients)
     found = route(method, path[len(_ROOT) + 1 :], parameters)
     scheme = "https" if is_tls else "http"
-    request = Request(
-        method,
-        path,
-        parameters,
-        headers,
-        f"{scheme}://{headers.get('host', '')}",
-        found.bucket,
-        found.key,
-        found.rest,
-        provider_named(parameters),
-        spool=spool,
-        needs_token=keys is not None,
-    )
+    base_url = f"{scheme}://{headers.get('host', '')}"
+    provider = provider_named(parameters)
+
+    def begin(client: Client) -> Request:
+        return Request(
+            *(method, path, parameters, headers, found.bucket, found.key, client, base_url),
+            rest=found.rest,
+            provider=provider,
+            spool=spool,
+            needs_token=keys is not None,
+        )
+
     if any("/B" in call.place for call in found.calls):
         check_bucket_name(found.bucket)
     length = headers.get("content-length")
     if length is not None and not (length.isascii() and length.isdigit()):
         raise AISError(400, "Content-Length: need a whole number")
     if found.body == "bytes" and is_tls and _MARKER not in parameters:
-        admitted = Admitted(request, found, client, access_key, None)
+        admitted = Admitted(begin, found, client, access_key, None)
         # The SDK takes only an address with a scheme and a host.
-        place = f"{request.base_url}{path}?{query}{'&' if query else ''}{_MARKER}=1"
+        place = f"{base_url}{path}?{query}{'&' if query else ''}{_MARKER}=1"
         admitted.redirect = Response(307, {"location": place})
         return admitted
     body = None
@@ -136,6 +145,5 @@ def admit(
         if int(length or 0) > found.limit_bytes:
             raise S3Error("EntityTooLarge", f"the body has more than {found.limit_bytes:,} bytes", status=413)
         checked = headers if found.body == "bytes" else {}
-        announced = int(length) if length is not None else None
-        body = Body(checked, folder=spool, most_bytes=found.limit_bytes, memory=memory, announced_bytes=announced)
-    return Admitted(request, found, client, access_key, body)
+        body = Body(checked, folder=spool, most_bytes=found.limit_bytes, memory=memory)
+    return Admitted(begin, found, client, access_key, body)

@@ -3,6 +3,7 @@
 AIStore answers an action with the id of a job, and clients ask whether it has ended. The gateway answers when the
 action has ended, and its id says how, so that every gateway can tell. While a long action runs, the answer arrives in
 pieces, and a client that leaves ends it. Jobs that transform a bucket belong to the store, and go on by themselves.
+Lists of jobs show the store's, and those of this process that run or have just ended.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from ais_loader import errors
+from ais_loader.objects.client import Client
 from ais_loader.transforms.transform_job import TransformJob, find_job, list_jobs
 from storage_node.gateway.aistore.cluster import TARGET
 from storage_node.gateway.aistore.errors import AISError, unsupported
+from storage_node.gateway.aistore.recent_jobs import RecentJob, Stopped, recent_jobs
 from storage_node.gateway.aistore.request import Request, json_response, text_response
 from storage_node.gateway.request import Response
 
+Thing = TypeVar("Thing")
 _AT_ONCE_S = 1.0
 """An action that ends within this time has its errors told by a status."""
 _ALIVE_S = 5.0
@@ -46,10 +50,9 @@ _BY_ITSELF = {
 """Jobs that a client may start, and that the store does all the time."""
 _NEVER = "0001-01-01T00:00:00Z"
 ETL_BUCKET, ETL_OBJECTS = "etl-bck", "etl-listrange"
-
-
-class Stopped(Exception):
-    """The client has left, or the action is to end for another reason."""
+GET_BATCH = "get-batch"
+_IDLING = frozenset(("copy-listrange", "archive", GET_BATCH))
+"""Kinds that AIStore lists as running for a while after their work, as idle jobs, and that clients expect there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,11 @@ class Outcome:
     @classmethod
     def of(cls, objects: int, size_bytes: int, error: BaseException | None) -> Outcome:
         return cls(objects, size_bytes, "" if error is None else type(error).__name__)
+
+    @property
+    def ending(self) -> str:
+        """The error as a job's status tells it."""
+        return f"ended with {self.error}" if self.error else ""
 
 
 class Stopping:
@@ -80,28 +88,44 @@ class Stopping:
         if self._event.is_set():
             raise Stopped
 
+    def until(self, items: Iterable[Thing]) -> Iterator[Thing]:
+        """Yield the items. Raises Stopped once the action is to end."""
+        for item in items:
+            self.check()
+            yield item
 
-def answer_when_done(kind: str, action: Callable[[Stopping], Outcome]) -> Response:
+
+def answer_when_done(client: Client, kind: str, action: Callable[[Stopping], Outcome]) -> Response:
     """Run an action, and answer with an id that says how it ended. Raises what the action raises, if it does so soon.
 
     Args:
+        client: The client that asks for the action, and may list and stop it.
         action: A function that calls `check` of its argument again and again.
     """
-    done: Future[Outcome] = Future()
+    done: Future[str] = Future()
     stopping = Stopping()
-    began_ms = time.time_ns() // 1_000_000
+    job = recent_jobs(client).begin(kind, stopping.stop)
 
     def work() -> None:
+        failure: Exception | None = None
         try:
-            done.set_result(action(stopping))
-        except BaseException as error:  # noqa: BLE001 - raised where the answer is made
-            done.set_exception(error)
+            outcome = action(stopping)
+        except Stopped as error:
+            outcome = Outcome.of(0, 0, error)
+        except Exception as error:  # noqa: BLE001 - raised where the answer is made
+            failure, outcome = error, Outcome.of(0, 0, error)
+        id = _id(kind, job.began_ms, outcome)
+        job.end(outcome.objects, outcome.size_bytes, outcome.ending, id)
+        if failure is None:
+            done.set_result(id)
+        else:
+            done.set_exception(failure)
 
     threading.Thread(target=work, daemon=True, name="gateway-job").start()
     wait([done], _AT_ONCE_S)
     if done.done():
-        return text_response(_id(kind, began_ms, done.result()))
-    return Response(headers={"content-type": "text/plain; charset=utf-8"}, body=_Pieces(kind, began_ms, done, stopping))
+        return text_response(done.result())
+    return Response(headers={"content-type": "text/plain; charset=utf-8"}, body=_Pieces(job, done, stopping))
 
 
 class _Pieces:
@@ -110,10 +134,9 @@ class _Pieces:
     The action is to end when this is closed or dropped, which it also is if nobody has begun to read.
     """
 
-    def __init__(self, kind: str, began_ms: int, done: Future[Outcome], stopping: Stopping) -> None:
-        self._kind, self._began_ms = kind, began_ms
-        self._done: Future[Outcome] | None = done
-        self._stopping = stopping
+    def __init__(self, job: RecentJob, done: Future[str], stopping: Stopping) -> None:
+        self._job, self._stopping = job, stopping
+        self._done: Future[str] | None = done
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -123,12 +146,10 @@ class _Pieces:
             raise StopIteration
         if not wait([self._done], _ALIVE_S).done:
             return _FILLER.encode()
-        done, self._done = self._done, None
-        try:
-            outcome = done.result()
-        except errors.LoaderError as error:
-            outcome = Outcome.of(0, 0, error)
-        return _id(self._kind, self._began_ms, outcome).encode()
+        error, self._done = self._done.exception(), None
+        if error is not None and not isinstance(error, errors.LoaderError):
+            raise error
+        return self._job.id.encode()
 
     def close(self) -> None:
         self._stopping.stop()
@@ -166,6 +187,7 @@ class Job:
     size_bytes: int
     error: str
     is_stopped: bool = False
+    is_listed_as_running: bool = False
 
     @property
     def status(self) -> dict[str, Any]:
@@ -217,8 +239,21 @@ def _of_id(text: str) -> Job | None:
         _time(ended_ms)
     except (ValueError, IndexError, OverflowError, OSError):
         return None
-    error = f"ended with {numbers[5]}" if len(numbers) == 6 else ""
-    return Job(text, kind, max(1, ended_ms - took_ms), max(1, ended_ms), objects, size_bytes, error)
+    error = numbers[5] if len(numbers) == 6 else ""
+    ending = Outcome(error=error).ending
+    return Job(
+        *(text, kind, max(1, ended_ms - took_ms), max(1, ended_ms), objects, size_bytes, ending),
+        is_stopped=error == Stopped.__name__,
+    )
+
+
+def _of_process(job: RecentJob) -> Job:
+    error = "stopped" if job.is_stopped else job.error
+    return Job(
+        *(job.id, job.kind, job.began_ms, job.ended_ms, job.objects, job.size_bytes, error),
+        is_stopped=job.is_stopped,
+        is_listed_as_running=not job.ended_ms or (job.kind in _IDLING and not job.is_stopped),
+    )
 
 
 def _of_store(job: TransformJob) -> Job:
@@ -231,7 +266,11 @@ def _of_store(job: TransformJob) -> Job:
     if is_stopped:
         error = "stopped"
     ended_ms = 0 if job.state == "running" else time.time_ns() // 1_000_000
-    return Job(job.name, kind, 0, ended_ms, counts.transformed, counts.output_bytes, error, is_stopped)
+    return Job(
+        *(job.name, kind, 0, ended_ms, counts.transformed, counts.output_bytes, error),
+        is_stopped=is_stopped,
+        is_listed_as_running=not ended_ms,
+    )
 
 
 # -- calls
@@ -256,6 +295,8 @@ def _found(request: Request, id: str) -> Job | None:
     job = _of_id(id)
     if job is not None:
         return job
+    if (recent := recent_jobs(request.client).find(id)) is not None:
+        return _of_process(recent)
     try:
         return _of_store(find_job(request.client._transport, id))
     except errors.JobNotFound:
@@ -263,9 +304,10 @@ def _found(request: Request, id: str) -> Job | None:
 
 
 def _known(request: Request) -> list[Job]:
-    """Return the jobs that a request asks for by their kind. Those of the gateway are known only by their ids."""
+    """Return the jobs that a request asks for by their kind: those of the store, and the client's in this process."""
     _, kind, is_active = _asked(request)
     jobs = [_of_store(job) for job in list_jobs(request.client._transport)]
+    jobs += [_of_process(job) for job in recent_jobs(request.client).all()]
     return [job for job in jobs if kind in ("", job.kind) and not (is_active and job.ended_ms)]
 
 
@@ -298,8 +340,8 @@ def statuses(request: Request) -> Response:
 
 
 def running(request: Request) -> Response:
-    """Answer `what=running_all`."""
-    return json_response([f"{job.kind}[{job.id}]" for job in _known(request) if not job.ended_ms])
+    """Answer `what=running_all`. As in AIStore, jobs of some kinds stay in this list for a while, as idle ones."""
+    return json_response([f"{job.kind}[{job.id}]" for job in _known(request) if job.is_listed_as_running])
 
 
 def none_of_others(_: Request) -> Response:
@@ -312,15 +354,22 @@ def start(request: Request) -> Response:
     _, kind, _ = _asked(request)
     if kind not in _BY_ITSELF:
         raise unsupported(f'job "{kind[:40]}"')
-    return answer_when_done(_BY_ITSELF[kind], lambda _: Outcome())
+    return answer_when_done(request.client, _BY_ITSELF[kind], lambda _: Outcome())
 
 
 def stop(request: Request) -> Response:
-    """Answer `stop`. A job that has ended stays as it is. Raises AISError for one that there is not."""
+    """Answer `stop`, of one job or all of a kind. What an action has done stays. Raises AISError for an unknown job."""
     id, kind, _ = _asked(request)
-    if not id and kind not in (ETL_BUCKET, ETL_OBJECTS):
+    if not id:
+        for recent in recent_jobs(request.client).all():
+            if recent.kind == kind and not recent.ended_ms:
+                recent.stop()
+        if kind not in (ETL_BUCKET, ETL_OBJECTS):
+            return Response()
+    if _of_id(id) is not None:  # it has ended
         return Response()
-    if _of_id(id) is not None:
+    if (found := recent_jobs(request.client).find(id)) is not None:
+        found.stop()
         return Response()
     transport = request.client._transport
     try:

@@ -9,7 +9,7 @@ from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.request import Request, text_response
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.multipart import crc32c_of, open_upload
-from storage_node.gateway.objects import MAX_PARTS
+from storage_node.gateway.objects import part_number
 from storage_node.gateway.request import Response
 
 
@@ -33,16 +33,13 @@ def _no_upload(request: Request, upload_id: str) -> AISError:
 
 
 def put_part(request: Request) -> Response:
-    """Store a part, or replace it. Raises AISError."""
-    text, upload_id = request.query["partNumber"], request.query.get("uploadId", "")
-    if not (text.isascii() and text.isdigit() and len(text) < 6) or not 1 <= int(text) <= MAX_PARTS:
-        raise AISError(400, f"partNumber={text[:40]!r}: need 1 to {MAX_PARTS}")
-    body = request.body
+    """Store a part, or replace it. Raises Refusal."""
+    number, upload_id, body = part_number(request.query["partNumber"]), request.query.get("uploadId", ""), request.body
     if body is None or not body.size_bytes:
-        raise AISError(400, f"part {text} of {request.url}: invalid size (0)")
+        raise AISError(400, f"part {number} of {request.url}: invalid size (0)")
     upload = upload_of(request, upload_id)
     try:
-        upload.put_part(int(text), body.content())
+        upload.put_part(number, body.content())
     except ObjectNotFound:
         raise _no_upload(request, upload_id) from None
     return Response()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ais_loader.errors import VersionConflict
-from ais_loader.objects.bucket import Bucket
 from storage_node.gateway import attributes as stored
 from storage_node.gateway.aistore import attributes
 from storage_node.gateway.aistore.archive_reads import get_matching, get_member
+from storage_node.gateway.aistore.providers import keeps_copies
 from storage_node.gateway.aistore.ranges import read_range
 from storage_node.gateway.aistore.request import Request
 from storage_node.gateway.reading import Reading, with_current
@@ -34,12 +34,11 @@ def get(request: Request) -> Response:
     if query.get("archpath"):
         return get_member(request)
     bucket = request.open_bucket()
-    if query.get("latest-ver") == "true":
-        drop_copy(bucket, request.name)
-    is_part = "range" in request.headers
-
-    def answer(reading: Reading) -> Response:
-        info = reading.info
+    if query.get("latest-ver") == "true" and keeps_copies(bucket):
+        bucket.evict([request.name])
+    file = bucket.open(request.name, read_ahead_bytes=READ_AHEAD_BYTES)
+    try:
+        info = file.info
         headers = {"content-type": _OCTETS, **attributes.headers_of(info)}
         start, length, status = 0, info.size_bytes, 200
         if is_part:
@@ -50,13 +49,6 @@ def get(request: Request) -> Response:
         return Response(status, headers, reading.body(start, length), length)
 
     return with_current(lambda: Reading(bucket, request.name, is_part=is_part), answer)
-
-
-def drop_copy(bucket: Bucket, name: str) -> None:
-    """Have the next read of an object of a remote bucket fetch it, unless each read compares it with its remote."""
-    remote = bucket.info().remote
-    if remote is not None and remote.validate != "always":
-        bucket.evict([name])
 
 
 def head(request: Request) -> Response:

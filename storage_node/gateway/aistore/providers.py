@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ais_loader.objects.bucket import Bucket
 from ais_loader.transport.base import BucketInfo
 from storage_node.gateway.aistore.errors import AISError
 
@@ -48,3 +49,9 @@ def check_bucket_name(name: str) -> None:
         raise AISError(400, "the name of the bucket is missing")
     if not _BUCKET.match(name):
         raise AISError(400, f"bucket name {name[:80]!r}: need 1 to 63 letters, digits, '-', '_' and '.'")
+
+
+def keeps_copies(bucket: Bucket) -> bool:
+    """Whether reads of a remote bucket may be answered from stored copies that are not the latest."""
+    remote = bucket.info().remote
+    return remote is not None and remote.validate != "always"

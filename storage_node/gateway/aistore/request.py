@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,30 +10,19 @@ from ais_loader.errors import BucketNotFound
 from storage_node.gateway.aistore.errors import AISError, bucket_not_found
 from storage_node.gateway.aistore.providers import provider_of
 from storage_node.gateway.names import name_of
-from storage_node.gateway.request import Response
+from storage_node.gateway.request import RequestHead, Response
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
-    from ais_loader.objects.client import Client
     from storage_node.gateway.aistore.bodies import Body
 
 
 @dataclass(slots=True)
-class Request:
+class Request(RequestHead):
     """A request that has been verified, and whose body has arrived."""
 
-    method: str
-    path: str
-    """The path as it was sent, percent-encoded."""
-    query: dict[str, str]
-    """Parameters, decoded. Those without a value have an empty one."""
-    headers: Mapping[str, str]
-    """Headers by their names in lower case."""
     base_url: str
     """The address at which the client has reached the gateway, such as `http://127.0.0.1:9000`."""
-    bucket: str = ""
-    key: str = ""
-    """The object's name as the client has it; "" if the path names none."""
     rest: tuple[str, ...] = ()
     """Other components of the path, decoded."""
     provider: str = "ais"
@@ -47,12 +35,6 @@ class Request:
     """Folder of temporary files; None for that of the system."""
     needs_token: bool = False
     """Whether the gateway asks for a key or token."""
-    _client: Client | None = None
-
-    @property
-    def client(self) -> Client:
-        assert self._client is not None
-        return self._client
 
     @property
     def action(self) -> str:

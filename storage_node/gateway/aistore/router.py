@@ -79,12 +79,16 @@ CALLS: tuple[Call, ...] = (
     Call("GET", "health", cluster.health),
     Call("HEAD", "health", cluster.health),
     Call("GET", "daemon", cluster.smap, having="what=smap"),
+    Call("GET", "daemon", cluster.bucket_metadata, having="what=bmd"),
     Call("GET", "cluster", cluster.smap, having="what=smap"),
     Call("GET", "cluster", cluster.cluster_config, having="what=cluster_config"),
     Call("GET", "cluster", cluster.backends, having="what=backends"),
+    Call("GET", "cluster", cluster.remote_clusters, having="what=remote"),
     Call("GET", "reverse/daemon", cluster.node_status, having="what=node_status"),
     Call("GET", "reverse/daemon", cluster.node_log, having="what=log"),
     Call("GET", "reverse/daemon", cluster.metric_names, having="what=metrics"),
+    Call("GET", "reverse/daemon", cluster.mountpaths, having="what=mountpaths"),
+    Call("GET", "reverse/daemon", cluster.disks, having="what=disk"),
     # -- batches
     Call("GET", "ml/moss", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES, is_batch=True),
     Call("GET", "ml/moss/B", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES, is_batch=True),
@@ -148,6 +152,7 @@ CALLS: tuple[Call, ...] = (
     Call("*", "download/*", _refused("download")),
     Call("*", "sort/*", _refused("dsort")),
     Call("*", "authn/*", _refused("authn")),
+    Call("*", "cluster/*", _refused("changing the cluster")),
 )
 """All calls. Calls of one method and place stand together, those that are selected before those that are not."""
 
@@ -188,7 +193,14 @@ _UNSUPPORTED_ACTIONS = frozenset(
         *("ec-encode", "ec-get", "ec-put", "ec-resp", "elect-primary", "index-shard", "invalidate-listobj-cache"),
         *("lso-inv", "make-n-copies", "mirror", "mountpath-add", "put-copies", "rebalance", "recover-bck"),
         *("reset-bprops", "reset-config", "reset-stats", "resilver", "set-config", "shutdown-node", "rotate-logs"),
-        *("start-maintenance", "stop-maintenance", "store-cleanup", "warm-up-metadata", "load-lom-cache"),
+        *(
+            "show-inventory",
+            "start-maintenance",
+            "stop-maintenance",
+            "store-cleanup",
+            "warm-up-metadata",
+            "load-lom-cache",
+        ),
     )
 )
 """Actions of AIStore that have no meaning here."""

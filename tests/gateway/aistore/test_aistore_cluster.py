@@ -53,3 +53,23 @@ def test_logs(ais: Ais) -> None:
     packed = ais("GET", "reverse/daemon", headers=header, what="log", severity="info", all="true").body
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
         assert [archive.extractfile(one).read() for one in archive] == [text.body]  # type: ignore[union-attr]
+
+
+def test_buckets_of_the_cluster(ais: Ais, bucket: str) -> None:
+    found = ais("GET", "daemon", what="bmd").json()
+    assert (found["version"], found["providers"]["ais"]["@#"][bucket]["provider"]) == ("1", "ais")
+    assert found["uuid"] == ais("GET", "daemon", what="smap").json()["uuid"]
+    assert ais("GET", "cluster", what="remote").json() == {"a": [], "ver": 0}
+
+
+def test_drives(ais: Ais) -> None:
+    target = {"Ais-Node-Id": "store"}
+    status = ais("GET", "reverse/daemon", headers=target, what="node_status").json()["capacity"]
+    disk = ais("GET", "reverse/daemon", headers=target, what="disk").json()
+    assert disk["mountpaths"].keys() == status["mountpaths"].keys() and disk["AllDiskStats"] == {}
+    assert int(disk["total_avail"]) > 0
+    paths = ais("GET", "reverse/daemon", headers=target, what="mountpaths").json()
+    assert paths == {"available": [*status["mountpaths"]], "waiting_dd": [], "disabled": []}
+    assert len(paths["available"]) >= 1
+    for what in ("disk", "mountpaths"):
+        assert ais("GET", "reverse/daemon", headers={"Ais-Node-Id": "x"}, what=what).status == 404

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
 import io
+import json
 import tarfile
 import threading
+import time
 import zipfile
 from typing import Any
 
 import pytest
 
-from ais_loader import errors
+from ais_loader import Client, errors
 from ais_loader.values.urls import is_remote
-from storage_node.gateway.aistore import jobs
+from storage_node.gateway.aistore import jobs, recent_jobs
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.groups import expand
 from storage_node.gateway.aistore.jobs import Outcome, Stopping
 from tests.gateway.aistore.calls import action, call, job_of, succeeded
-from tests.gateway.aistore.conftest import Answer
+from tests.gateway.aistore.conftest import BEARER, Answer
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_bundle import members
@@ -94,6 +97,49 @@ def test_copy_of_a_bucket(served: Served, bucket: str, filled: dict[str, bytes])
     value |= {"prefix": "shard-1", "ext": {"bin": "raw"}}
     job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-bck", value), **place))
     assert stored(served, to)["d/shard-11.raw"] == filled["shard-11.bin"]
+
+
+def test_copies_are_synchronized(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    to = f"{bucket}-to"
+    handle = served.client.bucket(bucket)
+    place, value = {"bck_to": f"ais/@#/{to}/"}, {"prefix": "shard-", "prepend": "d/", "synchronize": True}
+    target = served.client.create_bucket(to)
+    target.put_many(
+        [("d/shard-extra", b"1"), ("d/other", b"2"), ("d/a", b"3"), ("shard-x", b"4"), ("d/shard-00.bin", b"5")]
+    )
+    job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-bck", value), **place))
+    kept = {"d/other": b"2", "d/a": b"3", "shard-x": b"4"}
+    copies = {f"d/{name}": filled[name] for name in NAMES}
+    assert stored(served, to) == copies | kept
+    for name in (NAMES[0], NAMES[5], NAMES[11]):
+        handle.delete(name)
+        del copies[f"d/{name}"]
+    dry = value | {"dry_run": True}
+    job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-bck", dry), **place))
+    assert f"d/{NAMES[5]}" in stored(served, to)
+    job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-bck", value), **place))
+    assert stored(served, to) == copies | kept
+    both = call(served, "POST", f"buckets/{bucket}", action("copy-bck", value | {"ext": {"bin": "raw"}}), **place)
+    assert both.status == 400
+
+
+def test_copies_of_a_template_are_synchronized(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    to = f"{bucket}-to"
+    handle = served.client.bucket(bucket)
+    served.client.create_bucket(to).put_many([(name, b"old") for name in (*NAMES, "shard-12.bin", "unrelated")])
+    for name in NAMES[:6]:
+        handle.delete(name)
+    value: dict[str, Any] = {"tobck": {"name": to}, "synchronize": True, "coer": True}
+    listed = value | {"objnames": [NAMES[0], NAMES[7]]}
+    job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-listrange", listed)))
+    found = stored(served, to)
+    assert (found[NAMES[0]], found[NAMES[7]]) == (b"old", filled[NAMES[7]])
+    some = value | {"template": "shard-{03..08}.bin"}
+    job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-listrange", some)))
+    assert stored(served, to).keys() == {*NAMES[:3], *NAMES[6:], "shard-12.bin", "unrelated"}
+    begin = value | {"template": "shard-"}
+    job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-listrange", begin)))
+    assert stored(served, to) == {name: filled[name] for name in NAMES[6:]} | {"unrelated": b"old"}
 
 
 def test_rename_of_a_bucket(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
@@ -235,14 +281,130 @@ def test_jobs_that_are_not_there(served: Served, id: str) -> None:
     assert call(served, "PUT", "cluster", action("stop", {"ID": id, "Kind": ""})).status == 400
 
 
-def test_lists_of_jobs(served: Served) -> None:
-    message = {"kind": "", "node": "", "show_active": True}
-    assert succeeded(call(served, "GET", "cluster", message, what="status_all")).json() == []
-    assert succeeded(call(served, "GET", "cluster", message, what="running_all")).json() == []
-    assert succeeded(call(served, "GET", "cluster", {"kind": "get-batch"}, what="qryxstats")).json() == {}
+def listed(served: Served, what: str, kind: str = "", **message: Any) -> Any:
+    return succeeded(call(served, "GET", "cluster", {"kind": kind, **message}, what=what)).json()
+
+
+def test_lists_of_jobs(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    started = [
+        succeeded(call(served, "PUT", "cluster", action("start", {"Kind": kind}))).body.decode()
+        for kind in ("lru", "lru", "cleanup")
+    ]
+    value = {"objnames": NAMES[:2], "tobck": {"name": f"{bucket}-to"}}
+    copy = succeeded(call(served, "POST", f"buckets/{bucket}", action("copy-listrange", value))).body.decode()
+    known = {job["uuid"]: job for job in listed(served, "status_all")}
+    assert {*started, copy} <= known.keys()
+    assert all(known[id]["end_time"] and not known[id]["err"] for id in (*started, copy))
+    assert set(started[:2]) <= {job["uuid"] for job in listed(served, "status_all", "lru")}
+    assert started[2] not in [job["uuid"] for job in listed(served, "status_all", "lru")]
+    assert copy in [job["id"] for job in listed(served, "qryxstats", "copy-listrange")["store"]]
+    # Jobs that AIStore lets idle are in the list of running ones for a while, though they have ended.
+    assert f"copy-listrange[{copy}]" in listed(served, "running_all")
+    assert listed(served, "running_all", "lru") == []
+    assert copy not in [job["uuid"] for job in listed(served, "status_all", show_active=True)]
     for kind in ("download", "sort"):
         assert succeeded(call(served, "GET", kind)).json() == []
         assert call(served, "POST", kind, {}).status == 501
+
+
+def test_jobs_that_ended_long_ago_are_not_listed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = succeeded(call(served, "PUT", "cluster", action("start", {"Kind": "lru"}))).body.decode()
+    assert id in [job["uuid"] for job in listed(served, "status_all")]
+    monkeypatch.setattr(recent_jobs, "LISTED_S", -1.0)
+    assert listed(served, "status_all") == []
+    assert succeeded(call(served, "GET", "cluster", {"ID": id}, what="status")).json()["end_time"]
+
+
+def test_jobs_of_others_are_not_listed(served: Served) -> None:
+    mine, theirs = recent_jobs.recent_jobs(served.client), recent_jobs.recent_jobs(Client(served.client._transport))
+    job = theirs.begin("copy-bck", lambda: None)
+    assert theirs.find(job.id) is job and mine.find(job.id) is None
+    assert call(served, "PUT", "cluster", action("stop", {"ID": job.id})).status == 400
+    assert not job.is_stopped
+
+
+def test_many_jobs_are_forgotten(served: Served) -> None:
+    jobs = recent_jobs.RecentJobs()
+    running = jobs.begin("copy-bck", lambda: None)
+    for _ in range(3000):
+        jobs.begin("get-batch", lambda: None).end(1, 1)
+    assert len(jobs.all()) <= 1001 and jobs.all()[0] is running
+
+
+def test_a_running_action_is_stopped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_AT_ONCE_S", 0.0)
+    ended = threading.Event()
+
+    def endless(stopping: Stopping) -> Outcome:
+        try:
+            while True:
+                stopping.check()
+        finally:
+            ended.set()
+
+    response = jobs.answer_when_done(served.client, "move-bck", endless)
+    (running,) = listed(served, "running_all", "move-bck")
+    id = running.removeprefix("move-bck[").removesuffix("]")
+    assert succeeded(call(served, "GET", "cluster", {"ID": id}, what="status")).json()["end_time"] == 0
+    succeeded(call(served, "PUT", "cluster", action("stop", {"ID": id, "Kind": "move-bck"})))
+    assert ended.wait(30)
+    assert not isinstance(response.body, bytes)
+    final = b"".join(map(bytes, response.body)).decode()
+    found = succeeded(call(served, "GET", "cluster", {"ID": final}, what="status")).json()
+    assert (found["aborted"], found["err"]) == (True, "ended with Stopped")
+    assert listed(served, "running_all", "move-bck") == []
+
+
+def batch_jobs(served: Served) -> dict[str, dict[str, Any]]:
+    return {job["id"]: job for job in listed(served, "qryxstats", "get-batch").get("store", [])}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_batch_is_a_job(served: Served, bucket: str, filled: dict[str, bytes], streamed: bool) -> None:
+    before = batch_jobs(served)
+    message = {"in": [{"objname": name} for name in NAMES], "strm": streamed}
+    succeeded(call(served, "GET", f"ml/moss/{bucket}", message))
+    after = batch_jobs(served)
+    (id,) = after.keys() - before.keys()
+    total = sum(len(filled[name]) for name in NAMES)
+    assert after[id]["stats"]["loc-objs"] == "12" and after[id]["stats"]["loc-bytes"] == str(total)
+    assert (after[id]["is_idle"], after[id]["aborted"], after[id]["err"]) == (True, False, "")
+    assert f"get-batch[{id}]" in listed(served, "running_all")
+    succeeded(call(served, "PUT", "cluster", action("stop", {"ID": id, "Kind": "get-batch"})))
+    found = batch_jobs(served)[id]
+    assert (found["aborted"], found["err"]) == (True, "stopped")
+    assert f"get-batch[{id}]" not in listed(served, "running_all")
+
+
+def test_a_batch_that_is_refused_is_a_job_that_failed(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
+    before = batch_jobs(served)
+    message = {"in": [{"objname": "none"}], "strm": True}
+    assert call(served, "GET", f"ml/moss/{bucket}", message).status == 404
+    after = batch_jobs(served)
+    (id,) = after.keys() - before.keys()
+    assert after[id]["err"] == "ended early" and after[id]["is_idle"]
+
+
+def test_a_running_batch_is_stopped(served: Served, bucket: str) -> None:
+    served.client.bucket(bucket).put_many([(f"{at:02}", data(at, 4 << 20)) for at in range(32)])
+    before = batch_jobs(served)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    message = json.dumps({"in": [{"objname": f"{at:02}"} for at in range(32)], "strm": True})
+    connection.request("GET", f"/v1/ml/moss/{bucket}", message, {"Authorization": BEARER})
+    answer = connection.getresponse()
+    assert answer.status == 200 and len(answer.read(1 << 20)) == 1 << 20
+    after = batch_jobs(served)
+    (id,) = after.keys() - before.keys()
+    assert not after[id]["is_idle"] and f"get-batch[{id}]" in listed(served, "running_all")
+    succeeded(call(served, "PUT", "cluster", action("stop", {"ID": id, "Kind": "get-batch"})))
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        answer.read()
+    connection.close()
+    deadline_s = time.monotonic() + 30
+    while not (found := batch_jobs(served)[id])["is_idle"]:
+        assert time.monotonic() < deadline_s
+    assert (found["aborted"], found["err"]) == (True, "stopped")
+    assert int(found["stats"]["loc-objs"]) < 32
 
 
 def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +416,7 @@ def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest
         assert going_on.wait(30)
         return Outcome(3, 1 << 60)
 
-    response = jobs.answer_when_done("copy-bck", long)
+    response = jobs.answer_when_done(served.client, "copy-bck", long)
     pieces = response.body
     assert not isinstance(pieces, bytes)
     first = [next(pieces), next(pieces)]
@@ -267,7 +429,7 @@ def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest
     assert found["stats"]["loc-bytes"] == str(1 << 60)
 
 
-def test_a_long_action_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_action_fails(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_AT_ONCE_S", 0.0)
     going_on = threading.Event()
 
@@ -275,13 +437,13 @@ def test_a_long_action_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         assert going_on.wait(30)
         raise errors.DriveFull("full")
 
-    response = jobs.answer_when_done("archive", failing)
+    response = jobs.answer_when_done(served.client, "archive", failing)
     going_on.set()
     assert not isinstance(response.body, bytes)
     assert b"".join(map(bytes, response.body)).endswith(b"-DriveFull")
 
 
-def test_a_client_that_leaves_ends_its_action(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_ends_its_action(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_AT_ONCE_S", 0.0)
     monkeypatch.setattr(jobs, "_ALIVE_S", 0.01)
     ended = threading.Event()
@@ -293,13 +455,13 @@ def test_a_client_that_leaves_ends_its_action(monkeypatch: pytest.MonkeyPatch) -
         finally:
             ended.set()
 
-    pieces = jobs.answer_when_done("copy-bck", endless).body
+    pieces = jobs.answer_when_done(served.client, "copy-bck", endless).body
     assert not isinstance(pieces, bytes)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
     assert ended.wait(30)
     ended.clear()
-    jobs.answer_when_done("copy-bck", endless)  # the client has left before the answer began
+    jobs.answer_when_done(served.client, "copy-bck", endless)  # the client has left before the answer began
     assert ended.wait(30)
 
 
