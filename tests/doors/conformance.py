@@ -2,12 +2,8 @@
 
     python -m tests.doors.conformance
 
-runs their groups that concern this gateway, and writes docs/gateway-conformance.md. Any other server can be measured:
-
-    python -m tests.doors.conformance --endpoint garage=http://127.0.0.1:3900
-
-prints which tests it passes; with --keep, they become a column of the page. It must know the keys of
-tests/doors/gateways.py (doors-key with doors-secret, other-key with other-secret), as two different users.
+runs their groups that concern this gateway, and writes docs/gateway-conformance.md. `fetched` and `outcomes` serve
+other suites too.
 """
 
 from __future__ import annotations
@@ -19,6 +15,7 @@ import os
 import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -104,12 +101,37 @@ users, by the keys in `tests/doors/gateways.py`. With `--keep`, the result becom
 """
 
 
-def fetch() -> Path:
-    """Return the folder of the suite, which is cloned if it is not there. Raises Unavailable."""
-    if not (_SUITE / "s3tests").is_dir():
-        install(["git", "clone", "--quiet", REPOSITORY, str(_SUITE)])
-        install(["git", "-C", str(_SUITE), "checkout", "--quiet", COMMIT])
-    return _SUITE
+def fetched(folder: Path, repository: str, commit: str, part: str = ".") -> Path:
+    """Return a folder with one part of a repository, which is cloned if it is not there. Raises Unavailable."""
+    if not (folder / part).is_dir() or not any(folder.iterdir()):
+        install(["git", "clone", "--quiet", "--no-checkout", "--filter=blob:none", repository, str(folder)])
+        install(["git", "-C", str(folder), "checkout", "--quiet", commit, "--", part])
+    return folder
+
+
+def outcomes(
+    python: Path, folder: Path, name: str, arguments: Sequence[str], variables: Mapping[str, str], timeout_s: float
+) -> list[tuple[str, str, str]]:
+    """Run a suite with pytest, and return class, name and outcome of each test: "passed", or why it did not.
+
+    Args:
+        folder: The folder of the suite.
+        name: The name of the run's log and report in `FOLDER`.
+        arguments: Further ones of pytest.
+    """
+    report = FOLDER / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "120", "--tb", "short"]
+    command = [str(python), "-m", "pytest", *options, "--junitxml", str(report), *arguments]
+    with (FOLDER / f"{name}.log").open("w") as log:
+        environment = {**os.environ, **variables}
+        subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, timeout=timeout_s)
+    found = []
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        bad = next((one for one in case if one.tag in ("failure", "error", "skipped")), None)
+        text = "passed" if bad is None else f"{bad.tag}: {bad.get('message', '')}"
+        found.append((case.get("classname", ""), case.get("name", ""), text))
+    return found
 
 
 def chosen(suite: Path) -> dict[str, list[tuple[str, str]]]:
@@ -148,34 +170,16 @@ def run(store: str) -> dict[str, dict[str, bool]]:
 
     Raises Unavailable.
     """
-    make(_CLIENT), fetch()
+    python, suite = make(_CLIENT), fetched(_SUITE, REPOSITORY, COMMIT)
+    groups = chosen(suite)
     with gateways.gateway(store) as url:
-        return measure(url, store)
-
-
-def measure(url: str, label: str) -> dict[str, dict[str, bool]]:
-    """Run the suite against the server at this address. Return which tests passed, by group. Raises Unavailable.
-
-    Args:
-        label: For the names of the configuration, the log and the report, below build/doors.
-    """
-    python, suite = make(_CLIENT), fetch()
-    groups, report = chosen(suite), FOLDER / f"s3-tests-{label}.xml"
-    report.unlink(missing_ok=True)
-    configuration = FOLDER / f"s3-tests-{label}.conf"
-    configuration.write_text(_configuration(suite, url))
-    names = [f"s3tests/functional/{file}::{name}" for rows in groups.values() for file, name in rows]
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "300", "--tb", "short"]
-    command = [str(python), "-m", "pytest", *options, "--junitxml", str(report), *names]
-    with (FOLDER / f"s3-tests-{label}.log").open("w") as log:
-        variables = {**os.environ, "S3TEST_CONF": str(configuration)}
-        subprocess.run(command, cwd=suite, env=variables, stdout=log, stderr=log, timeout=_RUN_S)
-    ended: dict[str, bool] = {}  # a test that has not ended, as the run was cut off, has not passed
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        is_good = not any(one.tag in ("failure", "error", "skipped") for one in case)
-        name = case.get("name", "").partition("[")[0]
-        ended[name] = ended.get(name, True) and is_good
-    return {group: {name: ended.get(name, False) for _, name in rows} for group, rows in groups.items()}
+        configuration = FOLDER / f"s3-tests-{store}.conf"
+        configuration.write_text(_configuration(suite, url))
+        names = [f"s3tests/functional/{file}::{name}" for rows in groups.values() for file, name in rows]
+        variables = {"S3TEST_CONF": str(configuration)}
+        found = outcomes(python, suite, f"s3-tests-{store}", names, variables, _RUN_S)
+    failed = {name for _, name, outcome in found if outcome != "passed"}
+    return {group: {name: name not in failed for _, name in rows} for group, rows in groups.items()}
 
 
 def failures(passed: dict[str, dict[str, bool]]) -> set[str]:

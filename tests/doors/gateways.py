@@ -29,12 +29,16 @@ MAIN, OTHER = Key("doors-key", "doors-secret"), Key("other-key", "other-secret")
 
 
 @contextmanager
-def store_url(kind: str, folder: Path) -> Iterator[str]:
-    """Yield what a gateway connects to: a folder, or the address of a node or a cluster below `folder`."""
+def store_url(kind: str, folder: Path, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Yield what a gateway connects to: a folder, or the address of a node or a cluster below `folder`.
+
+    Args:
+        arguments: Further ones of the nodes.
+    """
     if kind == "embedded":
         yield str(folder / "store")
     elif kind == "node":
-        with NodeProcess(folder / "drive") as node:
+        with NodeProcess(folder / "drive", arguments=arguments) as node:
             yield node.url
     else:
         with ClusterProcesses(folder, 3) as cluster:
@@ -42,11 +46,14 @@ def store_url(kind: str, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def gateway(kind: str, arguments: Sequence[str] = (), *, with_keys: bool = True) -> Iterator[str]:
+def gateway(
+    kind: str, arguments: Sequence[str] = (), *, with_keys: bool = True, node_arguments: Sequence[str] = ()
+) -> Iterator[str]:
     """Yield the URL of a gateway over a new store of this kind.
 
     Args:
         arguments: Further ones of `ais-loader gateway`.
+        node_arguments: Further ones of each node.
         with_keys: Whether requests have to be signed with `MAIN` or `OTHER`.
     """
     with ExitStack() as stack:
@@ -55,7 +62,7 @@ def gateway(kind: str, arguments: Sequence[str] = (), *, with_keys: bool = True)
         keys.touch(0o600)
         rows = [{"access_key": key.access_key, "secret_key": key.secret_key} for key in (MAIN, OTHER)]
         keys.write_text(json.dumps(rows))
-        url = stack.enter_context(store_url(kind, folder))
+        url = stack.enter_context(store_url(kind, folder, node_arguments))
         command = [sys.executable, "-m", "ais_loader.cli", "gateway", url, "--port", "0", "--json", *arguments]
         command += ["--keys", str(keys)] if with_keys else ["--no-keys"]
         serving = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
