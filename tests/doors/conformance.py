@@ -13,6 +13,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ OTHERS = Path(__file__).with_name("conformance_of_others.json")
 """The tests that each other server passes, by its name with the version."""
 REPOSITORY, COMMIT = "https://github.com/ceph/s3-tests", "8f0ae7b404a3a2fcf7038bf1e6bf29544fe9b6a3"
 _SUITE = FOLDER / "s3-tests"
+_PARTS = ("s3tests", "s3tests.conf.SAMPLE", "pytest.ini")
 _FILES = ("test_s3.py", "test_headers.py")
 _NEEDS = ("boto3==1.44.8", "PyYAML", "munch", "gevent", "isodate", "requests", "pytz", "httplib2", "lxml", "pytest")
 _CLIENT = RealClient("s3-tests", COMMIT[:12], "conformance.py", (*_NEEDS, "pytest-timeout"), environment="s3tests")
@@ -101,11 +103,12 @@ users, by the keys in `tests/doors/gateways.py`. With `--keep`, the result becom
 """
 
 
-def fetched(folder: Path, repository: str, commit: str, part: str = ".") -> Path:
-    """Return a folder with one part of a repository, which is cloned if it is not there. Raises Unavailable."""
-    if not (folder / part).is_dir() or not any(folder.iterdir()):
+def fetched(folder: Path, repository: str, commit: str, *parts: str) -> Path:
+    """Return a folder with parts of a repository, which is cloned if one is not there. Raises Unavailable."""
+    if not all((folder / part).exists() for part in parts):
+        shutil.rmtree(folder, ignore_errors=True)
         install(["git", "clone", "--quiet", "--no-checkout", "--filter=blob:none", repository, str(folder)])
-        install(["git", "-C", str(folder), "checkout", "--quiet", commit, "--", part])
+        install(["git", "-C", str(folder), "checkout", "--quiet", commit, "--", *parts])
     return folder
 
 
@@ -121,7 +124,7 @@ def outcomes(
     """
     report = FOLDER / f"{name}.xml"
     report.unlink(missing_ok=True)
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "120", "--tb", "short"]
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "300", "--tb", "short"]
     command = [str(python), "-m", "pytest", *options, "--junitxml", str(report), *arguments]
     with (FOLDER / f"{name}.log").open("w") as log:
         environment = {**os.environ, **variables}
@@ -170,7 +173,7 @@ def run(store: str) -> dict[str, dict[str, bool]]:
 
     Raises Unavailable.
     """
-    python, suite = make(_CLIENT), fetched(_SUITE, REPOSITORY, COMMIT)
+    python, suite = make(_CLIENT), fetched(_SUITE, REPOSITORY, COMMIT, *_PARTS)
     groups = chosen(suite)
     with gateways.gateway(store) as url:
         configuration = FOLDER / f"s3-tests-{store}.conf"

@@ -112,6 +112,16 @@ AISTORE_CLIENTS = (
         calls="AISBatchLoader and AIStoreIOBackend over cuts of speech",
         environment="aistore",
     ),
+    RealClient(
+        *(
+            "lhotse 2",
+            "2.0.0a7",
+            "lhotse_stock.py",
+            ("lhotse==2.0.0a7", *(one for one in _AISTORE if one[:6] != "lhotse")),
+        ),
+        calls="AISBatchLoader and AIStoreIOBackend over cuts of speech",
+        environment="lhotse2",
+    ),
 )
 """Clients of the gateway's AIStore interface."""
 

@@ -19,7 +19,7 @@ def test_s3_conformance(store: str) -> None:
     assert conformance.page(passed) == conformance.PAGE.read_text()
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3300)
 @pytest.mark.parametrize("store", ["embedded", "node", "cluster"])
 def test_aistore_conformance(store: str) -> None:
     try:

@@ -63,7 +63,7 @@ def _open(request: Request, handle: str) -> tuple[MultipartUpload, int]:
 
 
 def _begin(request: Request) -> tuple[MultipartUpload, int]:
-    """Begin with the object's present bytes and metadata, if there is one."""
+    """Begin an upload, with the present bytes and metadata of the object if it exists."""
     bucket = request.open_bucket()
     try:
         info = bucket.head(request.name)
@@ -84,7 +84,7 @@ def _pieces(request: Request, upload: MultipartUpload, count: int) -> list[PartI
 
 
 def _joined(request: Request, upload: MultipartUpload, count: int) -> tuple[MultipartUpload, int]:
-    """Continue in another upload, whose first piece is all that there is, because an upload has only so many parts."""
+    """Return a new upload whose first part is all pieces so far, because the number of parts is limited."""
     bucket = request.open_bucket()
     parts = _pieces(request, upload, count)
     longer = bucket.multipart(request.name, metadata=upload.metadata)

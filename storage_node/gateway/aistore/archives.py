@@ -1,4 +1,4 @@
-"""Archives that are made of objects: an action on a group of objects."""
+"""Archives: an action that packs a group of objects into an archive, or appends them to one."""
 
 from __future__ import annotations
 

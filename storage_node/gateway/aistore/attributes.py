@@ -61,7 +61,7 @@ def headers_of_props(info: ObjectInfo, props: frozenset[str], bucket: Bucket) ->
 
 
 def custom_headers(info: ObjectInfo) -> tuple[tuple[str, str], ...]:
-    """Return a header for each pair of custom metadata. Those that no header can have are left out."""
+    """Return a header for each pair of custom metadata. Pairs that a header cannot hold are left out."""
     return tuple((CUSTOM, f"{key}={value}") for key, value in custom_of(info).items() if _is_header(f"{key}={value}"))
 
 
@@ -76,7 +76,7 @@ def custom_of(info: ObjectInfo) -> dict[str, str]:
 
 
 def changed(info: ObjectInfo, custom: Mapping[str, Any], *, replaces: bool) -> dict[str, str]:
-    """Return an object's metadata after a change of the custom ones. Raises AISError for what no metadata can be."""
+    """Return an object's metadata after a change of the custom ones. Raises AISError for what metadata cannot hold."""
     for key, value in custom.items():
         if not isinstance(value, str) or not key or key.startswith(stored.OWN) or is_reserved(key):
             raise AISError(400, f"custom metadata {key[:80]!r}: need a string, and a key without 's3.' and 'ais.'")

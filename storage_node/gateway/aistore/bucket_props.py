@@ -1,4 +1,4 @@
-"""Properties of a bucket as AIStore has them: shown to clients, and refused where a change has no meaning here."""
+"""Properties of a bucket in AIStore's terms. Clients read them all; most cannot be changed here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def props_of(info: BucketInfo) -> dict[str, Any]:
 
 
 def change_props(bucket: Bucket, wanted: Mapping[str, Any]) -> None:
-    """Change a bucket's properties. Raises AISError for one that has no meaning here, and changes nothing then."""
+    """Change a bucket's properties. Raises AISError, and changes nothing, if one has no meaning here."""
     current = props_of(bucket.info())
     copies = _copies(wanted, current)
     if copies != current["mirror"]["copies"]:

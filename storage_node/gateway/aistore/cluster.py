@@ -28,7 +28,7 @@ _STARTED_NS = time.monotonic_ns()
 
 
 def health(request: Request) -> Response:
-    """Answer a check of health: a gateway that answers is ready."""
+    """Answer a health check: a gateway that answers is ready."""
     up_ns = str(time.monotonic_ns() - _STARTED_NS)
     return Response(headers={"ais-cluster-uptime": up_ns, "ais-node-uptime": up_ns})
 
@@ -74,7 +74,7 @@ def smap(request: Request) -> Response:
 
 
 def cluster_config(request: Request) -> Response:
-    """Answer a request for the settings of the cluster: those that clients look at."""
+    """Answer a request for the settings of the cluster, with those that clients read."""
     # Colours in which `ais` shows how much is used.
     space = {"cleanupwm": 80, "lowwm": 90, "highwm": 95, "out_of_space": 98}
     sections: dict[str, object] = {name: {} for name in ("chunks", "ec", "lru", "mirror", "rate_limit", "write_policy")}
@@ -156,7 +156,7 @@ def remote_clusters(request: Request) -> Response:
 
 
 def _mountpath(number: int, drive: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a drive as AIStore's clients know mountpaths."""
+    """Return a drive as a mountpath, which is AIStore's word for it."""
     total, free = int(drive.get("size_bytes") or 0), int(drive.get("free_bytes") or 0)
     percent = 100 * (total - free) // total if total else 0
     place = {"Fs": "", "FsType": "", "FsID": f"{number + 1},0"}
@@ -190,7 +190,7 @@ def _system() -> dict[str, Any]:
 
 
 def metric_names(request: Request) -> Response:
-    """Answer a request for the metrics of a node: none, as the nodes of the store have their own. Raises AISError."""
+    """Answer a request for a node's metrics: none, as the nodes of the store export their own. Raises AISError."""
     _node_asked(request)
     return json_response({})
 

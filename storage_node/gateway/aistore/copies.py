@@ -168,9 +168,10 @@ def synchronized(
     stopping: Stopping,
     names: Iterable[str] | None = None,
 ) -> Outcome:
-    """Delete the copies of objects that the source does not have any more, if the copy that made `outcome` says so.
+    """Delete the copies of objects that the source has no more, after a copy with `synchronize` that had no error.
 
     Args:
+        outcome: The end of the copy, which is returned unless a deletion fails.
         names: The source's names that are compared; None for all with the prefix.
     """
     if not copying.synchronizes or copying.is_dry or outcome.error or source.name == target.name:

@@ -1,4 +1,4 @@
-"""Errors of AIStore's API: their texts, by which its SDK chooses the class to raise, and the JSON around them."""
+"""Errors of AIStore's API. Their texts matter: its SDK chooses the exception to raise by them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_HEADER_BYTES = 4096
 class AISError(Refusal):
     """A refusal in AIStore's terms: a status, and a message that names the bucket or object as `ais://BUCKET/OBJECT`.
 
-    `code` is the name of AIStore's type of the error, and decides nothing in its clients.
+    `code` is the name of the error's type in AIStore. Its clients show it, and decide nothing by it.
     """
 
     def __init__(self, status: int, message: str, code: str = "", *, headers: dict[str, str] | None = None) -> None:
@@ -75,7 +75,12 @@ _STATUSES: tuple[tuple[type[errors.LoaderError], int], ...] = (
 
 
 def of_store(error: errors.LoaderError, bucket_url: str, name: str) -> AISError:
-    """Return the refusal for an error of the store in a call on this bucket and object; "" for none."""
+    """Return the refusal for an error of the store.
+
+    Args:
+        bucket_url: The bucket of the call, such as `ais://BUCKET`; "" for none.
+        name: The object of the call; "" for none.
+    """
     if isinstance(error, errors.BucketNotFound) and bucket_url:
         return bucket_not_found(bucket_url)
     if isinstance(error, errors.MemberNotFound) and name:

@@ -1,4 +1,4 @@
-"""ETL: AIStore's calls on transforms. Its classes of servers run as transforms of the store, without containers.
+"""ETL: AIStore's calls on transforms. Server classes of its SDK run as transforms of the store, without containers.
 
 The classes themselves are loaded where transforms run, never in the gateway.
 """
@@ -36,7 +36,7 @@ _TARGET = "store"
 
 
 class ServerTransform:
-    """A class of a server, of AIStore's SDK, as a transform. It is sent to where transforms run, and loaded there."""
+    """Transform made of a server class of AIStore's SDK. It is pickled here, and loaded where transforms run."""
 
     def __init__(self, payload: bytes, environment: Mapping[str, str], *, by_path: bool) -> None:
         """
@@ -61,7 +61,7 @@ class ServerTransform:
 
 
 def init(request: Request) -> Response:
-    """Answer a request for a new transform: a class of a server of AIStore's SDK. Raises Refusal."""
+    """Answer a request for a new transform, given as a server class of AIStore's SDK. Raises Refusal."""
     message = request.json if isinstance(request.json, dict) else {}
     name = message.get("name")
     if not isinstance(name, str) or not name:

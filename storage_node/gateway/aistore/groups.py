@@ -23,15 +23,15 @@ _RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})(?:\.\.([0-9]{1,18}))?\}")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The objects that an action is about: names, or all that have a prefix."""
+    """The objects of an action: a list of names, the names of a template, or all names with a prefix."""
 
     names: Callable[[], Iterator[str]] | None
     prefix: str = ""
     is_list: bool = False
-    """The client lists them. One that is missing is a failure then, and is left out otherwise."""
+    """Whether the client listed the names. A listed object that is missing is a failure; others are left out."""
 
     def of(self, bucket: Bucket) -> Iterator[str]:
-        """Yield the names, which need not exist if they are not selected by a prefix."""
+        """Yield the names. Only those selected by a prefix certainly exist."""
         if self.names is not None:
             return self.names()
         return (info.name for info in bucket.objects(self.prefix))

@@ -1,4 +1,4 @@
-"""AIStore's API as the server sees it: what a request is, whether it may be answered, and how errors are told."""
+"""AIStore's API for the HTTP server: it admits requests, answers them, and turns errors into answers."""
 
 from __future__ import annotations
 

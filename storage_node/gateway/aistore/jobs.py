@@ -1,4 +1,4 @@
-"""Jobs: actions that the gateway has finished by the time it answers, and those of the store, by their ids.
+"""Jobs: actions that have ended when the gateway answers, jobs of the store, and lists of both.
 
 AIStore answers an action with the id of a job, and clients ask whether it has ended. The gateway answers when the
 action has ended, and its id says how, so that every gateway can tell. While a long action runs, the answer arrives in
@@ -40,7 +40,7 @@ _KINDS = (
     *("copy-bck", "move-bck", "delete-listrange", "copy-listrange", "archive", "prefetch-listrange"),
     *("evict-listrange", "promote", "lru", "cleanup-store"),
 )
-"""Kinds of actions. Ids have their places, so new ones are appended."""
+"""Kinds of actions. An id contains the place of its kind here, so new kinds are appended."""
 _BY_ITSELF = {
     "lru": "lru",
     "cleanup": "cleanup-store",
@@ -129,9 +129,9 @@ def answer_when_done(client: Client, kind: str, action: Callable[[Stopping], Out
 
 
 class _Pieces:
-    """An id in pieces: digits that mean nothing while the action runs, and then the rest.
+    """An id in pieces: zeros, which mean nothing, while the action runs, and then the id itself.
 
-    The action is to end when this is closed or dropped, which it also is if nobody has begun to read.
+    The action is told to end when this is closed or dropped, even if no piece has been read.
     """
 
     def __init__(self, job: RecentJob, done: Future[str], stopping: Stopping) -> None:
@@ -312,7 +312,7 @@ def _known(request: Request) -> list[Job]:
 
 
 def status(request: Request) -> Response:
-    """Answer `what=status`, about one job. Raises AISError for one that there is not."""
+    """Answer `what=status`, about one job. Raises AISError if there is no such job."""
     id, kind, _ = _asked(request)
     if not id:
         raise AISError(400, "need the id of a job")
@@ -323,7 +323,7 @@ def status(request: Request) -> Response:
 
 
 def snapshots(request: Request) -> Response:
-    """Answer `what=qryxstats`, about one job or all of a kind. Raises AISError for one that there is not."""
+    """Answer `what=qryxstats`, about one job or all of a kind. Raises AISError if there is no such job."""
     id, kind, _ = _asked(request)
     if not id:
         found = [job.snapshot for job in _known(request)]
@@ -345,7 +345,7 @@ def running(request: Request) -> Response:
 
 
 def none_of_others(_: Request) -> Response:
-    """Answer requests for lists of downloads and sorts, which `ais show job` makes: there are none here."""
+    """Answer a request for a list of downloads or sorts, which `ais show job` sends: there are none here."""
     return json_response([])
 
 

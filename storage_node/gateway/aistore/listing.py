@@ -69,7 +69,7 @@ def list_objects(request: Request) -> Response:
 
 
 class _Asked:
-    """Arguments of a listing."""
+    """Arguments of a listing, read from the message of a request."""
 
     def __init__(self, value: dict[str, Any]) -> None:
         self.prefix = _text(value, "prefix")
@@ -153,7 +153,7 @@ def _member_prefix(prefix: str, shard: str) -> str:
 
 
 def _members(bucket: Bucket, shard: str, prefix: str, after: str) -> Iterator[_Row]:
-    """Yield the members of an archive, sorted by name; none of an object that only has the name of one."""
+    """Yield the members of an archive, sorted by name; none if the object is not an archive."""
     try:
         found = sorted((one.name, one.size_bytes) for one in bucket.members(shard, prefix) if one.name > after)
     except (ArchiveError, NotFound):

@@ -1,4 +1,4 @@
-"""Promotion: files that the store's machines can read become objects."""
+"""Promotion: files on the store's machines become objects, and are not sent over the network."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class Route:
         return max(call.limit_bytes for call in self.calls)
 
     def choose(self, action: str) -> Call:
-        """Return the call, by the action in the body. Raises AISError for one that there is not."""
+        """Return the call for the action in the body. Raises AISError for an unknown action."""
         for call in self.calls:
             if call.action == action or (not call.action and len(self.calls) == 1):
                 return call

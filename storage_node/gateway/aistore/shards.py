@@ -1,4 +1,4 @@
-"""Members that are added to an archive with one request."""
+"""Shards: one request adds one member to a tar."""
 
 from __future__ import annotations
 
