@@ -41,7 +41,7 @@ def store_url(kind: str, folder: Path, arguments: Sequence[str] = ()) -> Iterato
         with NodeProcess(folder / "drive", arguments=arguments) as node:
             yield node.url
     else:
-        with ClusterProcesses(folder, 3) as cluster:
+        with ClusterProcesses(folder, 3, arguments=arguments) as cluster:
             yield cluster.url
 
 

@@ -137,6 +137,7 @@ class _Pieces:
     def __init__(self, job: RecentJob, done: Future[str], stopping: Stopping) -> None:
         self._job, self._stopping = job, stopping
         self._done: Future[str] | None = done
+        self._fillers = ""
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -145,11 +146,14 @@ class _Pieces:
         if self._done is None:
             raise StopIteration
         if not wait([self._done], _ALIVE_S).done:
+            self._fillers += _FILLER
             return _FILLER.encode()
         error, self._done = self._done.exception(), None
         if error is not None and not isinstance(error, errors.LoaderError):
             raise error
-        return self._job.id.encode()
+        rest = self._job.id.encode()
+        self._job.id = self._fillers + self._job.id  # as the client has it
+        return rest
 
     def close(self) -> None:
         self._stopping.stop()
@@ -305,10 +309,16 @@ def _found(request: Request, id: str) -> Job | None:
 
 def _known(request: Request) -> list[Job]:
     """Return the jobs that a request asks for by their kind: those of the store, and the client's in this process."""
-    _, kind, is_active = _asked(request)
+    _, kind, _ = _asked(request)
     jobs = [_of_store(job) for job in list_jobs(request.client._transport)]
     jobs += [_of_process(job) for job in recent_jobs(request.client).all()]
-    return [job for job in jobs if kind in ("", job.kind) and not (is_active and job.ended_ms)]
+    return [job for job in jobs if kind in ("", job.kind)]
+
+
+def _active(request: Request) -> list[Job]:
+    """Return the known jobs, without those that have ended if the request says so."""
+    is_active = _asked(request)[2]
+    return [job for job in _known(request) if not (is_active and job.ended_ms)]
 
 
 def status(request: Request) -> Response:
@@ -326,7 +336,7 @@ def snapshots(request: Request) -> Response:
     """Answer `what=qryxstats`, about one job or all of a kind. Raises AISError if there is no such job."""
     id, kind, _ = _asked(request)
     if not id:
-        found = [job.snapshot for job in _known(request)]
+        found = [job.snapshot for job in _active(request)]
         return json_response({TARGET: found} if found else {})
     job = _found(request, id)
     if job is None:
@@ -336,7 +346,7 @@ def snapshots(request: Request) -> Response:
 
 def statuses(request: Request) -> Response:
     """Answer `what=status_all`."""
-    return json_response([job.status for job in _known(request)])
+    return json_response([job.status for job in _active(request)])
 
 
 def running(request: Request) -> Response:

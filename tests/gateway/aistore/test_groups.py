@@ -299,7 +299,8 @@ def test_lists_of_jobs(served: Served, bucket: str, filled: dict[str, bytes]) ->
     assert started[2] not in [job["uuid"] for job in listed(served, "status_all", "lru")]
     assert copy in [job["id"] for job in listed(served, "qryxstats", "copy-listrange")["store"]]
     # Jobs that AIStore lets idle are in the list of running ones for a while, though they have ended.
-    assert f"copy-listrange[{copy}]" in listed(served, "running_all")
+    for message in ({}, {"show_active": True}):
+        assert f"copy-listrange[{copy}]" in listed(served, "running_all", **message)
     assert listed(served, "running_all", "lru") == []
     assert copy not in [job["uuid"] for job in listed(served, "status_all", show_active=True)]
     for kind in ("download", "sort"):
@@ -423,6 +424,7 @@ def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest
     going_on.set()
     id = b"".join([*map(bytes, first), *map(bytes, pieces)]).decode()
     assert id.startswith("00")
+    assert id in [job["uuid"] for job in listed(served, "status_all", "copy-bck")]
     found = succeeded(call(served, "GET", "cluster", {"ID": id}, what="qryxstats")).json()["store"][0]
     assert (found["kind"], found["is_idle"], found["err"]) == ("copy-bck", True, "")
     assert found["stats"]["loc-objs"] == "3"
