@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
+from ais_loader.testing.node_starter import ForkedNode, fork_node
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
@@ -104,7 +105,7 @@ class NodeProcess:
             self._arguments += ["--set", f"peer_secret_file={peer_secret_file()}"]
         self._environment = {**os.environ, **(environment or {})}
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by stop()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedNode | None = None
         try:
             self.start()
         except BaseException:
@@ -137,7 +138,7 @@ class NodeProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes] | ForkedNode:
         if self._process is None:
             raise RuntimeError("the node is not running")
         return self._process
@@ -146,15 +147,16 @@ class NodeProcess:
         """Start the node after `kill` or `stop`, on its previous port. Returns when it serves."""
         if self._process is not None:
             raise RuntimeError("the node is running")
-        command = [*self._launcher, sys.executable, "-m", "ais_loader.cli", "serve", "--json"]
-        command += ["--host", self._host, "--port", str(self.port)]
+        words = ["serve", "--json", "--host", self._host, "--port", str(self.port)]
         if not self._host.startswith("127."):
-            command.append("--insecure")
-        command += ["--peer-host", self._host, "--peer-port", str(self.peer_port)]
+            words.append("--insecure")
+        words += ["--peer-host", self._host, "--peer-port", str(self.peer_port)]
         for drive in self.drives:
-            command += ["--drive", str(drive)]
-        self._process = subprocess.Popen(
-            command + self._arguments,
+            words += ["--drive", str(drive)]
+        words += self._arguments
+        forked = None if self._launcher else fork_node(words, self._environment, self._log)
+        self._process = forked or subprocess.Popen(
+            [*self._launcher, sys.executable, "-m", "ais_loader.cli", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,
