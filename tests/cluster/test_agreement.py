@@ -172,13 +172,6 @@ def test_clusters_made_at_once_of_overlapping_nodes_share_none(seed: int) -> Non
                 assert owned.setdefault(node.uuid, maker.result.cluster_uuid) == maker.result.cluster_uuid
 
 
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(seed=seeds, kill=st.sampled_from([0.0, 0.005]))
-def test_nodes_come_and_go_many_times(seed: int, kill: float) -> None:
-    test_nodes_come_and_go_while_the_map_changes.hypothesis.inner_test(seed, kill)  # type: ignore[attr-defined]
-
-
 @pytest.mark.exhaustive
 @settings(max_examples=3000, deadline=None)
 @given(seed=seeds, kill=st.sampled_from([0.0, 0.005]))

@@ -30,11 +30,20 @@ _ARGUMENTS = [word for name, value in SETTINGS.items() for word in ("--set", f"{
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a cluster as slow. Those of a node and of an embedded store cover what they share."""
+    """Mark the cases of a cluster as slow. Those of a node and of an embedded store cover what they share.
+
+    Where all cases are slow, a node alone is exhaustive: the nodes of a cluster do the same for the same client.
+    """
     folder = Path(__file__).parent
-    for item in items:
-        if folder in item.path.parents and "[cluster" in item.name:
+    mine = [item for item in items if folder in item.path.parents]
+    for item in mine:
+        if "[cluster" in item.name:
             item.add_marker(pytest.mark.slow)
+    in_clusters = {item.nodeid for item in mine if item.get_closest_marker("exhaustive") is None}
+    for item in mine:
+        twin = item.nodeid.replace("[grpc", "[cluster")
+        if item.get_closest_marker("slow") and twin != item.nodeid and twin in in_clusters:
+            item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="session")

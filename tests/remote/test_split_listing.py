@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 import pytest
@@ -106,17 +106,17 @@ def test_a_point_is_between(position: str, until: str, first: str) -> None:
         point.encode()
 
 
-KINDS = {
-    "numbered": [f"train/en/{number:08d}.wav" for number in range(20_000)],
-    "hexadecimal": [f"{random.Random(number).getrandbits(64):016x}" for number in range(20_000)],
-    "in folders": [f"s{number % 7}/{number % 31:02}/x{number}" for number in range(20_000)],
-    "in one long folder": [f"{'very long folder/' * 8}{number:06}" for number in range(20_000)],
+KINDS: dict[str, Callable[[], list[str]]] = {
+    "numbered": lambda: [f"train/en/{number:08d}.wav" for number in range(20_000)],
+    "hexadecimal": lambda: [f"{random.Random(number).getrandbits(64):016x}" for number in range(20_000)],
+    "in folders": lambda: [f"s{number % 7}/{number % 31:02}/x{number}" for number in range(20_000)],
+    "in one long folder": lambda: [f"{'very long folder/' * 8}{number:06}" for number in range(20_000)],
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_share_the_pages_and_ask_little_more(kind: str) -> None:
-    names = sorted(KINDS[kind])
+    names = sorted(KINDS[kind]())
     place = Place(names, 100, random.Random(3))
     assert place.list_split("", 8) == (names, 0)
     assert place.most_at_once == 8
@@ -124,7 +124,7 @@ def test_streams_share_the_pages_and_ask_little_more(kind: str) -> None:
 
 
 def test_an_error_of_one_stream_ends_the_listing() -> None:
-    place = Place(KINDS["hexadecimal"], 100, random.Random(3))
+    place = Place(KINDS["hexadecimal"](), 100, random.Random(3))
 
     async def take(range_: ListedRange, page: list[RemoteObject]) -> None:
         if place.requests > 20:
