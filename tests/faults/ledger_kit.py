@@ -221,34 +221,11 @@ class Writers:
                         if self._stopping.is_set():
                             return
                         alive = not self._ledger.expected(key)[1] or draw.random() < 0.6
-                        self._until_acknowledged(bucket, key, alive=alive)
+                        self.retries += until_acknowledged(bucket, self._ledger, key, alive=alive)
                         self._stopping.wait(PAUSE_S)
                     self.rounds[number] += 1
         except Exception as error:  # noqa: BLE001 - shown by the test
             self.faults.append(f"{number}: {error!r}")
-
-    def _until_acknowledged(self, bucket: Bucket, key: str, *, alive: bool) -> None:
-        deadline_s = time.monotonic() + TIMEOUT_S
-        failed = False
-        while True:
-            number = self._ledger.begin(key, alive=alive)
-            try:
-                if alive:
-                    bucket.put(key, content(key, number), metadata={"number": str(number)})
-                else:
-                    bucket.delete(key)
-            except errors.NotFound:
-                if not failed:  # otherwise the deletion that failed has been done
-                    raise
-            except errors.LoaderError as error:
-                may_go_on = error.retryable or isinstance(error, errors.OutcomeUnknown)  # the key is only ours
-                if not may_go_on or time.monotonic() > deadline_s:
-                    raise
-                self.retries += 1
-                failed = True
-                continue
-            self._ledger.done(key, number, alive=alive)
-            return
 
     def round(self, times: int = 1) -> None:
         """Return when every key has been changed so many times more."""
@@ -303,18 +280,42 @@ def assert_content(url: str, ledger: Ledger) -> None:
     assert listed == [key for key in keys if ledger.expected(key)[1]]
 
 
+def until_acknowledged(bucket: Bucket, ledger: Ledger, key: str, *, alive: bool) -> int:
+    """Put or delete a key that nobody else changes, and return how many tries failed.
+
+    A node that was out of touch with the others for a moment, as happens on a busy machine, says that the outcome is
+    unknown and asks for another write. That is another change.
+    """
+    deadline_s = time.monotonic() + TIMEOUT_S
+    failed = 0
+    while True:
+        number = ledger.begin(key, alive=alive)
+        try:
+            if alive:
+                bucket.put(key, content(key, number), metadata={"number": str(number)})
+            else:
+                bucket.delete(key)
+        except errors.NotFound:
+            if not failed:  # otherwise the deletion that failed has been done
+                raise
+        except errors.LoaderError as error:
+            may_go_on = error.retryable or isinstance(error, errors.OutcomeUnknown)
+            if not may_go_on or time.monotonic() > deadline_s:
+                raise
+            failed += 1
+            continue
+        ledger.done(key, number, alive=alive)
+        return failed
+
+
 def put(bucket: Bucket, ledger: Ledger, keys: Sequence[str]) -> None:
     for key in keys:
-        number = ledger.begin(key, alive=True)
-        bucket.put(key, content(key, number), metadata={"number": str(number)})
-        ledger.done(key, number, alive=True)
+        until_acknowledged(bucket, ledger, key, alive=True)
 
 
 def delete(bucket: Bucket, ledger: Ledger, keys: Sequence[str]) -> None:
     for key in keys:
-        number = ledger.begin(key, alive=False)
-        bucket.delete(key)
-        ledger.done(key, number, alive=False)
+        until_acknowledged(bucket, ledger, key, alive=False)
 
 
 # -- what nodes have, asked of them
