@@ -14,8 +14,10 @@ starter sends the process id with a pidfd, and the exit code when the process ha
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
+import runpy
 import select
 import selectors
 import signal
@@ -28,6 +30,8 @@ from typing import IO
 
 _ANSWER_TIMEOUT_S = 90.0
 _MESSAGE_BYTES = 1 << 16
+_COMMAND = "ais_loader.cli"
+_IMPORTED = ("ais_loader.cli", "storage_node.cli.serve", "storage_node.ops.serve")
 _OF_ONE_TEST = "PYTEST_CURRENT_TEST"
 _ONE_THREAD = "OPENBLAS_NUM_THREADS"
 """Set in the starter, whose import of numpy would otherwise start threads."""
@@ -217,12 +221,10 @@ def _become_a_node(request: dict[str, object], streams: Sequence[int]) -> None:
 
 def main() -> None:
     """Be the starter, with the descriptor of its socket as the argument."""
-    from ais_loader.cli import main as command_line
-    from storage_node.cli import serve  # noqa: F401 - imported before the forks
-    from storage_node.ops import serve as serving  # noqa: F401
-
+    for name in _IMPORTED:
+        importlib.import_module(name)
     own_pid = os.getpid()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         _serve(requests)
     if os.getpid() != own_pid:
-        command_line()
+        runpy.run_module(_COMMAND, run_name="__main__", alter_sys=True)
