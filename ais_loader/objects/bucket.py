@@ -39,11 +39,9 @@ from ais_loader.objects.remote.warm import evict, flush, warm
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
 from ais_loader.objects.transformed_file import spooled
 from ais_loader.transport.base import (
-    MAX_COPIES,
-    MAX_QUOTA,
-    BucketChange,
     BucketInfo,
     Transport,
+    checked_settings,
     require_bucket,
     require_text,
     whole_number,
@@ -125,17 +123,18 @@ class Bucket(BucketComposing, BucketTransforming):
         Raises BucketNotFound, StoreReadOnly; Unsupported for a quota in a cluster; InvalidRequest if the store cannot
         keep that number of copies; NodeUnavailable if you change `copies` while a snapshot of the bucket is being made.
         """
-        copies = None if copies is None else whole_number("copies", copies, least=1, most=MAX_COPIES)
-        min_copies = None if min_copies is None else whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
         place: Remote | Literal[""] | None = None if remote is None else "" if remote == "" else Remote.of(remote)
         if place:
             place = kept_inventory(self._transport, self.name, place)
-        if quota_bytes is not None:
-            quota_bytes = whole_number("quota_bytes", quota_bytes, least=0, most=MAX_QUOTA)
-        if quota_objects is not None:
-            quota_objects = whole_number("quota_objects", quota_objects, least=0, most=MAX_QUOTA)
-        change = BucketChange(copies, min_copies, reframe, place, quota_bytes, quota_objects)
-        info = self._transport.set_bucket(self.name, change)
+        settings = checked_settings(
+            copies=copies,
+            min_copies=min_copies,
+            reframe=reframe,
+            remote=place,
+            quota_bytes=quota_bytes,
+            quota_objects=quota_objects,
+        )
+        info = self._transport.set_bucket(self.name, settings)
         if place is not None:
             forget_inventories(self._transport, self.name)
         return info

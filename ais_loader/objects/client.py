@@ -17,12 +17,11 @@ from ais_loader.objects.object_file import ObjectFile
 from ais_loader.tracebacks import short_traceback
 from ais_loader.transforms.etl import Transforms
 from ais_loader.transport.base import (
-    MAX_COPIES,
-    MAX_QUOTA,
     BucketInfo,
     PendingUploads,
     RemoteUsage,
     Transport,
+    checked_settings,
     whole_number,
 )
 from ais_loader.transport.fork_safety import GATE
@@ -241,19 +240,16 @@ class Client:
         Raises BucketExists (unless `exist_ok`; and if an existing bucket has another `remote`), InvalidName,
         InvalidRequest, Unsupported, StoreReadOnly.
         """
-        copies = whole_number("copies", copies, least=1, most=MAX_COPIES)
-        min_copies = whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
         place = None if remote is None else Remote.of(remote)
-        found = self._transport.create_bucket(
-            name,
+        settings = checked_settings(
             copies=copies,
-            exist_ok=exist_ok,
             min_copies=min_copies,
             reframe=reframe,
             remote=place,
-            quota_bytes=whole_number("quota_bytes", quota_bytes, least=0, most=MAX_QUOTA),
-            quota_objects=whole_number("quota_objects", quota_objects, least=0, most=MAX_QUOTA),
+            quota_bytes=quota_bytes,
+            quota_objects=quota_objects,
         )
+        found = self._transport.create_bucket(name, settings, exist_ok=exist_ok)
         if place is not None and found.remote != place:
             raise errors.BucketExists(
                 f"bucket {name!r} exists with remote={found.remote}; `Bucket.set` changes it, or choose another name"

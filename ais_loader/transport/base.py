@@ -25,6 +25,7 @@ from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
@@ -93,19 +94,6 @@ class BucketInfo:
     """The maximum size of its objects, all together; 0 if there is none."""
     quota_objects: int = 0
     """The maximum number of its objects; 0 if there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class BucketChange:
-    """Requested changes of a bucket's properties; None leaves a property as it is."""
-
-    copies: int | None = None
-    min_copies: int | None = None
-    reframe: bool | None = None
-    remote: Remote | Literal[""] | None = None
-    """An empty string removes it; the stored objects stay."""
-    quota_bytes: int | None = None
-    quota_objects: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,19 +203,8 @@ class Transport(Protocol):
     @property
     def options(self) -> EmbeddedOptions | ClusterOptions: ...
 
-    def create_bucket(
-        self,
-        name: str,
-        *,
-        copies: int,
-        exist_ok: bool,
-        min_copies: int = 1,
-        reframe: bool = False,
-        remote: Remote | None = None,
-        quota_bytes: int = 0,
-        quota_objects: int = 0,
-    ) -> BucketInfo: ...
-    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo: ...
+    def create_bucket(self, name: str, settings: BucketSettings, *, exist_ok: bool) -> BucketInfo: ...
+    def set_bucket(self, name: str, settings: BucketSettings) -> BucketInfo: ...
     def bucket(self, name: str) -> BucketInfo: ...
     def buckets(self) -> list[BucketInfo]: ...
     def delete_bucket(self, name: str, *, force: bool) -> int: ...
@@ -444,6 +421,30 @@ def whole_number(what: str, value: Any, *, least: int, most: int | None = None) 
     if most is not None and number > most:
         raise errors.InvalidRequest(f"{what}={number}: need at most {most:,}")
     return number
+
+
+def checked_settings(
+    *,
+    copies: int | None,
+    min_copies: int | None,
+    reframe: bool | None,
+    remote: Remote | Literal[""] | None,
+    quota_bytes: int | None,
+    quota_objects: int | None,
+) -> BucketSettings:
+    """Check settings of a bucket that a caller gave. Raises InvalidRequest, TypeError."""
+
+    def checked(what: str, value: int | None, least: int, most: int) -> int | None:
+        return None if value is None else whole_number(what, value, least=least, most=most)
+
+    return BucketSettings(
+        checked("copies", copies, 1, MAX_COPIES),
+        checked("min_copies", min_copies, 1, MAX_COPIES),
+        reframe,
+        remote,
+        checked("quota_bytes", quota_bytes, 0, MAX_QUOTA),
+        checked("quota_objects", quota_objects, 0, MAX_QUOTA),
+    )
 
 
 def require_metadata(metadata: Mapping[str, str]) -> None:

@@ -22,7 +22,6 @@ from weakref import WeakValueDictionary
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
-    BucketChange,
     BucketInfo,
     EtlMethod,
     FrameStream,
@@ -51,13 +50,13 @@ from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary, PrefixSummary
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import stored_of
-from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
@@ -165,46 +164,16 @@ class EmbeddedTransport:
 
     # -- buckets
 
-    def create_bucket(
-        self,
-        name: str,
-        *,
-        copies: int,
-        exist_ok: bool,
-        min_copies: int = 1,
-        reframe: bool = False,
-        remote: Remote | None = None,
-        quota_bytes: int = 0,
-        quota_objects: int = 0,
-    ) -> BucketInfo:
+    def create_bucket(self, name: str, settings: BucketSettings, *, exist_ok: bool) -> BucketInfo:
         require_text(name, errors.InvalidName, "bucket name")
-        made = self._store_to_write().create_bucket(
-            name,
-            copies=copies,
-            exist_ok=exist_ok,
-            min_copies=min_copies,
-            reframe=reframe,
-            remote=remote,
-            quota_bytes=quota_bytes,
-            quota_objects=quota_objects,
-        )
-        return _bucket_info(name, made)
+        return _bucket_info(name, self._store_to_write().create_bucket(name, settings, exist_ok=exist_ok))
 
-    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
+    def set_bucket(self, name: str, settings: BucketSettings) -> BucketInfo:
         require_bucket(name)
         store = self._store_to_write()
-        if change.remote is not None and (place := self._remote_bucket(name)) is not None:
-            self._remote_here().require_settable(place, change.remote)
-        changed = store.set_bucket(
-            name,
-            change.copies,
-            change.min_copies,
-            change.reframe,
-            change.remote,
-            change.quota_bytes,
-            change.quota_objects,
-        )
-        return _bucket_info(name, changed)
+        if settings.remote is not None and (place := self._remote_bucket(name)) is not None:
+            self._remote_here().require_settable(place, settings.remote)
+        return _bucket_info(name, store.set_bucket(name, settings))
 
     def bucket(self, name: str) -> BucketInfo:
         require_bucket(name)

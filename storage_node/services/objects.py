@@ -15,11 +15,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
-from storage_node.cluster.map.buckets import ClusterBuckets, requested_quotas, requested_remote, requested_settings
+from storage_node.cluster.map.buckets import ClusterBuckets
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Filtered
 from storage_node.cluster.replication.write_plan import Result
@@ -69,16 +70,8 @@ class BucketsService:
 
     async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
         def create() -> BucketRecord:
-            return self._store.create_bucket(
-                request.name,
-                copies=request.copies or 1,
-                exist_ok=request.exist_ok,
-                min_copies=request.min_copies or 1,
-                reframe=request.reframe,
-                remote=requested_remote(request) or None,
-                quota_bytes=request.quota_bytes,
-                quota_objects=request.quota_objects,
-            )
+            settings = BucketSettings.from_wire(request)
+            return self._store.create_bucket(request.name, settings, exist_ok=request.exist_ok)
 
         if (view := self._cluster.view) is not None:
             return await self._cluster.create(view, request)
@@ -96,13 +89,11 @@ class BucketsService:
         return pb.ListBucketsResponse(bucket=[_bucket(name, bucket) for name, bucket in found])
 
     async def SetBucket(self, request: pb.SetBucketRequest, context: Context) -> pb.Bucket:
-        await self._guard.require_settable(request.name, requested_remote(request))
+        settings = BucketSettings.from_wire(request)
+        await self._guard.require_settable(request.name, settings.remote)
         if (view := self._cluster.view) is not None:
-            return await self._cluster.set(view, request)
-        changed = await self._node.read(
-            self._store.set_bucket, request.name, *requested_settings(request), *requested_quotas(request)
-        )
-        return _bucket(request.name, changed)
+            return await self._cluster.set(view, request.name, settings)
+        return _bucket(request.name, await self._node.read(self._store.set_bucket, request.name, settings))
 
     async def DeleteBucket(self, request: pb.DeleteBucketRequest, context: Context) -> pb.DeleteBucketResponse:
         def delete() -> int:

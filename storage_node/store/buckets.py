@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import replace
-from typing import Literal
+import uuid
 
 from ais_loader.errors import (
     AccessDenied,
@@ -19,7 +18,7 @@ from ais_loader.errors import (
     SnapshotNotFound,
     SnapshotReadOnly,
 )
-from ais_loader.wire.remote import Remote
+from ais_loader.wire.bucket_settings import BucketSettings
 from storage_node.store.failpoints import failpoint
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name, unfinished_name
@@ -104,21 +103,16 @@ class Buckets:
     def create(
         self,
         name: str,
+        settings: BucketSettings = BucketSettings(),  # noqa: B008  # frozen
         *,
-        copies: int = 1,
         exist_ok: bool = False,
         bucket_uuid: str | None = None,
-        min_copies: int = 1,
-        reframe: bool = False,
-        remote: Remote | None = None,
-        quota_bytes: int = 0,
-        quota_objects: int = 0,
     ) -> BucketRecord:
         """See `Store.create_bucket`."""
         self._drives.require_open()
         check_bucket_name(name)
         if bucket_uuid is None:
-            _require_one_copy(copies=copies, min_copies=min_copies)
+            _require_one_copy(settings)
         found = self.find(name)
         with self._record.lock:
             record = self._record.current
@@ -129,48 +123,25 @@ class Buckets:
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             self._drives.require_writable()
             of_cluster = bucket_uuid is not None  # the cluster repeats it to drives that miss it now
-            changed = record.with_bucket(
-                name,
-                copies,
-                bucket_uuid,
-                reframe=reframe,
-                remote=remote,
-                quota_bytes=quota_bytes,
-                quota_objects=quota_objects,
-            )
-            _require_settable(changed.buckets[name])
-            if changed.buckets[name].has_quota:
-                self._count(changed.buckets[name])
-            self._record.commit(changed, whoever=of_cluster)
+            bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, settings.copies or 1).with_settings(settings)
+            _require_settable(bucket)
+            if bucket.has_quota:
+                self._count(bucket)
+            self._record.commit(record.with_bucket(name, bucket), whoever=of_cluster)
             return self._record.current.buckets[name]
 
-    def set(
-        self,
-        name: str,
-        copies: int | None,
-        min_copies: int | None,
-        reframe: bool | None,
-        remote: Remote | Literal[""] | None,
-        quota_bytes: int | None = None,
-        quota_objects: int | None = None,
-    ) -> BucketRecord:
+    def set(self, name: str, settings: BucketSettings) -> BucketRecord:
         """See `Store.set_bucket`."""
         self._drives.require_writable()
-        _require_one_copy(copies=copies, min_copies=min_copies)
+        _require_one_copy(settings)
         with self._record.lock:
             found = self.to_change(name)
-            changed = replace(
-                found,
-                reframe=found.reframe if reframe is None else reframe,
-                remote=found.remote if remote is None else remote or None,
-                quota_bytes=found.quota_bytes if quota_bytes is None else quota_bytes,
-                quota_objects=found.quota_objects if quota_objects is None else quota_objects,
-            )
+            changed = found.with_settings(settings)
             if changed != found:
                 _require_settable(changed)
                 if changed.has_quota and not found.has_quota:
                     self._count(changed)
-                self._record.commit(self._record.current.with_settings(name, changed))
+                self._record.commit(self._record.current.with_bucket(name, changed))
                 if found.has_quota and not changed.has_quota:
                     self._count_no_more(changed)
             return self._record.current.buckets[name]
@@ -244,7 +215,7 @@ def _require_settable(bucket: BucketRecord) -> None:
         )
 
 
-def _require_one_copy(**counts: int | None) -> None:
-    for what, count in counts.items():
+def _require_one_copy(settings: BucketSettings) -> None:
+    for what, count in (("copies", settings.copies), ("min_copies", settings.min_copies)):
         if count not in (None, 1):
             raise InvalidRequest(f"{what}={count}: a store on one host keeps one copy of each object")

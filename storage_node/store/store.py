@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound, StoreFormatError
-from ais_loader.wire.remote import Remote
+from ais_loader.wire.bucket_settings import BucketSettings
 from storage_node.store import store_record as records
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.archives.open_archives import Indexing, ShardLimits
@@ -208,49 +208,25 @@ class Store:
     def create_bucket(
         self,
         name: str,
+        settings: BucketSettings = BucketSettings(),  # noqa: B008  # frozen
         *,
-        copies: int = 1,
         exist_ok: bool = False,
         bucket_uuid: str | None = None,
-        min_copies: int = 1,
-        reframe: bool = False,
-        remote: Remote | None = None,
-        quota_bytes: int = 0,
-        quota_objects: int = 0,
     ) -> BucketRecord:
         """Create a bucket. `bucket_uuid`: it is this node's part of a cluster's bucket, with uuid and copies from the
-        cluster. `quota_bytes`, `quota_objects`: maximum size and number of its objects; 0: none.
+        cluster.
 
         Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
-        return self._buckets.create(
-            name,
-            copies=copies,
-            exist_ok=exist_ok,
-            bucket_uuid=bucket_uuid,
-            min_copies=min_copies,
-            reframe=reframe,
-            remote=remote,
-            quota_bytes=quota_bytes,
-            quota_objects=quota_objects,
-        )
+        return self._buckets.create(name, settings, exist_ok=exist_ok, bucket_uuid=bucket_uuid)
 
-    def set_bucket(
-        self,
-        name: str,
-        copies: int | None = None,
-        min_copies: int | None = None,
-        reframe: bool | None = None,
-        remote: Remote | Literal[""] | None = None,
-        quota_bytes: int | None = None,
-        quota_objects: int | None = None,
-    ) -> BucketRecord:
+    def set_bucket(self, name: str, settings: BucketSettings) -> BucketRecord:
         """Change settings that are not None; an empty `remote` removes it, and so does 0 a quota.
 
         The first quota of a bucket takes one scan of it. Raises BucketNotFound, InvalidRequest, StoreReadOnly, Closed,
         DriveFull, DriveFailed.
         """
-        return self._buckets.set(name, copies, min_copies, reframe, remote, quota_bytes, quota_objects)
+        return self._buckets.set(name, settings)
 
     def use(self, bucket: str) -> Use | None:
         """See `Buckets.use`."""

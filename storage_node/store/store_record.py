@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ais_loader.errors import StoreFormatError
-from ais_loader.wire.bucket_uuid import draw_bucket_uuid
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.remote import Remote
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.commit_mark import commit_mark
@@ -48,6 +48,16 @@ class BucketRecord:
     @property
     def uuid_bytes(self) -> bytes:
         return bytes.fromhex(self.uuid)
+
+    def with_settings(self, settings: BucketSettings) -> BucketRecord:
+        """Return the bucket with these settings. The copies are the cluster's to change, in its map."""
+        return replace(
+            self,
+            reframe=self.reframe if settings.reframe is None else settings.reframe,
+            remote=self.remote if settings.remote is None else settings.remote or None,
+            quota_bytes=self.quota_bytes if settings.quota_bytes is None else settings.quota_bytes,
+            quota_objects=self.quota_objects if settings.quota_objects is None else settings.quota_objects,
+        )
 
     @property
     def cut(self) -> int | None:
@@ -153,19 +163,8 @@ class StoreRecord:
     def order(self) -> tuple[int, int]:
         return self.epoch, self.revision
 
-    def with_bucket(
-        self,
-        name: str,
-        copies: int,
-        bucket_uuid: str | None = None,
-        *,
-        reframe: bool = False,
-        remote: Remote | None = None,
-        quota_bytes: int = 0,
-        quota_objects: int = 0,
-    ) -> StoreRecord:
-        identity = bucket_uuid or draw_bucket_uuid().hex()
-        bucket = BucketRecord(identity, copies, reframe, remote, quota_bytes, quota_objects)
+    def with_bucket(self, name: str, bucket: BucketRecord) -> StoreRecord:
+        """Add a bucket, or replace it by one with other settings."""
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
     def with_etl(self, etl: str) -> StoreRecord:
@@ -173,10 +172,6 @@ class StoreRecord:
 
     def with_revoked_tokens(self, tokens: Mapping[str, int]) -> StoreRecord:
         return replace(self, revision=self.revision + 1, revoked_tokens=dict(tokens))
-
-    def with_settings(self, name: str, bucket: BucketRecord) -> StoreRecord:
-        """Replace the settings of a bucket."""
-        return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
     def without_bucket(self, name: str) -> StoreRecord:
         left = {other: bucket for other, bucket in self.buckets.items() if other != name}

@@ -14,6 +14,7 @@ from agreement_kit import TIMEOUT_S, endpoint_of, endpoints_of, known_map, make_
 from ais_loader import connect
 from ais_loader.errors import InvalidName, StoreFormatError
 from ais_loader.testing import eventually
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import NodeConnections, change_map, drive
 from storage_node.cluster.consensus.effects import Answers, Ask
@@ -182,7 +183,7 @@ def test_a_node_that_was_taken_out_comes_back_as_a_new_one_or_not_at_all(
     lost = nodes[2].membership.node_uuid
     port = nodes[2].port
     nodes[2].stop(0.0)
-    changed(nodes[:2], set_bucket("b", 2, None, None))
+    changed(nodes[:2], set_bucket("b", BucketSettings(copies=2)))
     map_ = changed(nodes[:2], remove_node(lost))
     assert list(map_.removed) == [lost]
     with connect(",".join(node.url for node in nodes[:2])) as client:

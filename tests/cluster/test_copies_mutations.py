@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ais_loader.errors import Unsupported
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.drives.health import Neighbour, why_kept
@@ -28,7 +29,7 @@ def a_map(copies: int, min_copies: int = 1, snapshot: pb.MapSnapshot | None = No
 
 
 def changed(map_: pb.ClusterMap, copies: int | None = None, min_copies: int | None = None) -> pb.MapBucket:
-    return set_bucket("b", copies, min_copies, None)(map_).bucket[0]
+    return set_bucket("b", BucketSettings(copies, min_copies))(map_).bucket[0]
 
 
 def test_the_numbers_before_are_kept_in_order_until_all_copies_are_where_they_belong() -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 from ais_loader.errors import LoaderError
 from ais_loader.values.entry import Entry
 from ais_loader.values.entry_table import EntryTable
+from ais_loader.wire.bucket_settings import BucketSettings
 from storage_node.store import failpoints
 from storage_node.store.drive import clean_shutdown as session
 from storage_node.store.format import BLOCK_BYTES
@@ -96,7 +97,7 @@ class Worker:
 
     def create_bucket(self, bucket: str) -> None:
         self.journal.begin(self.worker, {f"{bucket}/": 1}, [[f"{bucket}/"]])
-        self.store.create_bucket(bucket, quota_bytes=0 if bucket == "other" else QUOTA_BYTES)
+        self.store.create_bucket(bucket, BucketSettings(quota_bytes=0 if bucket == "other" else QUOTA_BYTES))
         self._acknowledge({f"{bucket}/": 1})
 
     def delete_bucket(self, bucket: str, holding: Sequence[str]) -> None:
@@ -200,9 +201,9 @@ def operate(
         elif operation == "compact":
             compact(store)
         elif operation == "set_quota":
-            store.set_bucket("other", quota_objects=1000)
+            store.set_bucket("other", BucketSettings(quota_objects=1000))
         elif operation == "remove_quota":
-            store.set_bucket("main", quota_bytes=0)
+            store.set_bucket("main", BucketSettings(quota_bytes=0))
         elif operation == "create_bucket":
             worker.create_bucket("created")
         elif operation == "delete_bucket":
@@ -226,8 +227,8 @@ def restore(roots: list[str], journal: str, sure: dict[str, State]) -> None:
             for name, size in (("old", 400), ("large", 2 * BLOCK_BYTES + 5), ("kept", 64)):
                 if f"{bucket}/{name}" not in worker.sure_now:
                     worker.put(f"{bucket}/{name}", size)
-        store.set_bucket("main", quota_bytes=QUOTA_BYTES)
-        store.set_bucket("other", quota_objects=0)
+        store.set_bucket("main", BucketSettings(quota_bytes=QUOTA_BYTES))
+        store.set_bucket("other", BucketSettings(quota_objects=0))
         worker.put_many([f"other/{name}" for name in MANY], [90] * len(MANY))
         if "created/" in worker.sure_now:
             worker.delete_bucket("created", [])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound, QuotaExceeded
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.remote import Remote
 from storage_node.store import format as fmt
 from storage_node.store import store_record as records
@@ -39,7 +40,7 @@ def put_many(store: Store, objects: dict[str, bytes]) -> list[LoaderError | None
 
 def test_what_would_exceed_a_quota_is_refused_and_what_frees_space_is_not(tmp_path: Path) -> None:
     with store_at(tmp_path / "a", tmp_path / "b") as store:
-        store.set_bucket(BUCKET, quota_bytes=100)
+        store.set_bucket(BUCKET, BucketSettings(quota_bytes=100))
         put(store, "a", b"x" * 60)
         with pytest.raises(QuotaExceeded, match=r"'speech' has a quota of 100 bytes and uses 60: 'b' would add 41"):
             put(store, "b", b"x" * 41)
@@ -56,12 +57,12 @@ def test_what_would_exceed_a_quota_is_refused_and_what_frees_space_is_not(tmp_pa
         store.delete(BUCKET, "d", keep_tombstone=True)
         put(store, "d", b"x" * 59)
         assert scan(store) == store.use(BUCKET) == Use(4, 99)
-        store.set_bucket(BUCKET, quota_bytes=50)  # what is there already stays
+        store.set_bucket(BUCKET, BucketSettings(quota_bytes=50))  # what is there already stays
         put(store, "d", b"x" * 58)
         for name, size in (("d", 59), ("c", 2), ("e", 1)):
             with pytest.raises(QuotaExceeded):
                 put(store, name, b"x" * size)
-        store.set_bucket(BUCKET, quota_bytes=0)
+        store.set_bucket(BUCKET, BucketSettings(quota_bytes=0))
         put(store, "e", b"x" * 1000)
         assert store.use(BUCKET) is None
         assert_counted(store)
@@ -69,7 +70,7 @@ def test_what_would_exceed_a_quota_is_refused_and_what_frees_space_is_not(tmp_pa
 
 def test_a_quota_of_objects_lets_them_be_overwritten(tmp_path: Path) -> None:
     with store_at(tmp_path / "a", tmp_path / "b") as store:
-        store.set_bucket(BUCKET, quota_objects=3)
+        store.set_bucket(BUCKET, BucketSettings(quota_objects=3))
         results = put_many(store, {f"{number}": b"x" for number in range(5)} | {"0": b"xx"})
         assert sum(result is None for result in results) == 3
         with pytest.raises(QuotaExceeded, match="a quota of 3 objects and has 3: 'new' would add one"):
@@ -81,7 +82,7 @@ def test_a_quota_of_objects_lets_them_be_overwritten(tmp_path: Path) -> None:
 
 def test_refused_objects_of_many_are_told_in_their_places(tmp_path: Path) -> None:
     with store_at(tmp_path / "a") as store:
-        store.set_bucket(BUCKET, quota_bytes=100)
+        store.set_bucket(BUCKET, BucketSettings(quota_bytes=100))
         sizes = {"a": 60, "b": 50, "c": 40, "d": 1, "e": 0}
         results = put_many(store, {name: b"x" * size for name, size in sizes.items()})
         assert [type(result) for result in results] == [
@@ -98,7 +99,7 @@ def test_refused_objects_of_many_are_told_in_their_places(tmp_path: Path) -> Non
 
 def test_one_commit_may_have_a_name_twice(tmp_path: Path) -> None:
     with store_at(tmp_path / "a") as store:
-        store.set_bucket(BUCKET, quota_bytes=100, quota_objects=1)
+        store.set_bucket(BUCKET, BucketSettings(quota_bytes=100, quota_objects=1))
         uploads = [store.stage(BUCKET, "a", [b"x" * size], {}, grouped=True) for size in (50, 90, 110, 20)]
         refused = [isinstance(result, QuotaExceeded) for result in store.commit_many(uploads)]
         assert (refused, store.use(BUCKET)) == ([False, False, True, False], Use(1, 20))
@@ -136,7 +137,7 @@ def test_eight_threads_never_exceed_a_quota_and_leave_the_count_of_a_scan(tmp_pa
 
     with store_at(*roots) as store:
         put(store, "0", b"x")
-        store.set_bucket(BUCKET, quota_bytes=limit.size_bytes, quota_objects=limit.objects)
+        store.set_bucket(BUCKET, BucketSettings(quota_bytes=limit.size_bytes, quota_objects=limit.objects))
         with ThreadPoolExecutor(9) as pool:
             watching = pool.submit(watch, store)
             outcomes = [one.result(60) for one in [pool.submit(work, store, number) for number in range(8)]]
@@ -153,7 +154,7 @@ def test_eight_threads_never_exceed_a_quota_and_leave_the_count_of_a_scan(tmp_pa
 
 def test_concurrent_puts_of_new_objects_fill_a_quota_exactly(tmp_path: Path) -> None:
     with store_at(tmp_path / "a", tmp_path / "b") as store:
-        store.set_bucket(BUCKET, quota_objects=50)
+        store.set_bucket(BUCKET, BucketSettings(quota_objects=50))
         refused: list[str] = []
 
         def fill(thread: int) -> None:
@@ -190,9 +191,9 @@ def test_a_quota_that_is_set_while_objects_change_begins_with_the_right_count(tm
             thread.start()
         try:
             for _ in range(5):
-                store.set_bucket(BUCKET, quota_bytes=1 << 30)
-                store.set_bucket(BUCKET, quota_bytes=0)
-            store.set_bucket(BUCKET, quota_bytes=1 << 30)
+                store.set_bucket(BUCKET, BucketSettings(quota_bytes=1 << 30))
+                store.set_bucket(BUCKET, BucketSettings(quota_bytes=0))
+            store.set_bucket(BUCKET, BucketSettings(quota_bytes=1 << 30))
         finally:
             stop.set()
             for thread in threads:
@@ -203,7 +204,7 @@ def test_a_quota_that_is_set_while_objects_change_begins_with_the_right_count(tm
 def test_hidden_objects_retained_versions_and_moves_do_not_count(tmp_path: Path) -> None:
     roots = [tmp_path / "a"]
     with store_at(*roots) as store:
-        store.set_bucket(BUCKET, quota_bytes=1000, quota_objects=10)
+        store.set_bucket(BUCKET, BucketSettings(quota_bytes=1000, quota_objects=10))
         put(store, f"{PARTS_PREFIX}{'0' * 32}/00001", b"x" * 5_000)
         put_many(store, {f"{number}": b"x" * 100 for number in range(10)})
         store.snapshots.create(BUCKET, "s")
@@ -238,10 +239,10 @@ def test_a_remote_bucket_has_no_quota_and_a_bucket_with_one_is_not_made_remote(t
     place = Remote.of((tmp_path / "place").as_uri())
     with store_at(tmp_path / "a") as store:
         with pytest.raises(InvalidRequest, match="a remote bucket has no quota"):
-            store.create_bucket("remote", remote=place, quota_bytes=5)
-        store.set_bucket(BUCKET, quota_objects=5)
+            store.create_bucket("remote", BucketSettings(remote=place, quota_bytes=5))
+        store.set_bucket(BUCKET, BucketSettings(quota_objects=5))
         with pytest.raises(InvalidRequest, match="a remote bucket has no quota"):
-            store.set_bucket(BUCKET, remote=place)
+            store.set_bucket(BUCKET, BucketSettings(remote=place))
         assert sorted(store.buckets()) == [BUCKET]
         assert store.bucket(BUCKET).remote is None
 
@@ -249,20 +250,20 @@ def test_a_remote_bucket_has_no_quota_and_a_bucket_with_one_is_not_made_remote(t
 def test_a_record_without_quotas_is_that_of_earlier_versions(tmp_path: Path) -> None:
     with store_at(tmp_path / "a") as store:
         assert b"quota" not in (tmp_path / "a" / records.FILE_NAME).read_bytes()
-        store.set_bucket(BUCKET, quota_objects=5)
+        store.set_bucket(BUCKET, BucketSettings(quota_objects=5))
         assert b"quota_objects" in (tmp_path / "a" / records.FILE_NAME).read_bytes()
-        store.set_bucket(BUCKET, quota_objects=0)
+        store.set_bucket(BUCKET, BucketSettings(quota_objects=0))
         assert b"quota" not in (tmp_path / "a" / records.FILE_NAME).read_bytes()
         assert not list(store.drive_set.live()[0].catalog.scan(fmt.USAGE_PREFIX))
 
 
 def test_a_deleted_bucket_leaves_no_count(tmp_path: Path) -> None:
     with store_at(tmp_path / "a", tmp_path / "b") as store:
-        store.create_bucket("b", quota_objects=5)
+        store.create_bucket("b", BucketSettings(quota_objects=5))
         put(store, "x", b"1", "b")
         store.delete_bucket("b", force=True)
         assert not any(list(drive.catalog.scan(fmt.USAGE_PREFIX)) for drive in store.drive_set.live())
-        store.create_bucket("b", quota_objects=1)
+        store.create_bucket("b", BucketSettings(quota_objects=1))
         put(store, "x", b"1", "b")
         assert_counted(store)
 
@@ -272,7 +273,7 @@ def test_a_drive_that_is_away_does_not_count_and_its_count_is_right_when_it_is_b
         put_many(store, {f"{number}": b"x" for number in range(30)})
         uuid = store.drive_set.live()[0].identity.drive_uuid
         store.pool.disable_drive(uuid, "a test")
-        store.set_bucket(BUCKET, quota_objects=100)
+        store.set_bucket(BUCKET, BucketSettings(quota_objects=100))
         away = store.use(BUCKET)
         store.pool.enable_drive(uuid)
         assert away is not None and 0 < away.objects < 30
@@ -296,7 +297,7 @@ def spoil(root: Path) -> None:
 def test_the_doctor_finds_a_wrong_count_and_corrects_it(tmp_path: Path) -> None:
     root = tmp_path / "a"
     with store_at(root) as store:
-        store.set_bucket(BUCKET, quota_objects=5)
+        store.set_bucket(BUCKET, BucketSettings(quota_objects=5))
         put_many(store, {"a": b"12", "b": b"345"})
     assert check([root]).healthy
     spoil(root)
@@ -313,7 +314,7 @@ def test_the_doctor_finds_a_wrong_count_and_corrects_it(tmp_path: Path) -> None:
 def test_a_rebuilt_catalog_is_counted_anew(tmp_path: Path) -> None:
     root = tmp_path / "a"
     with store_at(root) as store:
-        store.set_bucket(BUCKET, quota_objects=5)
+        store.set_bucket(BUCKET, BucketSettings(quota_objects=5))
         put_many(store, {"a": b"12", "b": b"345"})
     rebuild([root], all_drives=True)
     with store_at(root) as store:
@@ -324,7 +325,7 @@ def test_a_rebuilt_catalog_is_counted_anew(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_no_wrong_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "a"
     with store_at(root) as store:
-        store.set_bucket(BUCKET, quota_objects=3)
+        store.set_bucket(BUCKET, BucketSettings(quota_objects=3))
         put(store, "a", b"1")
         [drive] = store.drive_set.live()
         write = drive.catalog.write
@@ -354,7 +355,7 @@ def test_a_drive_that_comes_while_a_quota_is_set_is_counted(tmp_path: Path, monk
         def open_and_set(*arguments: Any) -> Drive:
             """Set a quota after the new drive has been opened, and before it is in the store."""
             drive = opened(*arguments)
-            store.set_bucket(BUCKET, quota_objects=30)
+            store.set_bucket(BUCKET, BucketSettings(quota_objects=30))
             return drive
 
         monkeypatch.setattr(DriveOptions, "open", open_and_set)

@@ -18,6 +18,7 @@ from ais_loader.errors import (
     InvalidRequest,
     StoreReadOnly,
 )
+from ais_loader.wire.bucket_settings import BucketSettings
 from storage_node.store import store_record as records
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, object_files, put, store_at
@@ -30,7 +31,7 @@ def test_a_bucket_is_made_once_and_survives_a_restart(tmp_path: Path) -> None:
             store.create_bucket("b")
         assert store.create_bucket("b", exist_ok=True) == made
         with pytest.raises(InvalidRequest, match="one copy"):
-            store.create_bucket("c", copies=2)
+            store.create_bucket("c", BucketSettings(copies=2))
     with Store.open([tmp_path / "drive"]) as store:
         assert store.buckets() == {"b": made}
 
@@ -39,15 +40,15 @@ def test_what_a_bucket_wants_survives_a_restart(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     with store_at(root, bucket=None) as store:
         plain = store.create_bucket("plain")
-        store.create_bucket("b", reframe=True)
+        store.create_bucket("b", BucketSettings(reframe=True))
         store.snapshots.create("b", "s")
     with store_at(root, bucket=None) as store:
         assert (store.bucket("b").reframe, store.bucket("plain")) == (True, plain)
         assert store.bucket("b@s").cut is not None
-        assert not store.set_bucket("b", None, None, False).reframe
+        assert not store.set_bucket("b", BucketSettings(reframe=False)).reframe
         for wrong in ({"copies": 2}, {"min_copies": 2}):
             with pytest.raises(InvalidRequest):
-                store.set_bucket("b", wrong.get("copies"), wrong.get("min_copies"), True)
+                store.set_bucket("b", BucketSettings(reframe=True, **wrong))
     with store_at(root, bucket=None) as store:
         assert not store.bucket("b").reframe
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from ais_loader import errors
 from ais_loader.objects.remote.manifest import Manifest
-from ais_loader.transport.base import BucketChange, Transport, require_text
+from ais_loader.transport.base import Transport, require_text
 from ais_loader.transport.remote_inventory import UNREADABLE, InventoryReader, readable
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.inventory import InventoryInfo, when
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.inventory import PREFIX, Block, Description, changed_name, current_name
 from ais_loader.wire.names_block import NamesBlock
@@ -38,7 +39,7 @@ def refresh_inventory(
         raise errors.Unsupported(f"{remote.url}: a web server has no listing; give a manifest")
     if not remote.inventory:
         remote = replace(remote, inventory=secrets.token_hex(8))
-        transport.set_bucket(bucket, BucketChange(remote=remote))
+        transport.set_bucket(bucket, BucketSettings(remote=remote))
     marks, old = changed_name(remote.inventory), []
     changed = []
     for info in transport.objects(bucket, prefix=PREFIX, page_size=_PAGE_SIZE):
@@ -67,7 +68,7 @@ def drop_inventory(transport: Transport, bucket: str) -> None:
     """See `Bucket.drop_inventory`."""
     remote = _remote_of(transport, bucket)
     if remote.inventory:
-        transport.set_bucket(bucket, BucketChange(remote=replace(remote, inventory="")))
+        transport.set_bucket(bucket, BucketSettings(remote=replace(remote, inventory="")))
     _delete_hidden(transport, bucket, "")
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
-    BucketChange,
     BucketInfo,
     EtlMethod,
     FrameStream,
@@ -49,13 +48,13 @@ from ais_loader.values.requests import BatchOptions, requests_for_entries
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.names_block import NamesBlock
-from ais_loader.wire.remote import Remote
 
 DIRECT_TO_NODES = 64
 """In a cluster of at most this many nodes, a client assembles every batch itself. Measurements
@@ -93,30 +92,8 @@ class RemoteTransport(RemoteBucketCalls):
 
     # -- buckets: served by any node that answers
 
-    def create_bucket(
-        self,
-        name: str,
-        *,
-        copies: int,
-        exist_ok: bool,
-        min_copies: int = 1,
-        reframe: bool = False,
-        remote: Remote | None = None,
-        quota_bytes: int = 0,
-        quota_objects: int = 0,
-    ) -> BucketInfo:
-        made = self._any(
-            lambda node: node.create_bucket(
-                name,
-                copies=copies,
-                exist_ok=exist_ok,
-                min_copies=min_copies,
-                reframe=reframe,
-                remote=remote,
-                quota_bytes=quota_bytes,
-                quota_objects=quota_objects,
-            )
-        )
+    def create_bucket(self, name: str, settings: BucketSettings, *, exist_ok: bool) -> BucketInfo:
+        made = self._any(lambda node: node.create_bucket(name, settings, exist_ok=exist_ok))
         self.members.refresh(force=True)
         return made
 
@@ -126,8 +103,8 @@ class RemoteTransport(RemoteBucketCalls):
     def buckets(self) -> list[BucketInfo]:
         return self._any(lambda node: node.buckets(has_others=self._has_others))
 
-    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
-        changed = self._any(lambda node: node.set_bucket(name, change))
+    def set_bucket(self, name: str, settings: BucketSettings) -> BucketInfo:
+        changed = self._any(lambda node: node.set_bucket(name, settings))
         self.members.refresh(force=True)
         return changed
 

@@ -17,7 +17,6 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.transport.base import (
-    BucketChange,
     BucketInfo,
     EtlMethod,
     OpenedObject,
@@ -42,6 +41,7 @@ from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary, PrefixSummary
 from ais_loader.values.urls import endpoints_of, is_host_port
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
@@ -207,29 +207,10 @@ class NodeCalls:
 
     # -- buckets
 
-    def create_bucket(
-        self,
-        name: str,
-        *,
-        copies: int,
-        exist_ok: bool,
-        min_copies: int,
-        reframe: bool,
-        remote: Remote | None,
-        quota_bytes: int,
-        quota_objects: int,
-    ) -> BucketInfo:
+    def create_bucket(self, name: str, settings: BucketSettings, *, exist_ok: bool) -> BucketInfo:
         require_text(name, errors.InvalidName, "bucket name")
-        request = pb.CreateBucketRequest(
-            name=name,
-            copies=copies,
-            exist_ok=exist_ok,
-            min_copies=min_copies,
-            reframe=reframe,
-            remote=remote.to_wire() if remote is not None else None,
-            quota_bytes=quota_bytes,
-            quota_objects=quota_objects,
-        )
+        request = pb.CreateBucketRequest(name=name, exist_ok=exist_ok)
+        settings.write_to(request)
         return _bucket_info(self._call(lambda conn: conn.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
 
     def bucket(self, name: str, *, has_others: bool) -> BucketInfo:
@@ -245,21 +226,10 @@ class NodeCalls:
         answer = self._call(lambda conn: answered(conn, conn.buckets.ListBuckets, request, has_others=has_others))
         return [_bucket_info(bucket) for bucket in answer.bucket]
 
-    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
+    def set_bucket(self, name: str, settings: BucketSettings) -> BucketInfo:
         require_bucket(name)
         request = pb.SetBucketRequest(name=name)
-        if change.reframe is not None:
-            request.reframe = change.reframe
-        if change.copies is not None:
-            request.copies = change.copies
-        if change.min_copies is not None:
-            request.min_copies = change.min_copies
-        if change.quota_bytes is not None:
-            request.quota_bytes = change.quota_bytes
-        if change.quota_objects is not None:
-            request.quota_objects = change.quota_objects
-        if change.remote is not None:
-            request.remote.CopyFrom(change.remote.to_wire() if change.remote else pb.Remote())
+        settings.write_to(request)
         return _bucket_info(self._call(lambda conn: conn.buckets.SetBucket(request, timeout=CALL_TIMEOUT_S)))
 
     def delete_bucket(self, name: str, *, force: bool) -> int:

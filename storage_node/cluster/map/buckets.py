@@ -7,7 +7,6 @@ An object put between them is deleted with its bucket. Belongs to the node's eve
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
 
 import grpc
 
@@ -21,11 +20,11 @@ from ais_loader.errors import (
     SnapshotReadOnly,
     Unsupported,
 )
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
-from ais_loader.wire.remote import Remote
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
@@ -62,15 +61,16 @@ class ClusterBuckets:
         """Create a bucket. Raises InvalidName, InvalidRequest, Unsupported, BucketExists, ChangeFailed."""
         name, exist_ok = request.name, request.exist_ok
         check_bucket_name(name)
-        _require_no_quota(request)
+        settings = BucketSettings.from_wire(request)
+        _require_no_quota(settings)
         if exist_ok and name in view.buckets:
             return described(view.buckets[name])
         make = mutations.create_bucket(
             name,
-            request.copies or 1,
-            request.min_copies or 1,
-            reframe=request.reframe,
-            remote=requested_remote(request) or None,
+            settings.copies or 1,
+            settings.min_copies or 1,
+            reframe=bool(settings.reframe),
+            remote=settings.remote or None,
         )
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
@@ -85,14 +85,13 @@ class ClusterBuckets:
             raise BucketNotFound(f"bucket {name!r} was made, and deleted by somebody else at once")
         return described(found)
 
-    async def set(self, view: ClusterView, request: pb.SetBucketRequest) -> pb.Bucket:
+    async def set(self, view: ClusterView, name: str, settings: BucketSettings) -> pb.Bucket:
         """Change properties of a bucket. Raises BucketNotFound, InvalidRequest, Unsupported, ChangeFailed."""
-        name = request.name
-        _require_no_quota(request)
+        _require_no_quota(settings)
         meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
-        change = mutations.set_bucket(name, *requested_settings(request))
+        change = mutations.set_bucket(name, settings)
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             found = _find(map_, name)
@@ -229,34 +228,7 @@ def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
     )
 
 
-def requested_remote(request: pb.SetBucketRequest | pb.CreateBucketRequest) -> Remote | Literal[""] | None:
-    """Return the requested remote; empty to remove it, None if none is given. Raises InvalidRequest."""
-    if not request.HasField("remote"):
-        return None
-    return Remote.from_wire(request.remote) if request.remote.url else ""
-
-
-def requested_quotas(request: pb.SetBucketRequest) -> tuple[int | None, int | None]:
-    """Return quota_bytes and quota_objects; None for values that stay."""
-    return (
-        request.quota_bytes if request.HasField("quota_bytes") else None,
-        request.quota_objects if request.HasField("quota_objects") else None,
-    )
-
-
-def _require_no_quota(request: pb.SetBucketRequest | pb.CreateBucketRequest) -> None:
+def _require_no_quota(settings: BucketSettings) -> None:
     """Raise Unsupported for a quota: a node counts its own replicas only."""
-    if request.quota_bytes or request.quota_objects:
+    if settings.quota_bytes or settings.quota_objects:
         raise Unsupported("a bucket of a cluster has no quota; a single node and an embedded store have them")
-
-
-def requested_settings(
-    request: pb.SetBucketRequest,
-) -> tuple[int | None, int | None, bool | None, Remote | Literal[""] | None]:
-    """Return copies, min_copies, reframe and remote; None for values that stay. Raises InvalidRequest."""
-    return (
-        request.copies if request.HasField("copies") else None,
-        request.min_copies if request.HasField("min_copies") else None,
-        request.reframe if request.HasField("reframe") else None,
-        requested_remote(request),
-    )

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Literal
 
 from ais_loader.errors import BucketHasSnapshots
-from ais_loader.wire.bucket_uuid import draw_bucket_uuid
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.remote import Remote
 from storage_node.cluster.consensus.effects import Edit
@@ -201,14 +200,8 @@ def create_bucket(
     return edit
 
 
-def set_bucket(
-    name: str,
-    copies: int | None,
-    min_copies: int | None,
-    reframe: bool | None,
-    remote: Remote | Literal[""] | None = None,
-) -> Edit:
-    """Change the properties that are not None; an empty `remote` removes it.
+def set_bucket(name: str, settings: BucketSettings) -> Edit:
+    """Change settings of a bucket.
 
     A new number of copies is reached when `finish_changes` reports it; see docs/cluster.md.
 
@@ -222,7 +215,10 @@ def set_bucket(
         if found is None:
             raise ValueError(f"bucket {name!r} does not exist; create_bucket makes it")
         before = found.copies, max(1, found.min_copies)
-        wanted = before[0] if copies is None else copies, before[1] if min_copies is None else min_copies
+        wanted = (
+            before[0] if settings.copies is None else settings.copies,
+            before[1] if settings.min_copies is None else settings.min_copies,
+        )
         if wanted != before:
             require_copies(map_, *wanted)
             if wanted[0] != before[0]:
@@ -230,12 +226,12 @@ def set_bucket(
                     raise TooFewCopies(f"a snapshot of bucket {name!r} is being made; change its copies after that")
                 found.former_copies[:] = list(dict.fromkeys([*found.former_copies, before[0]]))
             found.copies, found.min_copies = wanted
-        if reframe is not None:
-            found.reframe = reframe
-        if remote is not None:
+        if settings.reframe is not None:
+            found.reframe = settings.reframe
+        if settings.remote is not None:
             found.ClearField("remote")
-            if remote:
-                found.remote.CopyFrom(remote.to_wire())
+            if settings.remote:
+                found.remote.CopyFrom(settings.remote.to_wire())
         return map_
 
     return edit

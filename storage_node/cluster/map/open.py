@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from ais_loader.errors import LoaderError
+from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.cluster_map import ClusterView
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.context.membership import Membership
@@ -51,7 +52,7 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
             # The bucket was deleted and created again while this node was down; or it is empty, left by a map that was
             # never used.
             store.delete_bucket(name, force=name in known, of_cluster=True)
-        store.create_bucket(name, copies=bucket.copies, exist_ok=True, bucket_uuid=bucket.uuid.hex())
+        store.create_bucket(name, BucketSettings(bucket.copies), exist_ok=True, bucket_uuid=bucket.uuid.hex())
     sync_snapshots(store, view)
 
 
@@ -81,5 +82,5 @@ def restore_buckets(store: Store, view: ClusterView) -> None:
     """
     for name in set(view.buckets) - set(store.buckets()):
         bucket = view.buckets[name]
-        store.create_bucket(name, copies=bucket.copies, exist_ok=True, bucket_uuid=bucket.uuid.hex())
+        store.create_bucket(name, BucketSettings(bucket.copies), exist_ok=True, bucket_uuid=bucket.uuid.hex())
     sync_snapshots(store, view)
