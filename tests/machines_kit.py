@@ -15,7 +15,7 @@ import sys
 from contextlib import ExitStack
 from types import TracebackType
 
-from ais_loader.testing.cluster import Place
+from ais_loader.testing.cluster import ProcessPlace
 
 _COMMAND_TIMEOUT_S = 20.0
 _NOBODY = "02:00:00:00:00:01"
@@ -31,7 +31,7 @@ class Machines:
         self._here = f"{network}.250"
         self._held = ExitStack()
         self.places = [
-            Place(f"{network}.{number + 1}", ("ip", "netns", "exec", self._namespace(number)))
+            ProcessPlace(f"{network}.{number + 1}", ("ip", "netns", "exec", self._namespace(number)))
             for number in range(count)
         ]
         try:

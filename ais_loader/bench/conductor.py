@@ -18,7 +18,7 @@ from ais_loader.bench.tally import new_histogram
 from ais_loader.objects.client import Client
 
 
-class Clients(Protocol):
+class MeasuringClients(Protocol):
     """The measuring clients, on this machine (`Crew`) or on others. Each step returns when all have completed it."""
 
     lost: dict[str, str]
@@ -43,7 +43,7 @@ def run(
     *,
     live: Live | None = None,
     described: dict[str, Any] | None = None,
-    clients: Callable[[BenchPlan], Clients] = Crew,
+    clients: Callable[[BenchPlan], MeasuringClients] = Crew,
 ) -> dict[str, Any]:
     """Measure, in a prepared bucket. After KeyboardInterrupt, the result covers what was done until then.
 

@@ -14,7 +14,7 @@ import click
 
 from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.files import STDOUT, ByteSink, chosen_output, written_whole
-from ais_loader.cli.show import Lines, count_text, fail, in_commands, note, printable, progress, size_text
+from ais_loader.cli.show import OutputLines, count_text, fail, in_commands, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import label
 from ais_loader.objects.archive import FORMATS, ArchiveFormat, ArchiveNames, BatchArchive
@@ -114,7 +114,7 @@ def batch(
     out = sys.stdout.buffer if output == STDOUT else None
     digits = max(_INDEX_DIGITS, len(str(len(entries) - 1)))
     fetched = fetched_bytes = failed = 0
-    with store.reading() as client, Lines() as lines, progress(len(entries), unit=" objects") as bar:
+    with store.reading() as client, OutputLines() as lines, progress(len(entries), unit=" objects") as bar:
         began = time.monotonic()
         with client.get_batch(entries, on_error=on_error, timeout_s=timeout) as answer:
             for item in answer:
@@ -201,7 +201,7 @@ def ledger(
                 found = lines_of(planned, state, step, epoch)
     except IndexError as error:
         raise click.ClickException(str(error)) from None
-    with Lines() as lines:
+    with OutputLines() as lines:
         for line in found:
             lines.add(json.dumps(line) if as_json else _ledger_line(line))
 

@@ -14,7 +14,7 @@ import click
 
 from ais_loader.bench.plan import MARKED, OF_S3, BenchPlan, size_bytes
 from ais_loader.cli.groups import HintingGroup
-from ais_loader.cli.show import Lines, columns, note, progress, size_text
+from ais_loader.cli.show import OutputLines, columns, note, progress, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.errors import InvalidRequest
 
@@ -212,7 +212,7 @@ def _measure(
     found = _run(plan, store, clean) if ray is None else _run_on_ray(ray, clients, plan, store, clean)
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    with Lines() as lines:
+    with OutputLines() as lines:
         for line in table(found):
             lines.add(line)
     if not found["whole"]:
@@ -304,7 +304,7 @@ def compare(first: Path, second: Path) -> None:
     from ais_loader.bench.result import comparison, load, machines
 
     one, other = load(first), load(second)
-    with Lines() as lines:
+    with OutputLines() as lines:
         for line in comparison(one, other):
             lines.add(line)
     if machines(one) != machines(other):

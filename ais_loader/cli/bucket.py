@@ -11,7 +11,7 @@ import click
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.new_bucket import note_copies
-from ais_loader.cli.show import Lines, count_text, note, printable, size_text, time_text
+from ais_loader.cli.show import OutputLines, count_text, note, printable, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import BucketExists, BucketHasSnapshots, BucketNotEmpty, InvalidRequest
@@ -167,7 +167,7 @@ def list_(as_long: bool, as_json: bool, store: StoreChoice) -> None:
 
 def list_buckets(client: Client, *, as_long: bool, as_json: bool) -> None:
     """Print the buckets to standard output, one per line."""
-    with Lines() as lines:
+    with OutputLines() as lines:
         for found in client.buckets():
             if as_json:
                 lines.add(json.dumps(_properties(found)))
@@ -321,7 +321,7 @@ def uploads(name: Target, days: float | None, as_json: bool, store: StoreChoice)
     with store.reading() if days is None else store.writing(create=False) as client:
         found = client.bucket(name.bucket)
         old = found.uploads() if days is None else found.sweep_uploads(days * _DAY_S)
-        with Lines() as lines:
+        with OutputLines() as lines:
             for one in old:
                 if as_json:
                     lines.add(json.dumps(dataclasses.asdict(one)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from ais_loader.cli.completion import named_by
-from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
+from ais_loader.cli.show import OutputLines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import LoaderError
@@ -86,7 +86,7 @@ def _run(
         _refuse_files(client, [*sources, dest])
         client.bucket(dest.bucket).info()
         try:
-            with Lines() as lines, progress(None, unit=" objects") as bar:
+            with OutputLines() as lines, progress(None, unit=" objects") as bar:
                 for source in sources:
                     step = _below if recursive else _one
                     for result in step(client, source, Target(dest.bucket, prefix), done, move):

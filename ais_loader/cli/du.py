@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ais_loader.cli.completion import named_by
-from ais_loader.cli.show import Lines, count_text, note, printable, size_text, waiting
+from ais_loader.cli.show import OutputLines, count_text, note, printable, size_text, waiting
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.values.summary import BucketSummary
@@ -42,7 +42,7 @@ def du(target: Target | None, depth: int | None, begins: bool, as_json: bool, st
             sums = [client.bucket(info.name).summary("", depth=depth) for info in client.buckets()]
         else:
             sums = [client.bucket(target.bucket).summary(target.name if begins else target.folder, depth=depth)]
-    with Lines() as lines:
+    with OutputLines() as lines:
         for found in sums:
             if as_json:
                 lines.add(json.dumps(_fields(found)))
@@ -60,7 +60,7 @@ def du(target: Target | None, depth: int | None, begins: bool, as_json: bool, st
         )
 
 
-def _add(found: BucketSummary, lines: Lines) -> None:
+def _add(found: BucketSummary, lines: OutputLines) -> None:
     for name, one in found.by_prefix.items():
         lines.add(_line(one.size_bytes, one.objects, f"{found.bucket}/{name}"))
     lines.add(_line(found.size_bytes, found.objects, f"{found.bucket}/{found.prefix} in all"))

@@ -15,7 +15,7 @@ import click
 from ais_loader.cli.etl_jobs import cancel, job, jobs, run
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.options import arguments_of
-from ais_loader.cli.show import Lines, count_text, note, printable, size_text
+from ais_loader.cli.show import OutputLines, count_text, note, printable, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _loaded(text: str) -> Any:
 @takes_store
 def list_(as_json: bool, store: StoreChoice) -> None:
     """List transforms."""
-    with store.reading() as client, Lines() as lines:
+    with store.reading() as client, OutputLines() as lines:
         for one in client.etl.list():
             lines.add(json.dumps(_fields(one)) if as_json else _line(one))
 
@@ -223,7 +223,7 @@ def commands(as_json: bool, store: StoreChoice) -> None:
 
     `ais-loader etl init NAME --node-command COMMAND --args JSON` makes a transform of one.
     """
-    with store.reading() as client, Lines() as lines:
+    with store.reading() as client, OutputLines() as lines:
         for one in client.etl.commands():
             if as_json:
                 lines.add(json.dumps(dataclasses.asdict(one)))
@@ -237,7 +237,7 @@ def commands(as_json: bool, store: StoreChoice) -> None:
 @takes_store
 def show(name: str, as_json: bool, store: StoreChoice) -> None:
     """Show the transform NAME: its source, and its state, counts and latest errors on each node."""
-    with store.reading() as client, Lines() as lines:
+    with store.reading() as client, OutputLines() as lines:
         found = client.etl.get(name)
         if as_json:
             lines.add(json.dumps(_fields(found)))
@@ -262,7 +262,7 @@ def show(name: str, as_json: bool, store: StoreChoice) -> None:
 @takes_store
 def log(name: str, as_json: bool, store: StoreChoice) -> None:
     """Print the end of the output of the processes of NAME, from all nodes."""
-    with store.reading() as client, Lines() as lines:
+    with store.reading() as client, OutputLines() as lines:
         if as_json:
             for node in client.etl.get(name).nodes:
                 lines.add(json.dumps({"node": node.node, "log": node.log}))

@@ -13,7 +13,7 @@ import click
 
 from ais_loader import errors
 from ais_loader.cli.options import arguments_of
-from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
+from ais_loader.cli.show import OutputLines, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.transforms.transform_job import JobCounts, TransformJob, find_job, list_jobs
 from ais_loader.values.pipeline import Stage
@@ -88,7 +88,7 @@ def run(
         "synchronize": synchronize,
         "name": name,
     }
-    with store.writing(create=False) as client, Lines() as lines:
+    with store.writing(create=False) as client, OutputLines() as lines:
         if dry_run:
             for one in client.bucket(bucket).transform(to, dry_run=True, **chosen):
                 if as_json:
@@ -110,7 +110,7 @@ def run(
 @takes_store
 def jobs(as_json: bool, store: StoreChoice) -> None:
     """List jobs, including those that have ended."""
-    with store.reading() as client, Lines() as lines:
+    with store.reading() as client, OutputLines() as lines:
         for one in list_jobs(client._transport):
             _show(one, lines, as_json=as_json)
 
@@ -123,7 +123,7 @@ def jobs(as_json: bool, store: StoreChoice) -> None:
 @takes_store
 def job(name: str, wait: bool, failures: bool, as_json: bool, store: StoreChoice) -> None:
     """Show the progress of the job NAME."""
-    with store.reading() as client, Lines() as lines:
+    with store.reading() as client, OutputLines() as lines:
         found = find_job(client._transport, name)
         if wait:
             _wait(found)
@@ -149,7 +149,7 @@ def cancel(name: str, forget: bool, as_json: bool, store: StoreChoice) -> None:
         else:
             found.stop()
     if as_json:
-        with Lines() as lines:
+        with OutputLines() as lines:
             _show(found, lines, as_json=True)
         return
     note(f"{'forgot' if forget else 'stopped'} {printable(name)}")
@@ -168,7 +168,7 @@ def _wait(found: TransformJob) -> None:
             fail(printable(str(error)))
 
 
-def _show(found: TransformJob, lines: Lines, *, as_json: bool, failures: bool = False) -> None:
+def _show(found: TransformJob, lines: OutputLines, *, as_json: bool, failures: bool = False) -> None:
     failed = found.failures() if failures else None
     if as_json:
         fields: dict[str, Any] = {

@@ -13,7 +13,7 @@ import click
 from ais_loader.cli.bucket import list_buckets
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.names import Listed, one_level
-from ais_loader.cli.show import Lines, count_text, info_fields, note, printable, size_text, time_text, waiting
+from ais_loader.cli.show import OutputLines, count_text, info_fields, note, printable, size_text, time_text, waiting
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import DriveFailed, ObjectNotFound
@@ -92,7 +92,7 @@ def ls(
     with store.reading() as client:
         if of_archive and target is not None:
             members = client.bucket(target.bucket).members(target.name, page_size=min(limit or _PAGE_SIZE, _PAGE_SIZE))
-            with Lines() as lines:
+            with OutputLines() as lines:
                 for member in itertools.islice(members, limit):
                     lines.add(_member_line(member, as_long=as_long, human=human, as_json=as_json))
             return
@@ -114,7 +114,7 @@ def ls(
             )
             found = itertools.chain(_object_itself(bucket, target, skip_missing_drive=skip_missing_drives), below)
         empty = True
-        with Lines() as lines:
+        with OutputLines() as lines:
             for one in itertools.islice(found, limit):
                 empty = False
                 lines.add(_as_json(one) if as_json else _line(one, as_long=as_long, human=human))

@@ -12,7 +12,7 @@ import click
 
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
-from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
+from ais_loader.cli.show import OutputLines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.values.changes import PromoteSummary
@@ -92,7 +92,7 @@ def promote(
         bucket_to_fill(client, dest.bucket, create=create_bucket, copies=copies) as bucket,
     ):
         began = time.monotonic()
-        with Lines() as lines, progress(None, unit="B") as bar:
+        with OutputLines() as lines, progress(None, unit="B") as bar:
 
             def reported() -> Generator[PromoteResult, None, None]:
                 for result in bucket.iter_promote(

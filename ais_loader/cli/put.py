@@ -18,7 +18,7 @@ from ais_loader.cli.completion import named_by
 from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
 from ais_loader.cli.options import parse_metadata, wanted_options
 from ais_loader.cli.put_plan import STDIN, note_left_out, plan_put, show_plan
-from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
+from ais_loader.cli.show import OutputLines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import LoaderError, VersionConflict
@@ -141,7 +141,7 @@ def _run(bucket: Bucket, plan: PutPlan, how: PutHow, *, as_json: bool) -> bool:
     stored = stored_bytes = present = 0
     failed = len(plan.failures)
     try:
-        with Lines() as lines, ExitStack() as held:
+        with OutputLines() as lines, ExitStack() as held:
             telling = _Failures(lines if as_json else None)
             held.callback(telling.close)
             for path, reason in plan.failures:
@@ -174,7 +174,7 @@ def _reason(error: LoaderError | OSError) -> str:
 class _Failures:
     """Reports files that could not be stored, but only some of many with the same reason, such as a full drive."""
 
-    def __init__(self, lines: Lines | None) -> None:
+    def __init__(self, lines: OutputLines | None) -> None:
         """`lines`: destination of JSON reports, instead of standard error."""
         self._lines = lines
         self._of_reason: Counter[str] = Counter()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from ais_loader.cli.show import Lines, count_text, fail, note, printable, size_text
+from ais_loader.cli.show import OutputLines, count_text, fail, note, printable, size_text
 from ais_loader.cli.stores import StoreChoice
 from ais_loader.cli.targets import Target
 from ais_loader.errors import BucketNotFound, StoreNotFound
@@ -114,7 +114,7 @@ def show_plan(
                 raise type(error)(f"bucket {dest.bucket!r} does not exist; use --create-bucket to create it") from None
             raise
         made = ", which would be made"
-    with Lines() as lines:
+    with OutputLines() as lines:
         for file in plan.files:
             if as_json:
                 planned = {"source": file.path, "bucket": dest.bucket, "name": file.name, "size_bytes": file.size_bytes}

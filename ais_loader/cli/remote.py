@@ -11,7 +11,7 @@ import click
 from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.groups import HintingGroup
-from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
+from ais_loader.cli.show import OutputLines, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.objects.client import Client
@@ -194,7 +194,7 @@ def cost(prices: IO[str] | None, as_json: bool, store: StoreChoice) -> None:
     with store.reading() as client:
         rows = _summed(client)
         places = {info.name: info.remote.scheme for info in client.buckets() if info.remote is not None}
-    with Lines() as lines:
+    with OutputLines() as lines:
         if not as_json:
             lines.add(
                 f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'waited':>10}  {'price':>10}  "
@@ -243,7 +243,7 @@ def pending(as_json: bool, store: StoreChoice) -> None:
 
     In a cluster, each owner of an object counts it.
     """
-    with store.reading() as client, Lines() as lines:
+    with store.reading() as client, OutputLines() as lines:
         rows = client.pending_uploads()
         if not as_json:
             lines.add(f"{'writes':>10}  {'size':>10}  {'oldest':>9}  {'conflicts':>9}  bucket (node)")
@@ -317,7 +317,7 @@ def inventory(
             raise click.ClickException(f"{printable(target.bucket)}: has no inventory; --refresh makes one")
         else:
             found = shown
-    with Lines() as lines:
+    with OutputLines() as lines:
         lines.add(json.dumps(_inventory_fields(found)) if as_json else _inventory_text(target.bucket, found))
     if found.skipped:
         names = ", ".join(map(printable, found.skipped_names))

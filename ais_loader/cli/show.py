@@ -126,7 +126,7 @@ def fail(text: str) -> None:
         note(f"Failed: {text}")
 
 
-class Lines:
+class OutputLines:
     """Lines for standard output, written many at a time: a listing may have millions."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Lines:
             text, self._lines = "\n".join(self._lines), []
             click.echo(text)
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> OutputLines:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -9,7 +9,7 @@ import click
 
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.groups import HintingGroup
-from ais_loader.cli.show import Lines, count_text, note, size_text, time_text
+from ais_loader.cli.show import OutputLines, count_text, note, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import InvalidRequest
@@ -69,7 +69,7 @@ def create(made: _Pinned, store: StoreChoice) -> None:
 @takes_store
 def list_(name: Target, as_long: bool, as_json: bool, store: StoreChoice) -> None:
     """List a bucket's snapshots, oldest first."""
-    with store.reading() as client, Lines() as lines:
+    with store.reading() as client, OutputLines() as lines:
         for info in client.bucket(name.bucket).snapshots():
             lines.add(json.dumps(dataclasses.asdict(info)) if as_json else _line(info, as_long=as_long))
 

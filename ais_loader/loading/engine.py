@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ais_loader.loading.places import SamplerRun
 from ais_loader.loading.stall_watch import StallWatch
-from ais_loader.loading.workers import Fetched, Workers
+from ais_loader.loading.workers import FetchedBatch, Workers
 from ais_loader.training.plan_position import PlanRun
 
 
@@ -31,7 +31,7 @@ class Ticket(NamedTuple):
     """The position after this batch."""
     work: Any
     draw_s: float
-    future: Future[Fetched]
+    future: Future[FetchedBatch]
 
 
 class Engine:
@@ -55,7 +55,7 @@ class Engine:
         self._drawer = threading.Thread(target=self._draw, name="ais-loader-draw", daemon=True)
         self._drawer.start()
 
-    def take(self) -> tuple[Ticket, Fetched] | None:
+    def take(self) -> tuple[Ticket, FetchedBatch] | None:
         """Return the next batch, or None at the end. Raises an error in its place."""
         if self._closed:
             return None
@@ -67,7 +67,7 @@ class Engine:
             self.exhausted = not self._closed
             return None
         watch.place = ticket.named
-        fetched: Fetched | None = None
+        fetched: FetchedBatch | None = None
         while fetched is None:
             try:
                 fetched = ticket.future.result(watch.left_s)

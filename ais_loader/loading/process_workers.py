@@ -33,7 +33,7 @@ import numpy as np
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
 from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
-from ais_loader.loading.workers import Fetched, Fetcher, Progress
+from ais_loader.loading.workers import FetchedBatch, Fetcher, WorkerProgress
 from ais_loader.training.worker_exit import exit_with_trainer
 
 with needs("torch", "BatchLoader"):
@@ -61,7 +61,7 @@ class _Task(NamedTuple):
     work: Any
     named: str
     data: Any
-    future: Future[Fetched]
+    future: Future[FetchedBatch]
 
 
 class ProcessWorkers:
@@ -116,7 +116,7 @@ class ProcessWorkers:
         self.close(wait=False)
         return False
 
-    def submit(self, ticket: int, work: Any, named: str) -> Future[Fetched]:
+    def submit(self, ticket: int, work: Any, named: str) -> Future[FetchedBatch]:
         """Fetch the samples of `work`. Raises the errors of pickling it."""
         task = _Task(ticket, work, named, ForkingPickler.dumps((ticket, work)), Future())
         self._put(task)
@@ -229,7 +229,7 @@ class ProcessWorkers:
         try:
             if result.is_new:
                 worker.slots.map(result.slot or 0, file)
-            fetched: Fetched = worker.slots.read(result)
+            fetched: FetchedBatch = worker.slots.read(result)
         except Exception as error:  # noqa: BLE001 - raised where the batch is consumed
             task.future.set_exception(error.with_traceback(None))  # it would keep the slots
             return True
@@ -361,7 +361,7 @@ class _Worker:
 # -- in the worker
 
 
-class _NotedProgress(Progress):
+class _NotedProgress(WorkerProgress):
     """Progress that the trainer can read, also while this process stalls."""
 
     notes: mmap.mmap

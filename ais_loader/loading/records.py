@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, fields
 
-from ais_loader.loading.workers import Fetched
+from ais_loader.loading.workers import FetchedBatch
 from ais_loader.values.timing import BatchTiming
 
 _WAITING = 0.05
@@ -33,7 +33,7 @@ class BatchRecord(BatchTiming):
     """Time that the trainer waited for it."""
 
     @classmethod
-    def of(cls, fetched: Fetched, *, step: int, draw_s: float, wait_s: float) -> BatchRecord:
+    def of(cls, fetched: FetchedBatch, *, step: int, draw_s: float, wait_s: float) -> BatchRecord:
         timings = fetched.timings
         values = _values(timings[0]) if len(timings) == 1 else map(sum, zip(_NONE, *map(_values, timings), strict=True))
         parts = dict(zip(_PARTS, values, strict=True))

@@ -8,14 +8,14 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from ais_loader.errors import Unsupported
-from ais_loader.loading.workers import Fetched, Fetcher, Progress
+from ais_loader.loading.workers import FetchedBatch, Fetcher, WorkerProgress
 
 
-class _Task(NamedTuple):
+class _ThreadTask(NamedTuple):
     ticket: int
     work: Any
     pending: Any
-    future: Future[Fetched]
+    future: Future[FetchedBatch]
 
 
 class ThreadWorkers:
@@ -23,8 +23,8 @@ class ThreadWorkers:
 
     def __init__(self, fetcher: Fetcher, threads: int) -> None:
         self._fetcher = fetcher
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._progress: dict[int, Progress] = {}
+        self._tasks: SimpleQueue[_ThreadTask | None] = SimpleQueue()
+        self._progress: dict[int, WorkerProgress] = {}
         self._closed = False
         self._threads = [
             threading.Thread(target=self._run, name=f"ais-loader-decode-{at}", daemon=True) for at in range(threads)
@@ -32,12 +32,12 @@ class ThreadWorkers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, ticket: int, work: Any, named: str) -> Future[Fetched]:
-        future: Future[Fetched] = Future()
-        progress = self._progress[ticket] = Progress(threading.current_thread().name)
+    def submit(self, ticket: int, work: Any, named: str) -> Future[FetchedBatch]:
+        future: Future[FetchedBatch] = Future()
+        progress = self._progress[ticket] = WorkerProgress(threading.current_thread().name)
         pending = self._fetcher.begin(work)
         progress.enter("queue")
-        self._tasks.put(_Task(ticket, work, pending, future))
+        self._tasks.put(_ThreadTask(ticket, work, pending, future))
         return future
 
     def progress(self, ticket: int) -> str:
@@ -69,7 +69,7 @@ class ThreadWorkers:
             del task  # or its batch would live until the next one comes
 
 
-def _abandon(task: _Task) -> None:
+def _abandon(task: _ThreadTask) -> None:
     task.future.cancel()
     if task.pending is not None:
         task.pending.close()

@@ -19,7 +19,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 @dataclass(slots=True)
-class Fetched:
+class FetchedBatch:
     """A batch as a worker delivers it."""
 
     batch: Any
@@ -35,7 +35,7 @@ class Fetched:
 
 
 @dataclass(slots=True)
-class Progress:
+class WorkerProgress:
     """Stage that a worker is in. The thread of the work writes it, and the trainer reads it."""
 
     worker: str
@@ -59,7 +59,7 @@ class Progress:
 class Workers(Protocol):
     """Processes or threads that fetch batches. `submit` is called by one thread at a time."""
 
-    def submit(self, ticket: int, work: Any, named: str) -> Future[Fetched]:
+    def submit(self, ticket: int, work: Any, named: str) -> Future[FetchedBatch]:
         """Fetch the samples of `work`, and return at once. The ticket is another one for each call.
 
         `named`: the batch in words, for errors.
@@ -75,7 +75,7 @@ class Workers(Protocol):
         """End all workers, and abandon their work. May be called again. Without `wait`, do not wait for threads."""
 
 
-class _Refused:
+class _FailedBatch:
     """A batch whose request failed."""
 
     def __init__(self, error: Exception) -> None:
@@ -110,9 +110,9 @@ class Fetcher:
         try:
             return self.dataset.begin(work)
         except Exception as error:  # noqa: BLE001 - of any dataset
-            return _Refused(error)
+            return _FailedBatch(error)
 
-    def finish(self, work: Any, pending: Any, progress: Progress) -> Fetched:
+    def finish(self, work: Any, pending: Any, progress: WorkerProgress) -> FetchedBatch:
         """Return the batch. Raises the errors of the dataset, and of `collate`."""
         HEARD.batches, HEARD.cause = progress.batches, progress.hear
         progress.enter("fetch" if self._begins else "decode")  # a dataset of its own does both, unheard
@@ -127,7 +127,7 @@ class Fetcher:
             HEARD.batches = HEARD.cause = None
             progress.batches = []
         ended_s = time.perf_counter()
-        return Fetched(batch, progress.worker, timings, got_s - began_s, ended_s - got_s, bad=bad)
+        return FetchedBatch(batch, progress.worker, timings, got_s - began_s, ended_s - got_s, bad=bad)
 
     def samples(self, work: Any, pending: Any = None) -> Any:
         """Return the samples of a batch, or of a part of it."""

@@ -30,7 +30,7 @@ _HELD = ("ais_loader_memory_held_bytes", "ais_loader_active_", "ais_loader_pendi
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessPlace:
     """Where a process runs. The default is this machine, on loopback."""
 
     address: str = "127.0.0.1"
@@ -63,7 +63,7 @@ class ClusterProcesses:
         buckets: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
-        places: Sequence[Place] | None = None,
+        places: Sequence[ProcessPlace] | None = None,
         metrics: bool = False,
         identity: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class ClusterProcesses:
 
             def started(number: int) -> NodeProcess:
                 drives = [Path(root) / f"node-{number}" / f"drive-{drive}" for drive in range(drives_per_node)]
-                place = Place() if places is None else places[number]
+                place = ProcessPlace() if places is None else places[number]
                 node = NodeProcess(
                     drives,
                     environment=environment,

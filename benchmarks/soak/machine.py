@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ais_loader.testing import FaultyLink, NodeProcess
-from ais_loader.testing.cluster import Place
+from ais_loader.testing.cluster import ProcessPlace
 from tests.machines_kit import Machines
 
 _SOURCE = Path(__file__).with_name("machine_shim.c")
@@ -78,8 +78,8 @@ class Network:
     def parts_any_two(self) -> bool:
         return self.machines is not None
 
-    def place(self, number: int) -> Place:
-        return self.machines.places[number] if self.machines is not None else Place()
+    def place(self, number: int) -> ProcessPlace:
+        return self.machines.places[number] if self.machines is not None else ProcessPlace()
 
     def advertised(self, number: int) -> list[str]:
         """Arguments of a node, before it runs."""

@@ -16,7 +16,7 @@ from ais_loader import Batch, Client, Entry, LoaderError, Status, errors
 from ..shared_store import StoreReference
 from .failures import AISBatchLoaderError, reason
 from .layouts import HEADER_BYTES, Layout, layout_of
-from .needs import Need, Received, entry_of, filled, needs_of, without_wide_windows
+from .needs import Need, NeedAnswer, entry_of, filled, needs_of, without_wide_windows
 from .shar_pointers import SharPointer, SharPointerError
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
         return PendingCuts(self, listed, needs, layouts, entries, Answering(self, client, entries))
 
     def _judge(
-        self, cuts: Sequence[Any], needs: Sequence[Need], fetched: Sequence[Received], bad: Mapping[int, str]
+        self, cuts: Sequence[Any], needs: Sequence[Need], fetched: Sequence[NeedAnswer], bad: Mapping[int, str]
     ) -> None:
         """Raise AISBatchLoaderError if the failures require it. Otherwise, log a warning."""
         reasons = list(dict.fromkeys(one.why for one in fetched if one.data is None))
@@ -259,7 +259,7 @@ class PendingCuts:
         done = [filled(cut, left_needs, left) for cut in self._cuts]
         return [cut for at, cut in enumerate(done) if at not in bad] if loader.skip_failed_fetches else done
 
-    def _fetched(self, answering: Answering) -> list[Received]:
+    def _fetched(self, answering: Answering) -> list[NeedAnswer]:
         """Return one result for each need."""
         answers = answering.answers()
         retries = self._loader._retries(self.needs, self._entries, answers)
@@ -286,18 +286,18 @@ def _is_elsewhere(pointer: SharPointer, answer: bytes | LoaderError) -> bool:
         return True
 
 
-def _judged(need: Need, entry: Entry, answers: Answers, layouts: Mapping[Entry, Layout | None]) -> Received:
+def _judged(need: Need, entry: Entry, answers: Answers, layouts: Mapping[Entry, Layout | None]) -> NeedAnswer:
     answer = answers[entry]
     if isinstance(answer, LoaderError):
-        return Received(None, reason(need.url, _status(answer), answer))
+        return NeedAnswer(None, reason(need.url, _status(answer), answer))
     if need.pointer is not None and entry.member is None:
         try:
             answer = need.pointer.payload(answer) or b""
         except SharPointerError as error:
-            return Received(None, f"{need.url}: {error}")
+            return NeedAnswer(None, f"{need.url}: {error}")
     if not answer:
-        return Received(None, reason(need.url, Status.OK, None))
-    return Received(answer, layout=layouts[need.entry] if entry.version is not None else None)
+        return NeedAnswer(None, reason(need.url, Status.OK, None))
+    return NeedAnswer(answer, layout=layouts[need.entry] if entry.version is not None else None)
 
 
 def _status(error: LoaderError) -> Status:

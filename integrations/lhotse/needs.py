@@ -244,7 +244,7 @@ def _window(need: Need, layout: Layout | None) -> tuple[int, int] | None:
 
 
 @dataclass(slots=True)
-class Received:
+class NeedAnswer:
     """The answer for one need."""
 
     data: bytes | None
@@ -254,7 +254,7 @@ class Received:
     """The layout of the entire item, if this is a window."""
 
 
-def filled(cut: Any, needs: Iterator[Need], fetched: Iterator[Received]) -> Any:
+def filled(cut: Any, needs: Iterator[Need], fetched: Iterator[NeedAnswer]) -> Any:
     """Return a shallow copy of the cut, filled with what was fetched. All cuts, in order, share the iterators."""
 
     def fill(manifest: Any, cut: Any, field: str) -> Any:
@@ -279,7 +279,7 @@ def _is_remote_array(inner: Any) -> bool:
     return _is_ours(inner.storage_key if inner.storage_type == SHAR_POINTER_ARRAY else inner.storage_path)
 
 
-def _filled_source(source: Any, need: Need, fetched: Received) -> Any:
+def _filled_source(source: Any, need: Need, fetched: NeedAnswer) -> Any:
     if fetched.data is None:
         return FailedSource("memory", source.channels, b"", source.video, why=fetched.why)
     layout = fetched.layout
@@ -299,7 +299,7 @@ def _filled_source(source: Any, need: Need, fetched: Received) -> Any:
     return _with(source, {"type": "memory", "source": fetched.data})
 
 
-def _filled_array(inner: Any, need: Need, fetched: Received) -> Any:
+def _filled_array(inner: Any, need: Need, fetched: NeedAnswer) -> Any:
     if fetched.data is None:
         return _with(inner, {"storage_type": FailedArrayReader.name, "storage_path": "", "storage_key": fetched.why})
     layout = fetched.layout

@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from ais_loader.cli.main import one_line
-from ais_loader.cli.show import Lines, count_text, note, printable, progress
+from ais_loader.cli.show import OutputLines, count_text, note, printable, progress
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.errors import LoaderError
 from ais_loader.extras import MissingExtra
 
 from .check import DURATION_TOLERANCE_S, Requirements, check_manifests
-from .finding import Finding
+from .finding import ManifestFinding
 from .manifests import ManifestError
 from .prompts import PROMPT_FIELDS
 
@@ -96,7 +96,7 @@ def check(
         language_field=lang_field,
         tolerance_s=tolerance,
     )
-    findings: list[Finding] = []
+    findings: list[ManifestFinding] = []
     recordings = 0
     try:
         with store.reading() as client, progress(None, unit=" recordings") as bar:
@@ -115,9 +115,9 @@ def check(
         raise click.exceptions.Exit(_FOUND)
 
 
-def _show(findings: list[Finding], recordings: int) -> None:
+def _show(findings: list[ManifestFinding], recordings: int) -> None:
     counts: dict[str, int] = {}
-    with Lines() as lines:
+    with OutputLines() as lines:
         for found in findings:
             counts[found.kind] = counts.get(found.kind, 0) + 1
             lines.add(printable(f"{found.manifest}:{found.line}: {found.kind}: {found.message}"))

@@ -16,7 +16,7 @@ from ais_loader import Client, errors
 from ais_loader.values.urls import SCHEME, split_url
 
 from .audio_headers import AudioHeader, HeaderAnswer, NoAudio, Sized, audio_headers
-from .finding import Finding
+from .finding import ManifestFinding
 from .manifests import Recording, expanded, recordings_of
 from .prompts import ALTERNATIVES, LANGUAGE_FIELDS, bare_language
 
@@ -41,7 +41,7 @@ class Requirements:
 @dataclass(frozen=True, slots=True)
 class CheckedPart:
     recordings: int
-    findings: list[Finding]
+    findings: list[ManifestFinding]
 
 
 def check_manifests(
@@ -55,12 +55,14 @@ def check_manifests(
     lines = recordings_of(manifests, tars, client)
     while part := list(itertools.islice(lines, _AT_ONCE)):
         recordings = [one for one in part if isinstance(one, Recording)]
-        findings = [one for one in part if isinstance(one, Finding)]
+        findings = [one for one in part if isinstance(one, ManifestFinding)]
         findings += _of_part(client, recordings, sizes, needed)
         yield CheckedPart(len(recordings), findings)
 
 
-def _of_part(client: Client, recordings: list[Recording], sizes: _Sizes, needed: Requirements) -> Iterator[Finding]:
+def _of_part(
+    client: Client, recordings: list[Recording], sizes: _Sizes, needed: Requirements
+) -> Iterator[ManifestFinding]:
     present: list[tuple[Recording, Sized]] = []
     for one, sized in zip(recordings, sizes.of(recordings), strict=True):
         yield from _of_fields(one, needed)
@@ -147,7 +149,7 @@ def _shard(url: str) -> tuple[str, str] | None:
     return split_url(url) if url.startswith(SCHEME) else None
 
 
-def _of_header(one: Recording, header: HeaderAnswer, tolerance_s: float) -> Iterator[Finding]:
+def _of_header(one: Recording, header: HeaderAnswer, tolerance_s: float) -> Iterator[ManifestFinding]:
     """Yield findings about a recording that exists."""
     if isinstance(header, errors.NotFound):
         yield one.finding("missing", f"{header}: NeMo drops it with a warning")
@@ -179,7 +181,7 @@ def _of_rate(one: Recording, header: AudioHeader, tolerance_s: float) -> str:
     return f"{one.url} has {header.rate_hz:,} Hz, and {announced}: NeMo {outcome}; {remedy}"
 
 
-def _of_length(one: Recording, header: AudioHeader, tolerance_s: float) -> Iterator[Finding]:
+def _of_length(one: Recording, header: AudioHeader, tolerance_s: float) -> Iterator[ManifestFinding]:
     if one.offset_s > 0:
         # NeMo takes the recording to be as long as the line's part of it, and the part to begin within that.
         read_s = max(0.0, min(one.duration_s, one.duration_s - one.offset_s))
@@ -202,7 +204,7 @@ def _is_lost(samples: int, duration_s: float, rate_hz: int, tolerance_s: float) 
     return abs(round(duration_s * rate_hz) - samples) > math.ceil(tolerance_s * rate_hz)
 
 
-def _of_fields(one: Recording, needed: Requirements) -> Iterator[Finding]:
+def _of_fields(one: Recording, needed: Requirements) -> Iterator[ManifestFinding]:
     if one.is_turn:
         return
     for field in needed.fields:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ManifestFinding:
     manifest: str
     line: int
     """The line number, from 1."""

@@ -20,7 +20,7 @@ from ais_loader import Client, Entry, errors
 from ais_loader.extras import needs
 from ais_loader.values.urls import SCHEME
 
-from .finding import Finding
+from .finding import ManifestFinding
 
 DEFAULT_RATE_HZ = 16_000
 """The sampling rate of a line that does not state one."""
@@ -55,11 +55,13 @@ class Recording:
     """All fields of the line, or none for a turn of a conversation."""
     is_turn: bool
 
-    def finding(self, kind: str, message: str) -> Finding:
-        return Finding(self.manifest, self.line, self.url, kind, message)
+    def finding(self, kind: str, message: str) -> ManifestFinding:
+        return ManifestFinding(self.manifest, self.line, self.url, kind, message)
 
 
-def recordings_of(manifests: Sequence[str], tars: Sequence[str], client: Client) -> Iterator[Recording | Finding]:
+def recordings_of(
+    manifests: Sequence[str], tars: Sequence[str], client: Client
+) -> Iterator[Recording | ManifestFinding]:
     """Yield the remote recordings of all lines, in order, and findings about lines that are wrong in themselves.
 
     Args:
@@ -75,7 +77,7 @@ def recordings_of(manifests: Sequence[str], tars: Sequence[str], client: Client)
             try:
                 yield from _of_line(path, number, line, shards)
             except _LineError as error:
-                yield Finding(path, number, "", "line", str(error))
+                yield ManifestFinding(path, number, "", "line", str(error))
 
 
 class _LineError(Exception):

@@ -11,7 +11,7 @@ from storage_node.audit.log_files import CLOSE, OPEN, number_of
 
 
 @dataclass(slots=True)
-class Verdict:
+class LogVerdict:
     """Result of the check of one log."""
 
     folder: Path
@@ -31,9 +31,9 @@ class Verdict:
     """The first thing that is wrong; empty if nothing is."""
 
 
-def verify(files: Sequence[Path]) -> Verdict:
+def verify(files: Sequence[Path]) -> LogVerdict:
     """Check the files of one log, in this order, up to the first thing that is wrong. Raises OSError."""
-    verdict = Verdict(files[0].parent)
+    verdict = LogVerdict(files[0].parent)
     oldest = before = 0
     for path in files:
         number = number_of(path)
@@ -55,7 +55,7 @@ def verify(files: Sequence[Path]) -> Verdict:
     return verdict
 
 
-def _verify_file(path: Path, number: int, verdict: Verdict) -> int:
+def _verify_file(path: Path, number: int, verdict: LogVerdict) -> int:
     """Check one file; return the oldest file that existed at its last beginning, 0 if it has none."""
     oldest = 0
     with open(path, "rb") as file:
@@ -89,7 +89,7 @@ def _verify_file(path: Path, number: int, verdict: Verdict) -> int:
     return oldest
 
 
-def _break(where: str, before: str, seq: int, verdict: Verdict) -> str:
+def _break(where: str, before: str, seq: int, verdict: LogVerdict) -> str:
     expected = verdict.last if verdict.lines else Link(0, FIRST)
     if seq > expected.seq + 1:
         return f"{where}: lines are missing before it: its number is {seq}, after {expected.seq}"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ais_loader.cli.groups import HintingGroup
-from ais_loader.cli.show import Lines, note, printable
+from ais_loader.cli.show import OutputLines, note, printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PATH = click.Path(exists=True, path_type=Path)
@@ -39,7 +39,7 @@ def verify(paths: tuple[Path, ...], expect: tuple[str, ...]) -> None:
 
     sums: set[str] = set()
     failed = False
-    with Lines() as lines:
+    with OutputLines() as lines:
         for files in _logs(paths):
             verdict = verify_files(files)
             sums |= verdict.sums
@@ -122,7 +122,7 @@ def _read(paths: tuple[Path, ...]) -> Iterator[dict[str, Any]]:
 
 
 def _show(found: Iterator[dict[str, Any]], as_json: bool) -> None:
-    with Lines() as lines:
+    with OutputLines() as lines:
         for one in found:
             lines.add(json.dumps(one) if as_json else _text(one))
 

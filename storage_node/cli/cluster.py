@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ais_loader.cli.groups import HintingGroup
-from ais_loader.cli.show import Lines, count_text, note, printable, waiting
+from ais_loader.cli.show import OutputLines, count_text, note, printable, waiting
 from storage_node.cli.cluster_drives import drive
 from storage_node.cli.insecure import WHY, WHY_METRICS, insecure_option, secure_option
 from storage_node.cli.settings import (
@@ -307,7 +307,7 @@ def logs(node: str, root: Path, lines: int, follow: bool, address: str) -> None:
         tail = commands.tail_of_log(root, _ray_address(address), node, lines)
     except FileNotFoundError as error:
         raise click.ClickException(f"{node} has logged nothing yet: there is no {error.filename}") from error
-    with Lines() as out:
+    with OutputLines() as out:
         for line in tail:
             out.add(line)
 
@@ -345,7 +345,7 @@ def status(root: Path, again_s: float | None, as_json: bool) -> None:
             raise click.ClickException(str(error)) from error
         if again_s is not None and not as_json:
             click.clear()  # only if standard output is a terminal
-        with Lines() as lines:
+        with OutputLines() as lines:
             if as_json:
                 lines.add(json.dumps(found))
             else:

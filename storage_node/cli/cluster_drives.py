@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ais_loader.cli.groups import HintingGroup
-from ais_loader.cli.show import Lines, count_text, note, printable, size_text
+from ais_loader.cli.show import OutputLines, count_text, note, printable, size_text
 
 if TYPE_CHECKING:
     from ais_loader.wire.generated import ais_cluster_pb2 as pb
@@ -59,7 +59,7 @@ def list_(root: Path, node: str, as_json: bool) -> None:
 
     nodes = drive_commands.nodes_with_drives(_absolute(root))
     shown = [drive_commands.find_node(nodes, node)] if node else nodes
-    with Lines() as lines:
+    with OutputLines() as lines:
         if as_json:
             lines.add(json.dumps({"nodes": [_described(one) for one in shown]}))
         else:

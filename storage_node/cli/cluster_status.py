@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ais_loader.cli.show import Lines, after, count_text, printable, size_text
+from ais_loader.cli.show import OutputLines, after, count_text, printable, size_text
 from storage_node.cli.cluster_drives import drive_line, moving_texts
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def show_condition(found: dict[str, Any], lines: Lines) -> None:
+def show_condition(found: dict[str, Any], lines: OutputLines) -> None:
     """Show `found`, the result of `cluster_status` with what `counted` adds."""
     nodes: Sequence[dict[str, Any]] = found["nodes"]
     if found["map_version"]:

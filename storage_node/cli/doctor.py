@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ais_loader.cli.show import Lines, count_text, note, printable, progress, size_text, waiting
+from ais_loader.cli.show import OutputLines, count_text, note, printable, progress, size_text, waiting
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.urls import is_remote, store_folders
 
@@ -173,7 +173,7 @@ def _advance(bar: tqdm[Any]) -> Callable[[str, int], None]:
 
 
 def _show(report: Report) -> None:
-    with Lines() as lines:
+    with OutputLines() as lines:
         lines.add(f"store {report.store_uuid or 'unknown'}, {count_text(len(report.drives), 'drive')}")
         for drive in report.drives:
             lines.add(_drive_line(drive))
@@ -258,7 +258,7 @@ def _look_for_open(folders: Sequence[Path], *, repair: bool, as_json: bool) -> N
         shown = [{"severity": finding.severity, **asdict(finding)} for finding in findings]
         click.echo(json.dumps({"findings": shown, "healthy": not left}))
         return
-    with Lines() as lines:
+    with OutputLines() as lines:
         for finding in findings:
             lines.add(_finding_line(finding))
         closed = f"{', '.join(map(str, folders))}: closed to other users"
@@ -278,7 +278,7 @@ def _ask_node(url: str, *, as_json: bool) -> bool:
     with waiting(f"{url} to answer"), connect(url, mode="r") as client:
         described: dict[str, Any] = client.describe()
     silent = [node for node in described.get("nodes", ()) if "error" in node]
-    with Lines() as lines:
+    with OutputLines() as lines:
         if as_json:
             lines.add(json.dumps(described))
         else:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ais_loader.cli.groups import HintingGroup
-from ais_loader.cli.show import Lines, note, printable
+from ais_loader.cli.show import OutputLines, note, printable
 
 if TYPE_CHECKING:
     from storage_node.ops.token_commands import TokenNodes
-    from storage_node.rights.tokens import Claims
+    from storage_node.rights.tokens import TokenClaims
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -92,7 +92,7 @@ def key(file: Path) -> None:
         public = make_key(file)
     except FileExistsError:
         raise click.ClickException(f"{file} exists already; tokens that it has signed stay valid") from None
-    with Lines() as lines:
+    with OutputLines() as lines:
         lines.add(f"{file}: keep it secret. Nodes need --set token_key_file={public.absolute()}")
 
 
@@ -169,7 +169,7 @@ def list_(
     made = ledger.read(key)
     revoked = {one.id for one in _nodes(root, node, peer_secret, identity).listed().token} if root or node else set()
     rows = [(claims, _state(claims, revoked)) for claims in made]
-    with Lines() as lines:
+    with OutputLines() as lines:
         if as_json:
             lines.add(json.dumps({"tokens": [{**asdict(claims), "state": state} for claims, state in rows]}))
             return
@@ -185,7 +185,7 @@ def list_(
 def show(file: Any, as_json: bool) -> None:
     """Show the claims of the token in FILE, or of standard input for `-`. Its signature is not checked."""
     claims = _claims_in(file.read())
-    with Lines() as lines:
+    with OutputLines() as lines:
         if as_json:
             lines.add(json.dumps(asdict(claims)))
             return
@@ -220,7 +220,7 @@ def revoke(
             raise click.ClickException(f"{which}: no file, and no token that was made with the key of --key")
         claims = known[-1]
     _nodes(root, node, peer_secret, identity).revoke(claims.token_id, claims.expires_s)
-    with Lines() as lines:
+    with OutputLines() as lines:
         lines.add(f"token {claims.token_id} of {printable(claims.tenant)} is revoked")
 
 
@@ -236,13 +236,13 @@ def _nodes(root: Path | None, node: str, secret: Path | None, identity: Path | N
     return TokenNodes.below(Path(os.path.abspath(root.expanduser())))
 
 
-def _claims_in(text: str) -> Claims:
+def _claims_in(text: str) -> TokenClaims:
     from storage_node.rights.tokens import parse_token
 
     return parse_token(text.strip(), ())
 
 
-def _state(claims: Claims, revoked: set[str]) -> str:
+def _state(claims: TokenClaims, revoked: set[str]) -> str:
     if claims.token_id in revoked:
         return "revoked"
     return "expired" if claims.expires_s <= time.time() else "valid"

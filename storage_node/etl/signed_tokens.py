@@ -15,7 +15,7 @@ MAX_TOKEN_CHARACTERS = 7000
 """Fits into one HTTP header."""
 
 
-class TokenRefused(Exception):
+class SignedTokenRefused(Exception):
     """The token is not signed by this key, expired, or issued for another purpose; the message says which."""
 
 
@@ -37,12 +37,12 @@ def verified(key: bytes, token: str, purpose: str) -> dict[str, Any]:
     """Return the claims of a token. Raises TokenRefused."""
     body, _, mac = token.partition(".")
     if not hmac.compare_digest(_encoded(_mac(key, body)).encode(), mac.encode("utf-8", "replace")):
-        raise TokenRefused("the token was not signed by this node or its cluster")
+        raise SignedTokenRefused("the token was not signed by this node or its cluster")
     claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     if claims["purpose"] != purpose:
-        raise TokenRefused(f"the token is for {claims['purpose']}, not for {purpose}")
+        raise SignedTokenRefused(f"the token is for {claims['purpose']}, not for {purpose}")
     if claims["expires"] < time.time():
-        raise TokenRefused("the token has expired")
+        raise SignedTokenRefused("the token has expired")
     return claims
 
 

@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 from ais_loader.errors import LoaderError, NodeUnavailable, VersionConflict
 from ais_loader.extras import MissingExtra, needs
-from storage_node.etl.signed_tokens import TokenRefused, new_nonce, signed, verified
+from storage_node.etl.signed_tokens import SignedTokenRefused, new_nonce, signed, verified
 from storage_node.etl.values import Content, Origin, PutResult
 from storage_node.etl.webserver.protocol import CHECKSUM, CHUNK_BYTES, RECEIPT
 from storage_node.settings.config import is_loopback
@@ -206,7 +206,7 @@ class TransformHttp:
         put_claims = verified(self._put_key, target.token, _PUT)
         stored_claims = verified(self._put_key, receipt, _STORED)
         if stored_claims["nonce"] != put_claims["nonce"]:
-            raise TokenRefused("the receipt is of another result")
+            raise SignedTokenRefused("the receipt is of another result")
         return PutResult(stored_claims["version"], stored_claims["size"], stored_claims["checksum"])
 
     async def _receive(self, request: web.Request) -> web.StreamResponse:
@@ -264,7 +264,7 @@ class TransformHttp:
             raise web.HTTPUnauthorized(text="no token: Authorization: Bearer …")
         try:
             claims = verified(key, token, purpose)
-        except TokenRefused as error:
+        except SignedTokenRefused as error:
             raise web.HTTPForbidden(text=str(error)) from error
         if claims["path"] != request.raw_path:
             raise web.HTTPForbidden(text="the token is of another object")

@@ -8,7 +8,7 @@ from collections import deque
 from typing import NamedTuple
 
 
-class _Waiting(NamedTuple):
+class _WaitingRequest(NamedTuple):
     size_bytes: int
     own_bytes: int
     """Bytes that the same request holds already."""
@@ -35,7 +35,7 @@ class MemoryBudget:
         self._tenant_bytes = limit_bytes * tenant_share if tenant_share < 1 else None
         self._held_by: dict[str, int] = {}
         """Bytes by tenant, if tenants have a limit."""
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingRequest] = deque()
 
     def _fits(self, size_bytes: int, own_bytes: int = 0) -> bool:
         return self.held_bytes <= own_bytes or self.held_bytes + size_bytes <= self.limit_bytes
@@ -92,7 +92,7 @@ class MemoryBudget:
         if self.acquire_now(size_bytes, own_bytes, tenant):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request = _Waiting(size_bytes, own_bytes, granted, tenant)
+        request = _WaitingRequest(size_bytes, own_bytes, granted, tenant)
         (self._waiting.appendleft if own_bytes else self._waiting.append)(request)
         try:
             await granted
@@ -112,7 +112,7 @@ class MemoryBudget:
     def _grant(self) -> None:
         if not self._waiting:
             return
-        passed: list[_Waiting] = []
+        passed: list[_WaitingRequest] = []
         while self._waiting:
             one = self._waiting[0]
             if not one.granted.done():

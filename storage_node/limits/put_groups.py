@@ -20,7 +20,7 @@ R = TypeVar("R")
 PutGroup: TypeAlias = Callable[[Sequence[pb.SmallObject]], Awaitable[list[R | LoaderError]]]
 
 
-class _Waiting(Generic[R]):
+class _WaitingCaller(Generic[R]):
     """Objects that one caller waits for together. They may be stored in several groups."""
 
     def __init__(self, count: int) -> None:
@@ -53,7 +53,7 @@ class PutGroups(Generic[R]):
         self, put_group: PutGroup[R], wait_s: float = _WAIT_S, *, groups: int = _GROUPS, stall_s: float | None = None
     ) -> None:
         self._put_group, self._wait_s, self._groups, self._stall_s = put_group, wait_s, groups, stall_s
-        self._waiting: deque[tuple[pb.SmallObject, _Waiting[R], int]] = deque()
+        self._waiting: deque[tuple[pb.SmallObject, _WaitingCaller[R], int]] = deque()
         """Objects with the caller that waits for each, and its position among the caller's."""
         self._waiting_bytes = 0
         self._running: set[asyncio.Task[None]] = set()
@@ -93,7 +93,7 @@ class PutGroups(Generic[R]):
         that are not LoaderErrors."""
         if not objects:
             return []
-        waiting: _Waiting[R] = _Waiting(len(objects))
+        waiting: _WaitingCaller[R] = _WaitingCaller(len(objects))
         for position, small in enumerate(objects):
             self._waiting.append((small, waiting, position))
             self._waiting_bytes += len(small.data)
@@ -131,7 +131,7 @@ class PutGroups(Generic[R]):
         self._flush()
 
     def _start(self) -> None:
-        group: list[tuple[pb.SmallObject, _Waiting[R], int]] = []
+        group: list[tuple[pb.SmallObject, _WaitingCaller[R], int]] = []
         size_bytes = 0
         while self._waiting and len(group) < _GROUP_OBJECTS and size_bytes < _GROUP_BYTES:
             group.append(self._waiting.popleft())
@@ -153,7 +153,7 @@ class PutGroups(Generic[R]):
         self._running.discard(task)
         self._flush()
 
-    async def _store(self, group: Sequence[tuple[pb.SmallObject, _Waiting[R], int]]) -> None:
+    async def _store(self, group: Sequence[tuple[pb.SmallObject, _WaitingCaller[R], int]]) -> None:
         results: Sequence[R | LoaderError]
         try:
             results = await self._put_group([small for small, _, _ in group])

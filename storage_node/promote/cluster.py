@@ -23,7 +23,7 @@ from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import ReplicaLost
 from storage_node.promote.into_store import find_many, give_up, stage
 from storage_node.promote.job import Job, Outcome, failed, is_small, open_unless_stored, stamp_metadata
-from storage_node.promote.source import SourceFile, Stamp
+from storage_node.promote.source import FileStamp, SourceFile
 from storage_node.promote.walk import Found, FoundFile, NotFit
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.clone_or_copy import Transfer, read_source
@@ -58,7 +58,7 @@ class ClusterPromotion:
         existing = await self._have(replica_set, [found.name for found in files.values()])
         sources: dict[int, SourceFile] = {}
         small: dict[int, pb.SmallObject] = {}
-        stamps: dict[int, Stamp] = {}
+        stamps: dict[int, FileStamp] = {}
         try:
             await self._work(self._open, files, existing, outcomes, sources, small, stamps)
             answers = await self._writes.put_small(list(small.values())) if small else []
@@ -82,7 +82,7 @@ class ClusterPromotion:
         outcomes: dict[int, Outcome],
         sources: dict[int, SourceFile],
         small: dict[int, pb.SmallObject],
-        stamps: dict[int, Stamp],
+        stamps: dict[int, FileStamp],
     ) -> None:
         """Open the files: those that need no work get an outcome, the others are sorted by size."""
         for at, found in files.items():

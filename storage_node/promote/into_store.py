@@ -19,7 +19,7 @@ from storage_node.promote.job import (
     staging,
     stamp_metadata,
 )
-from storage_node.promote.source import SourceFile, Stamp, remove
+from storage_node.promote.source import FileStamp, SourceFile, remove
 from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Found, FoundFile, NotFit, OpenFolder, Walk, Wanted, groups
 from storage_node.store.buckets import ReplicaStale
@@ -74,8 +74,8 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
     durable."""
     outcomes: dict[int, Outcome] = {}
     known = _known(store, job, group)
-    staged: dict[int, tuple[FoundFile, Stamp, Upload]] = {}
-    given_up: list[tuple[int, FoundFile, Stamp]] = []
+    staged: dict[int, tuple[FoundFile, FileStamp, Upload]] = {}
+    given_up: list[tuple[int, FoundFile, FileStamp]] = []
     try:
         for at, found in enumerate(group):
             if isinstance(found, NotFit):
@@ -138,7 +138,7 @@ def stage(store: Store, job: Job, source: SourceFile) -> Upload:
     return upload
 
 
-def give_up(store: Store, done: Sequence[tuple[int, Outcome, FoundFile, Stamp]]) -> dict[int, Outcome]:
+def give_up(store: Store, done: Sequence[tuple[int, Outcome, FoundFile, FileStamp]]) -> dict[int, Outcome]:
     """Remove files once their objects survive a power failure; return the outcomes that have changed."""
     changed: dict[int, Outcome] = {}
     if not done:

@@ -27,7 +27,7 @@ _TICK_NS, _WHOLE_SECONDS_NS = 20_000_000, 2_100_000_000
 """Two of the longest kernel ticks; and the time needed on file systems with a resolution of seconds."""
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     device: int
     inode: int
     size_bytes: int
@@ -35,7 +35,7 @@ class Stamp(NamedTuple):
     ctime_ns: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Stamp:
+    def of(cls, found: os.stat_result) -> FileStamp:
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
@@ -57,7 +57,7 @@ class SourceFile:
             if 0 <= (age_ns := time.time_ns() - before.st_ctime_ns) < tick_ns:
                 time.sleep((tick_ns - age_ns) / 1e9)  # the clock's next tick is no event to wait for
                 before = os.fstat(self.fd)
-            self.stamp = Stamp.of(before)
+            self.stamp = FileStamp.of(before)
             self._links, self._owner, self._mode = before.st_nlink, before.st_uid, before.st_mode
         except BaseException:
             self.close()
@@ -77,7 +77,7 @@ class SourceFile:
 
     def is_same(self, fd: int) -> bool:
         """Return whether another descriptor refers to this file."""
-        return Stamp.of(os.fstat(fd))[:2] == self.stamp[:2]
+        return FileStamp.of(os.fstat(fd))[:2] == self.stamp[:2]
 
     def checksum(self, go_on: Callable[[], None]) -> int:
         """Compute the CRC-32C of the bytes; `go_on` is called at intervals. Raises SourceUnreadable, SourceChanged."""
@@ -93,7 +93,7 @@ class SourceFile:
 
         `linked`: it has been given another name since, which changes its ctime.
         """
-        now = Stamp.of(os.fstat(self.fd))
+        now = FileStamp.of(os.fstat(self.fd))
         if (
             size_bytes != self.size_bytes
             or now._replace(ctime_ns=self.stamp.ctime_ns) != self.stamp
@@ -156,7 +156,7 @@ def _open(found: FoundFile) -> int:
         raise SourceUnreadable(f"cannot be opened: {error.strerror or error}") from error
 
 
-def remove(found: FoundFile, stamp: Stamp) -> None:
+def remove(found: FoundFile, stamp: FileStamp) -> None:
     """Remove a file whose object is durable. Raises SourceChanged if the name refers to another file by now,
     SourceUnreadable if it cannot be removed."""
     with contextlib.suppress(FileNotFoundError):

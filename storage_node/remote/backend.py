@@ -46,7 +46,7 @@ from storage_node.remote.remote_object import RemoteObject, is_made_up
 from storage_node.remote.remote_read import RemoteRead
 from storage_node.remote.remote_requests import OpenedAnswer, RemoteRequests, Retries
 from storage_node.remote.skipped_names import SkippedNames
-from storage_node.remote.usage import BucketUsage
+from storage_node.remote.usage import RemoteBucketUsage
 from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.names import object_name_fault, shown_name
 
@@ -76,7 +76,7 @@ class Backend:
         remote: Remote,
         settings: RemoteSettings,
         limiters: HostLimiters,
-        usage: BucketUsage,
+        usage: RemoteBucketUsage,
         *,
         budget: HedgeBudget | None = None,
         file_roots: Sequence[Path] | None = (),

@@ -82,7 +82,7 @@ class _Readers:
         return name not in self.reading and self.held.get(name, 0.0) < time.monotonic()
 
 
-class _Followed:
+class _FollowedBucket:
     """A bucket whose copies are known. Guarded by the lock of its CacheSpace."""
 
     def __init__(self, bucket: RemoteBucket, readers: _Readers, needed_at: NeededAt | None) -> None:
@@ -146,7 +146,7 @@ class CacheSpace:
         self._gone = threading.Condition(self._lock)
         self._readers: dict[bytes, _Readers] = {}
         """Readers of remote buckets, by uuid, since they were first read."""
-        self._followed: dict[bytes, _Followed] = {}
+        self._followed: dict[bytes, _FollowedBucket] = {}
         self._evicting = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -221,7 +221,7 @@ class CacheSpace:
                 for name in request.name:
                     followed.order.note_read(name)
 
-    def _followed_bucket(self, name: str) -> _Followed | None:
+    def _followed_bucket(self, name: str) -> _FollowedBucket | None:
         bucket = self._buckets.find(name)
         return None if bucket is None else self._follow_if_due(bucket)
 
@@ -233,7 +233,7 @@ class CacheSpace:
         with self._lock:
             return self._readers.setdefault(bucket.uuid, _Readers())
 
-    def _follow_if_due(self, bucket: RemoteBucket) -> _Followed | None:
+    def _follow_if_due(self, bucket: RemoteBucket) -> _FollowedBucket | None:
         # Before the first fetch: what is fetched for a reader would else be evicted before it is read.
         return self._follow(bucket) if bucket.remote.cache_bytes else self._followed.get(bucket.uuid)
 
@@ -332,7 +332,7 @@ class CacheSpace:
             with self._lock:
                 followed.arriving_bytes -= size_bytes
 
-    async def _has_room_ahead(self, followed: _Followed, name: str, size_bytes: int) -> bool:
+    async def _has_room_ahead(self, followed: _FollowedBucket, name: str, size_bytes: int) -> bool:
         """Evict copies that no plan needs, for an object that no reader waits for. Returns whether there is room."""
 
         def over_bytes() -> int:
@@ -365,12 +365,12 @@ class CacheSpace:
 
     # -- following
 
-    def _follow(self, bucket: RemoteBucket) -> _Followed:
+    def _follow(self, bucket: RemoteBucket) -> _FollowedBucket:
         followed = self._followed.get(bucket.uuid)
         if followed is None:
             with self._lock:
                 readers = self._readers.setdefault(bucket.uuid, _Readers())
-                followed = self._followed.get(bucket.uuid) or _Followed(bucket, readers, self._needed_at)
+                followed = self._followed.get(bucket.uuid) or _FollowedBucket(bucket, readers, self._needed_at)
                 self._followed = {**self._followed, bucket.uuid: followed}
             self._wake_up()
         elif followed.bucket != bucket:
@@ -425,7 +425,7 @@ class CacheSpace:
 
     # -- evicting
 
-    async def _evict_beyond(self, followed: _Followed, *, arriving: bool = False) -> None:
+    async def _evict_beyond(self, followed: _FollowedBucket, *, arriving: bool = False) -> None:
         """Evict until the budget is kept, as far as copies may go. `arriving`: with the fetches that are being stored,
         of which some may be stored already."""
 
@@ -471,7 +471,7 @@ class CacheSpace:
         async with self._evicting:
             for followed in sorted(self._followed.values(), key=lambda one: -one.order.size_bytes):
 
-                def may_go(name: str, followed: _Followed = followed) -> bool:
+                def may_go(name: str, followed: _FollowedBucket = followed) -> bool:
                     return followed.readers.may_go(name) and self._root_of(followed.bucket.uuid, name) == root
 
                 while freed_bytes < size_bytes:
@@ -488,7 +488,7 @@ class CacheSpace:
 
     async def _evict(
         self,
-        followed: _Followed,
+        followed: _FollowedBucket,
         size_bytes: int,
         may_go: Callable[[str], bool],
         *,
@@ -505,7 +505,7 @@ class CacheSpace:
         followed.evictions += len(victims) - len(kept)
         return freed_bytes
 
-    def _remove(self, followed: _Followed, victims: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    def _remove(self, followed: _FollowedBucket, victims: list[tuple[str, int]]) -> list[tuple[str, int]]:
         """Remove these copies from the store, without tombstones. Returns those that could not be removed."""
         kept: list[tuple[str, int]] = []
         bucket = followed.bucket

@@ -18,7 +18,7 @@ from ais_loader.wire.gather.hedging import HedgeBudget, Silences
 from storage_node.remote.driver import Driver, ReadAnswer, RequestFailure
 from storage_node.remote.failures import message
 from storage_node.remote.host_limiter import HostLimiter, HostLimiters
-from storage_node.remote.usage import BucketUsage, Request
+from storage_node.remote.usage import RemoteBucketUsage, Request
 from storage_node.settings.declarations import RemoteSettings
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class RemoteRequests:
         open_driver: Callable[[], Driver],
         settings: RemoteSettings,
         limiters: HostLimiters,
-        usage: BucketUsage,
+        usage: RemoteBucketUsage,
         budget: HedgeBudget,
         pace: HostLimiter | None = None,
     ) -> None:

@@ -88,10 +88,10 @@ class Usage:
         self._buckets: dict[str, None] = {}
         """All buckets, in the order of their first request."""
 
-    def of_bucket(self, bucket: str) -> BucketUsage:
+    def of_bucket(self, bucket: str) -> RemoteBucketUsage:
         """Return the counters of one bucket, by its UUID. Each call counts for its `current_tenant` and
         `current_epoch`."""
-        return BucketUsage(self, bucket)
+        return RemoteBucketUsage(self, bucket)
 
     def note(
         self, bucket: str, tenant: str, count: Request | Count, amount: float = 1, *, epoch: int | None = None
@@ -150,7 +150,7 @@ class Usage:
             return sums
 
 
-class BucketUsage:
+class RemoteBucketUsage:
     """Counters of one bucket."""
 
     def __init__(self, usage: Usage, bucket: str) -> None:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 
 from ais_loader.errors import AccessDenied, LoaderError, NodeUnavailable
 from storage_node.rights.scopes import ETL, SEES, Scopes, right_names
-from storage_node.rights.tokens import Claims
+from storage_node.rights.tokens import TokenClaims
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found
 from storage_node.store.places import without_places
 
@@ -26,7 +26,7 @@ class Granted:
 
     __slots__ = ("_endpoints", "_live", "claims", "ended", "scopes", "tenant", "used_s")
 
-    def __init__(self, claims: Claims, endpoints: Callable[[], Iterable[str]] = tuple) -> None:
+    def __init__(self, claims: TokenClaims, endpoints: Callable[[], Iterable[str]] = tuple) -> None:
         """`endpoints`: returns the addresses that clients are not told. Raises InvalidRequest for a scope of a later
         version."""
         self._endpoints = endpoints

@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from storage_node.rights.tokens import Claims
+from storage_node.rights.tokens import TokenClaims
 from storage_node.store.permissions import private
 
 
@@ -18,7 +18,7 @@ def path_of(key: Path) -> Path:
     return key.with_name(f"{key.name}.tokens")
 
 
-def add(key: Path, claims: Claims) -> None:
+def add(key: Path, claims: TokenClaims) -> None:
     """Append a token. Raises OSError."""
     with open(path_of(key), "a", opener=private) as file:
         file.write(json.dumps(asdict(claims)) + "\n")
@@ -26,7 +26,7 @@ def add(key: Path, claims: Claims) -> None:
         os.fsync(file.fileno())
 
 
-def read(key: Path) -> list[Claims]:
+def read(key: Path) -> list[TokenClaims]:
     """Return the tokens that were made, oldest first. Raises OSError, and ValueError for a damaged ledger."""
     path = path_of(key)
     if not path.exists():
@@ -35,7 +35,7 @@ def read(key: Path) -> list[Claims]:
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             fields = json.loads(line)
-            found.append(Claims(**{**fields, "scopes": tuple(fields["scopes"])}))
+            found.append(TokenClaims(**{**fields, "scopes": tuple(fields["scopes"])}))
         except (ValueError, TypeError, KeyError):
             raise ValueError(f"{path}: line {number} is damaged") from None
     return found

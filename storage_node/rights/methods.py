@@ -31,7 +31,7 @@ JobBuckets: TypeAlias = Callable[[str], tuple[str, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MethodNeed:
     """Need of a method, and which part of its answer is shown."""
 
     check: Check
@@ -43,13 +43,13 @@ def _nothing(_: Granted, __: Any) -> None:
     pass
 
 
-def _on(rights: int, field: str = "bucket") -> Need:
+def _on(rights: int, field: str = "bucket") -> MethodNeed:
     """One of these rights on the bucket in a field of the request."""
 
     def check(granted: Granted, request: Any) -> None:
         granted.require(rights, getattr(request, field))
 
-    return Need(check)
+    return MethodNeed(check)
 
 
 def _settings(granted: Granted, request: Any) -> None:
@@ -232,58 +232,58 @@ _LISTS = _on(Right.LIST)
 _WRITES = _on(Right.WRITE)
 _DELETES = _on(Right.DELETE)
 _SEES = _on(SEES)
-_BY_ENTRY = Need(_nothing)
+_BY_ENTRY = MethodNeed(_nothing)
 _TEXTS = frozenset({"message", "problem", "log"})
 """Fields with texts of errors."""
 
 
-def needs_of_methods(job_buckets: JobBuckets) -> Mapping[str, Need]:
+def needs_of_methods(job_buckets: JobBuckets) -> Mapping[str, MethodNeed]:
     """Return what each method of clients needs, by "Service/Method"."""
-    watches, changes = (Need(partial(_job, job_buckets, one), _told) for one in (False, True))
+    watches, changes = (MethodNeed(partial(_job, job_buckets, one), _told) for one in (False, True))
     return {
         "GetBatch/Session": _BY_ENTRY,
         "GetBatch/OpenLane": _BY_ENTRY,
-        "Buckets/CreateBucket": Need(_settings),
+        "Buckets/CreateBucket": MethodNeed(_settings),
         "Buckets/GetBucket": _on(SEES, "name"),
-        "Buckets/ListBuckets": Need(_nothing, _buckets_shown),
-        "Buckets/SetBucket": Need(_settings),
+        "Buckets/ListBuckets": MethodNeed(_nothing, _buckets_shown),
+        "Buckets/SetBucket": MethodNeed(_settings),
         "Buckets/DeleteBucket": _on(Right.ADMIN, "name"),
-        "Objects/Put": Need(_put),
-        "Objects/PutMany": Need(_nothing, _results_told),
+        "Objects/Put": MethodNeed(_put),
+        "Objects/PutMany": MethodNeed(_nothing, _results_told),
         "Objects/Get": _READS,
         "Objects/Head": _SEES,
         "Objects/Delete": _DELETES,
         "Objects/List": _LISTS,
         "Objects/ListMembers": _LISTS,
-        "Compose/Compose": Need(_compose),
+        "Compose/Compose": MethodNeed(_compose),
         "Compose/TarEnd": _READS,
-        "Contents/DeleteMany": Need(_DELETES.check, _failures_told),
-        "Contents/HeadMany": Need(_SEES.check, _failures_told),
+        "Contents/DeleteMany": MethodNeed(_DELETES.check, _failures_told),
+        "Contents/HeadMany": MethodNeed(_SEES.check, _failures_told),
         "Contents/Summarize": _LISTS,
         "RemoteBuckets/ListRemote": _LISTS,
-        "RemoteBuckets/Warm": Need(_READS.check, _results_told),
+        "RemoteBuckets/Warm": MethodNeed(_READS.check, _results_told),
         "RemoteBuckets/Evict": _on(Right.ADMIN),
-        "RemoteBuckets/Expect": Need(_expect),
-        "RemoteBuckets/RemoteUsage": Need(_nothing, _usage_shown),
-        "RemoteBuckets/PendingUploads": Need(_pending, _pending_shown),
+        "RemoteBuckets/Expect": MethodNeed(_expect),
+        "RemoteBuckets/RemoteUsage": MethodNeed(_nothing, _usage_shown),
+        "RemoteBuckets/PendingUploads": MethodNeed(_pending, _pending_shown),
         "RemoteBuckets/RefreshInventory": _on(Right.ADMIN),
         "Snapshots/CreateSnapshot": _WRITES,
         "Snapshots/ListSnapshots": _SEES,
         "Snapshots/DeleteSnapshot": _DELETES,
-        "Promote/Look": Need(_look),
+        "Promote/Look": MethodNeed(_look),
         "Promote/Run": _on(Right.PROMOTE),
-        "Etl/InitTransform": Need(_init_transform, _told),
-        "Etl/ListTransforms": Need(_any_etl, _transforms_shown),
-        "Etl/GetTransform": Need(_get_transform, _told),
-        "Etl/SetTransform": Need(_change_transform, _told),
-        "Etl/DeleteTransform": Need(_change_transform),
-        "Etl/StartJob": Need(partial(_start_job, job_buckets), _told),
+        "Etl/InitTransform": MethodNeed(_init_transform, _told),
+        "Etl/ListTransforms": MethodNeed(_any_etl, _transforms_shown),
+        "Etl/GetTransform": MethodNeed(_get_transform, _told),
+        "Etl/SetTransform": MethodNeed(_change_transform, _told),
+        "Etl/DeleteTransform": MethodNeed(_change_transform),
+        "Etl/StartJob": MethodNeed(partial(_start_job, job_buckets), _told),
         "Etl/WatchJob": watches,
-        "Etl/ListJobs": Need(_nothing, _jobs_shown),
+        "Etl/ListJobs": MethodNeed(_nothing, _jobs_shown),
         "Etl/ListJobFailures": watches,
         "Etl/StopJob": changes,
         "Etl/DeleteJob": changes,
-        "Etl/CopyObject": Need(_copy),
-        "Node/Describe": Need(_nothing, _description_shown),
-        "Cluster/GetMap": Need(_nothing, _map_shown),
+        "Etl/CopyObject": MethodNeed(_copy),
+        "Node/Describe": MethodNeed(_nothing, _description_shown),
+        "Cluster/GetMap": MethodNeed(_nothing, _map_shown),
     }

@@ -39,7 +39,7 @@ class TokenRefused(AccessDenied):
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class TokenClaims:
     """Claims of a token whose signature is valid."""
 
     tenant: str
@@ -60,7 +60,7 @@ def create_token(
     lifetime_s: int,
     not_before_s: int = 0,
     now_s: int | None = None,
-) -> tuple[str, Claims]:
+) -> tuple[str, TokenClaims]:
     """Make and sign a token; return it and its claims. Raises InvalidRequest, MissingExtra."""
     with needs("jwt", "tokens"):
         import jwt
@@ -75,7 +75,7 @@ def create_token(
     issued_s = int(time.time()) if now_s is None else now_s
     token_id = secrets.token_hex(16)
     expires_s = max(issued_s, not_before_s) + lifetime_s
-    claims = Claims(tenant, audience, tuple(scopes), token_id, issued_s, expires_s, not_before_s)
+    claims = TokenClaims(tenant, audience, tuple(scopes), token_id, issued_s, expires_s, not_before_s)
     payload: dict[str, Any] = {
         "sub": tenant,
         "aud": audience,
@@ -92,7 +92,7 @@ def create_token(
     return token, claims
 
 
-def verify_token(token: str, keys: Sequence[Ed25519PublicKey], *, audience: str, now_s: float) -> Claims:
+def verify_token(token: str, keys: Sequence[Ed25519PublicKey], *, audience: str, now_s: float) -> TokenClaims:
     """Check a token that was signed with one of these keys. Raises TokenRefused."""
     claims = parse_token(token, keys)
     if claims.audience != audience:
@@ -104,7 +104,7 @@ def verify_token(token: str, keys: Sequence[Ed25519PublicKey], *, audience: str,
     return claims
 
 
-def parse_token(token: str, keys: Sequence[Ed25519PublicKey]) -> Claims:
+def parse_token(token: str, keys: Sequence[Ed25519PublicKey]) -> TokenClaims:
     """Check the signature and the form of a token; without keys, the form alone. Raises TokenRefused, MissingExtra."""
     with needs("jwt", "tokens"):
         import jwt
@@ -138,7 +138,7 @@ _FORM_ONLY: Any = {
 }
 
 
-def _claims(payload: Mapping[str, Any]) -> Claims:
+def _claims(payload: Mapping[str, Any]) -> TokenClaims:
     """Return the claims. Raises TokenRefused for one that is missing or of another type."""
     tenant, audience, token_id = (payload.get(name) for name in ("sub", "aud", "jti"))
     issued_s, expires_s, not_before_s = payload.get("iat"), payload.get("exp"), payload.get("nbf", 0)
@@ -151,4 +151,4 @@ def _claims(payload: Mapping[str, Any]) -> Claims:
     assert isinstance(issued_s, int) and isinstance(expires_s, int) and isinstance(not_before_s, int)
     if len(tenant) > MAX_TENANT or len(token_id) > MAX_ID:
         raise TokenRefused("a claim of the token is too long")
-    return Claims(tenant, audience, tuple(scopes), token_id, issued_s, expires_s, not_before_s)
+    return TokenClaims(tenant, audience, tuple(scopes), token_id, issued_s, expires_s, not_before_s)

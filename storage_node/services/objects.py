@@ -52,7 +52,7 @@ from storage_node.store.read.object_reader import (
     open_object,
 )
 from storage_node.store.reframe_on_put import Spooled, reframed_bytes, replacement, spool_for
-from storage_node.store.replica_state import ListedPage
+from storage_node.store.replica_state import CatalogPage
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.write import check_announced, check_content
 
@@ -317,7 +317,7 @@ class ObjectsService:
             return level
         most = MAX_PAGE_SIZE if request.names_only else min(request.page_size or 1000, MAX_PAGE_SIZE)
 
-        def look() -> ListedPage:
+        def look() -> CatalogPage:
             return self._store.replicas.page(
                 request.bucket,
                 request.prefix,
@@ -327,7 +327,7 @@ class ObjectsService:
                 skip_missing=request.skip_missing_drives,
             )
 
-        def answer(page: ListedPage, shown: Filtered) -> pb.ListResponse:
+        def answer(page: CatalogPage, shown: Filtered) -> pb.ListResponse:
             """Build the response on a thread: thousands of messages would block the event loop."""
             response = (
                 _names_response([name.encode() for name, _ in shown.objects])

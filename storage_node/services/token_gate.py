@@ -29,7 +29,7 @@ from storage_node.limits.call_slots import Received, current_tenant, token_tenan
 from storage_node.limits.counters import count
 from storage_node.rights.granted import GRANTED, Granted, lasting
 from storage_node.rights.keys import read_public_keys
-from storage_node.rights.methods import Need, needs_of_methods
+from storage_node.rights.methods import MethodNeed, needs_of_methods
 from storage_node.rights.tokens import TokenRefused, verify_token
 from storage_node.services.access import CALLER, Role
 from storage_node.services.calls import answering
@@ -78,7 +78,7 @@ class TokenGate:
         self._is_inside = is_inside
         self._proves_callers = bool(node.caller.secret or node.config.listen.cert_file)
         self._keys = read_public_keys(Path(node.config.listen.token_key_file))
-        self._needs: Mapping[str, Need] = needs_of_methods(job_buckets)
+        self._needs: Mapping[str, MethodNeed] = needs_of_methods(job_buckets)
         self._known: dict[str, Granted] = {}
         node.store.hide()
         revoked.on_revoked = self.sweep
@@ -173,7 +173,9 @@ class TokenGate:
         if claims.audience != self._revoked.audience:  # the node has joined a cluster since
             raise TokenRefused("the token is for another cluster or store", "audience")
 
-    async def _checked(self, need: Need, granted: Granted, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    async def _checked(
+        self, need: MethodNeed, granted: Granted, requests: AsyncIterator[Any]
+    ) -> AsyncGenerator[Any, None]:
         """Yield the messages of a call after checking each of them. Raises LoaderError."""
         async for request in requests:
             try:

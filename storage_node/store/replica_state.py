@@ -240,7 +240,7 @@ class StoredVersion(NamedTuple):
     """The store has no entry of the name: it has evicted this version."""
 
 
-class ListedPage(NamedTuple):
+class CatalogPage(NamedTuple):
     """Page of objects in name order."""
 
     objects: list[tuple[str, CatalogEntry]]
@@ -409,7 +409,7 @@ class ReplicaState:
 
     def page(
         self, bucket: str, prefix: str, start_after: str, *, most: int, most_bytes: int, skip_missing: bool = False
-    ) -> ListedPage:
+    ) -> CatalogPage:
         """List like `Store.objects`, without names in doubt, which another node lists. Raises ReplicaStale if all are
         in doubt.
 
@@ -444,7 +444,7 @@ class ReplicaState:
             if len(missed) > most:
                 raise _all_stale(bucket)
             left_out |= {name for name in missed if self.is_stale(bucket_uuid, name, None)}
-        return ListedPage(objects, sorted(left_out), last if more else None)
+        return CatalogPage(objects, sorted(left_out), last if more else None)
 
     def names(
         self, bucket: str, prefix: str, start_after: str, *, most_bytes: int, skip_missing: bool = False

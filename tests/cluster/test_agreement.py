@@ -12,7 +12,7 @@ from simulation import Network, Running, content
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.effects import Edit
-from storage_node.cluster.consensus.errors import OutcomeUnknown
+from storage_node.cluster.consensus.errors import ChangeUnknown
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
 
 seeds = st.integers(0, 2**32 - 1)
@@ -76,7 +76,7 @@ def assert_made_once(network: Network, changes: list[Running]) -> None:
         if change.result is not None:
             assert times[change.name] == 1, f"{change.name} was reported as made"
             assert any(bucket.name == change.name for bucket in change.result.bucket)
-        elif change.killed or isinstance(change.error, OutcomeUnknown):
+        elif change.killed or isinstance(change.error, ChangeUnknown):
             assert times[change.name] <= 1
         else:
             assert times[change.name] == 0, f"{change.name} was reported as not made: {change.error}"

@@ -18,7 +18,7 @@ from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import NodeConnections, change_map, drive
 from storage_node.cluster.consensus.effects import Answers, Ask
-from storage_node.cluster.consensus.errors import NoMajority, OtherCluster, OutcomeUnknown
+from storage_node.cluster.consensus.errors import ChangeUnknown, NoMajority, OtherCluster
 from storage_node.cluster.consensus.proposer import Proposer
 from storage_node.cluster.map import mutations
 from storage_node.cluster.map.mutations import (
@@ -251,7 +251,7 @@ def test_one_node_goes_on_alone_when_the_second_is_lost_in_the_moment_in_which_i
     with nodes_at(tmp_path, 2) as (first, second):
         make_cluster([first])
         steps = Proposer(endpoints_of([first]), add_node(member(second)), time.monotonic).run(0.0)
-        with NodeConnections() as channels, pytest.raises((NoMajority, OutcomeUnknown)):
+        with NodeConnections() as channels, pytest.raises((NoMajority, ChangeUnknown)):
             step = next(steps)
             while True:
                 assert isinstance(step, Ask)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ais_loader.cli import main
-from ais_loader.cli.show import Lines
+from ais_loader.cli.show import OutputLines
 from ais_loader.errors import Closed
 from storage_node.cli import cluster as cluster_command
 from storage_node.cli import cluster_status
@@ -47,7 +47,7 @@ def shown(capsys: pytest.CaptureFixture[str], *nodes: dict[str, Any], **more: An
     free_bytes, size_bytes = disk_space(nodes)
     found = {"map_version": 3, "cluster_uuid": "c", "url": "grpc://x", "ray": None, "root": "/r", "problems": []}
     found |= {"nodes": list(nodes), "free_bytes": free_bytes, "size_bytes": size_bytes}
-    with Lines() as lines:
+    with OutputLines() as lines:
         show_condition(found | {"buckets": 2, "objects": 1234, "object_bytes": 1 << 20} | more, lines)
     return capsys.readouterr().out.splitlines()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ais_loader.errors import LoaderError, RangeError
 from storage_node.remote.archives.cold_archives import hints_in
-from storage_node.remote.archives.cold_index import ColdIndex, Origin
+from storage_node.remote.archives.cold_index import ColdIndex, IndexSource
 from storage_node.remote.archives.near_ranges import near_ranges
 from storage_node.remote.archives.sparse_source import MissingBytes, SparseSource
 from storage_node.remote.archives.tar_walk import TarWalk
@@ -88,7 +88,7 @@ def test_a_walk_finds_what_indexing_finds(name: str) -> None:
 @pytest.mark.parametrize("name", zips())
 def test_the_directory_of_a_zip_is_enough(name: str) -> None:
     data = zips()[name]
-    assert read_by_range(ColdIndex(directory_of(data), Origin.DIRECTORY), data) == members_of(data, "a.zip")
+    assert read_by_range(ColdIndex(directory_of(data), IndexSource.DIRECTORY), data) == members_of(data, "a.zip")
 
 
 @given(harm=HARMS)
@@ -104,9 +104,9 @@ def test_a_harmed_archive_never_gives_other_bytes_than_a_stored_one(harm: Harm) 
     try:
         if kind is ArchiveKind.TAR:
             walk, _ = walked(data, share=NO_LIMIT, name=name)
-            found = ColdIndex(walk.finish(), Origin.HEADERS)
+            found = ColdIndex(walk.finish(), IndexSource.HEADERS)
         else:
-            found = ColdIndex(directory_of(data), Origin.DIRECTORY)
+            found = ColdIndex(directory_of(data), IndexSource.DIRECTORY)
         read = read_by_range(found, data)
     except LoaderError:
         read = None
@@ -223,12 +223,12 @@ def test_a_zip_of_many_members_takes_few_reads() -> None:
         for at in range(5000):
             made.writestr(f"en/{at:06}.txt", b"word " * (at % 50))
     data = packed.getvalue()
-    assert read_by_range(ColdIndex(directory_of(data), Origin.DIRECTORY), data) == members_of(data, "a.zip")
+    assert read_by_range(ColdIndex(directory_of(data), IndexSource.DIRECTORY), data) == members_of(data, "a.zip")
 
 
 def test_a_range_of_a_member_is_cut_out() -> None:
     data = zips()["zip, deflated"]
-    found = ColdIndex(directory_of(data), Origin.DIRECTORY)
+    found = ColdIndex(directory_of(data), IndexSource.DIRECTORY)
     member = found.members.find("last")
     start, stop = found.range_of(member, 10, 20)
     assert bytes(found.taken(member, 10, 20, memoryview(data)[start:stop])) == b"x" * 20

@@ -14,8 +14,8 @@ from storage_node.remote.write_back.upload_plan import (
     STAMP_KEY,
     Attempt,
     Base,
+    FoundObject,
     PendingUpload,
-    Seen,
     Stamp,
     Step,
     base_of,
@@ -75,15 +75,15 @@ def test_the_base_of_a_write_is_what_its_condition_saw() -> None:
 class Cloud:
     """One remote object."""
 
-    now: Seen | None = None
+    now: FoundObject | None = None
     changes: list[Stamp | None] = field(default_factory=list)
     """Stamps of all writes of the object, None for those of others."""
 
-    def write(self, stamp: Stamp | None, if_match: Seen | str | None = "any") -> bool:
+    def write(self, stamp: Stamp | None, if_match: FoundObject | str | None = "any") -> bool:
         if if_match != "any" and if_match != self.now:
             return False
         self.changes.append(stamp)
-        self.now = Seen(f"e{len(self.changes)}", stamp)
+        self.now = FoundObject(f"e{len(self.changes)}", stamp)
         return True
 
 
@@ -93,7 +93,7 @@ class Owner:
 
     pending: PendingUpload | None = None
     attempt: Attempt | None = None
-    looked: Seen | None = None
+    looked: FoundObject | None = None
     wants_to_send: bool = False
     ended: list[Step] = field(default_factory=list)
 
@@ -198,8 +198,8 @@ def test_a_conditional_write_never_replaces_what_others_have_written(
 def test_a_deletion_ends_when_there_is_nothing_and_replaces_what_was_seen() -> None:
     deletion = upload(5, is_deletion=True)
     assert next_step(deletion, None, None) is Step.DONE
-    assert next_step(deletion, Seen("e"), None) is Step.SEND
-    assert next_step(deletion, Seen("e", Stamp(UUID, Version(1, 4))), Attempt("d")) is Step.SEND
-    assert next_step(deletion, Seen("e", Stamp(UUID, Version(1, 6))), None) is Step.OBSOLETE
-    assert next_step(deletion, Seen("new"), Attempt("old")) is Step.REPLACED
-    assert next_step(upload(5, Base("old"), is_deletion=True), Seen("new"), None) is Step.CONFLICT
+    assert next_step(deletion, FoundObject("e"), None) is Step.SEND
+    assert next_step(deletion, FoundObject("e", Stamp(UUID, Version(1, 4))), Attempt("d")) is Step.SEND
+    assert next_step(deletion, FoundObject("e", Stamp(UUID, Version(1, 6))), None) is Step.OBSOLETE
+    assert next_step(deletion, FoundObject("new"), Attempt("old")) is Step.REPLACED
+    assert next_step(upload(5, Base("old"), is_deletion=True), FoundObject("new"), None) is Step.CONFLICT

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ais_loader import connect
-from ais_loader.cli.show import Lines
+from ais_loader.cli.show import OutputLines
 from ais_loader.errors import CorruptObject
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.cli.cluster_status import counted, show_condition
@@ -44,7 +44,7 @@ def shown(
     found = status.cluster_status(Path("/nowhere"))
     found |= counted(found)
     capsys.readouterr()
-    with Lines() as lines:
+    with OutputLines() as lines:
         show_condition(found, lines)
     return found["nodes"][0], capsys.readouterr().out
 

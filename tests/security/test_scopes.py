@@ -15,7 +15,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.rights.batches import restrict
 from storage_node.rights.granted import Granted
 from storage_node.rights.scopes import NAMES, Right, Scopes, matches, parse_scope
-from storage_node.rights.tokens import Claims
+from storage_node.rights.tokens import TokenClaims
 from storage_node.store.refused_buckets import refusal
 
 LETTERS = "ab-*?."
@@ -23,7 +23,7 @@ BEST_OF = 5
 
 
 def granted(*scopes: str) -> Granted:
-    return Granted(Claims("team", "cluster", scopes, "id", 0, 1 << 40, 0))
+    return Granted(TokenClaims("team", "cluster", scopes, "id", 0, 1 << 40, 0))
 
 
 @given(st.text(LETTERS, min_size=1, max_size=12), st.text("ab-.", max_size=12))

@@ -69,7 +69,7 @@ def put_many(
         puts.close()
 
 
-class _Node:
+class _NodeStream:
     """State of the objects for one node."""
 
     def __init__(self, open_stream: OpenStream, retry_s: float, *, has_others: bool) -> None:
@@ -100,7 +100,7 @@ class _Puts:
         self._has_bucket = has_bucket
         self._open_stream_of = open_stream_of
         self._put_one = put_one
-        self._nodes: dict[bytes, _Node] = {}
+        self._nodes: dict[bytes, _NodeStream] = {}
         self.results: dict[int, Result] = {}
         self._accepted = self._delivered = 0
 
@@ -115,7 +115,7 @@ class _Puts:
             return
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = _Node(self._open_stream_of(key), self._retry_s, has_others=self._has_others)
+            node = self._nodes[key] = _NodeStream(self._open_stream_of(key), self._retry_s, has_others=self._has_others)
         if small is None:
             self._flush(node)  # the object may replace one of them
             self._alone(node, place, spec, source)
@@ -144,7 +144,7 @@ class _Puts:
         for node in self._nodes.values():
             node.sender.close()
 
-    def _send(self, node: _Node) -> None:
+    def _send(self, node: _NodeStream) -> None:
         if not node.group:
             return
         group, node.group, node.group_bytes = node.group, [], 0
@@ -152,11 +152,11 @@ class _Puts:
         node.places = []
         self._receive(node, lambda: node.sender.send(group))
 
-    def _flush(self, node: _Node) -> None:
+    def _flush(self, node: _NodeStream) -> None:
         self._send(node)
         self._receive(node, node.sender.flush)
 
-    def _receive(self, node: _Node, step: Callable[[], Iterator[Result]]) -> None:
+    def _receive(self, node: _NodeStream, step: Callable[[], Iterator[Result]]) -> None:
         everybody_is_full = False
         try:
             for result in step():
@@ -180,7 +180,7 @@ class _Puts:
                 raise
             self._rescue(node)
 
-    def _rescue(self, node: _Node) -> None:
+    def _rescue(self, node: _NodeStream) -> None:
         """Handle a lost node: objects it has not acknowledged are put one by one, on their current owners."""
         node.sender.close()
         sent = list(node.sender.doubts())
@@ -197,7 +197,7 @@ class _Puts:
             if isinstance(result, errors.LoaderError) and node.patience.is_over:
                 failure = result.__cause__ or result  # the cause: only this outcome is known to be unknown
 
-    def _alone(self, node: _Node, place: int, spec: PutSpec, source: Source) -> Result:
+    def _alone(self, node: _NodeStream, place: int, spec: PutSpec, source: Source) -> Result:
         """Put an object that cannot go through this node's stream."""
         result: Result
         try:

@@ -26,7 +26,7 @@ class Contended(ChangeFailed, SilenceTimeout):
     """Other changes came first until the time limit."""
 
 
-class OutcomeUnknown(ChangeFailed, SilenceTimeout):
+class ChangeUnknown(ChangeFailed, SilenceTimeout):
     """The change may have been made, or may still be made by the next proposer: read the map."""
 
 

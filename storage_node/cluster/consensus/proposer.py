@@ -30,7 +30,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor import BallotOrder, ballot_order
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, NoAnswer, Pause, Steps
-from storage_node.cluster.consensus.errors import Contended, NoMajority, OtherCluster, OutcomeUnknown
+from storage_node.cluster.consensus.errors import ChangeUnknown, Contended, NoMajority, OtherCluster
 from storage_node.cluster.consensus.map_bounds import MAX_BALLOT_LEAD
 from storage_node.context.channels import resolved
 
@@ -98,7 +98,7 @@ class Proposer:
             wait_s = BACKOFF.pause_s(failures, source=self.jitter)
             if self.clock() + wait_s >= deadline:
                 if self.maybe_made:
-                    raise OutcomeUnknown(f"{problem}; the change may have been made, or may yet be") from problem
+                    raise ChangeUnknown(f"{problem}; the change may have been made, or may yet be") from problem
                 raise problem
             yield Pause(wait_s)
             failures += 1
@@ -121,12 +121,12 @@ class Proposer:
         return base
 
     def _is_in(self, base: pb.ClusterMap) -> bool:
-        """Return whether this committed map contains the change. Raises OutcomeUnknown."""
+        """Return whether this committed map contains the change. Raises ChangeUnknown."""
         if self._change_id in base.change:
             return True
         if self._unsure_version and base.version >= self._unsure_version:
             if base.version - self._unsure_version >= CHANGES_KEPT:
-                raise OutcomeUnknown("so many changes were made meanwhile that the fate of this one cannot be told")
+                raise ChangeUnknown("so many changes were made meanwhile that the fate of this one cannot be told")
             self._unsure_version, self.maybe_made = 0, False
         return False
 

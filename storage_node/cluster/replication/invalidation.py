@@ -47,7 +47,7 @@ Bucket = tuple[str, bytes]
 """A bucket's name and uuid."""
 
 
-class _Line:
+class _NodeQueue:
     """The undelivered messages for one node."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class InvalidationOutbox:
         self._note_map_version = note_map_version
         self._is_member = is_member
         self._teach = teach
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _NodeQueue] = {}
         self.leases = leases(self.undelivered)
 
     def undelivered(self, endpoint: str) -> bool:
@@ -166,10 +166,10 @@ class InvalidationOutbox:
         if (line := self._lines.get(endpoint)) is not None:
             line.is_incomplete = False
 
-    def _keep(self, endpoint: str, bucket: Bucket, versions: Mapping[str, Version]) -> _Line:
+    def _keep(self, endpoint: str, bucket: Bucket, versions: Mapping[str, Version]) -> _NodeQueue:
         line = self._lines.get(endpoint)
         if line is None:
-            line = self._lines[endpoint] = _Line()
+            line = self._lines[endpoint] = _NodeQueue()
             line.since_s = time.monotonic()
         line.keep(bucket, versions)
         if line.task is None:
@@ -177,14 +177,14 @@ class InvalidationOutbox:
         return line
 
     @staticmethod
-    async def _is_delivered(line: _Line, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
+    async def _is_delivered(line: _NodeQueue, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
         """Wait a moment for the delivery, unless the last one failed; return whether the node was told."""
         until_s = time.monotonic() + CONNECT_S
         while not line.knows(bucket, versions) and not line.is_failing and (left_s := until_s - time.monotonic()) > 0:
             await line.wait(left_s)
         return line.knows(bucket, versions)
 
-    async def _without(self, endpoint: str, line: _Line, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
+    async def _without(self, endpoint: str, line: _NodeQueue, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
         """Have other nodes relay the message; wait until the node was told or holds no lease. Returns False if neither
         is reached."""
         leases, node = self.leases, self.leases.member(endpoint)
@@ -222,7 +222,7 @@ class InvalidationOutbox:
             for task in relays:
                 task.cancel()
 
-    async def _deliver(self, endpoint: str, line: _Line) -> None:
+    async def _deliver(self, endpoint: str, line: _NodeQueue) -> None:
         """Deliver everything kept for one node, with retries."""
         stub = ais_replica_pb2_grpc.RepairStub(self._channels.to(endpoint))
         failed = False

@@ -24,9 +24,9 @@ from storage_node.context.node import Node
 from storage_node.etl.jobs.job_store import (
     PAGE_NAMES,
     Input,
+    JobPage,
     ListedSource,
     OwnStore,
-    Page,
     local_heads,
     local_inputs,
     put_messages,
@@ -75,15 +75,15 @@ class NodeStore:
         local = replica_set.position
         return [taker == local for taker in takers(replica_set.view, replica_set.bucket, names, division)]
 
-    async def page(self, bucket: str, prefix: str, start_after: str) -> Page:
+    async def page(self, bucket: str, prefix: str, start_after: str) -> JobPage:
         if self._to_read(bucket) is None:
             return await self._own.page(bucket, prefix, start_after)
 
-        def look() -> Page:
+        def look() -> JobPage:
             page = self._node.store.replicas.page(bucket, prefix, start_after, most=PAGE_NAMES, most_bytes=PAGE_BYTES)
             found = [ListedSource(name, entry.size_bytes) for name, entry in page.objects]
             found += [ListedSource(name, -1) for name in page.in_doubt]
-            return Page(sorted(found), page.next)
+            return JobPage(sorted(found), page.next)
 
         return await self._node.read(look)
 

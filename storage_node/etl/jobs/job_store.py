@@ -40,7 +40,7 @@ class ListedSource(NamedTuple):
     """Size in bytes; -1 if this node does not know it."""
 
 
-class Page(NamedTuple):
+class JobPage(NamedTuple):
     objects: list[ListedSource]
     next: str | None
     """Name after which the next page starts; None if there is none."""
@@ -60,7 +60,7 @@ class JobStore(Protocol):
     def mine(self, bucket: str, names: Sequence[str], division: Division) -> list[bool]:
         """Return which names this node processes, according to the current map. Raises BucketNotFound."""
 
-    async def page(self, bucket: str, prefix: str, start_after: str) -> Page:
+    async def page(self, bucket: str, prefix: str, start_after: str) -> JobPage:
         """Return a page of the objects on this node, in name order. Raises LoaderError."""
 
     async def heads(self, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
@@ -94,15 +94,15 @@ class OwnStore:
     def mine(self, bucket: str, names: Sequence[str], division: Division) -> list[bool]:
         return [True] * len(names)
 
-    async def page(self, bucket: str, prefix: str, start_after: str) -> Page:
+    async def page(self, bucket: str, prefix: str, start_after: str) -> JobPage:
         return await self._work(self._page, bucket, prefix, start_after)
 
-    def _page(self, bucket: str, prefix: str, start_after: str) -> Page:
+    def _page(self, bucket: str, prefix: str, start_after: str) -> JobPage:
         found = [
             ListedSource(name, entry.size_bytes)
             for name, entry in self._store.objects(bucket, prefix, start_after, PAGE_NAMES)
         ]
-        return Page(found, found[-1].name if len(found) == PAGE_NAMES else None)
+        return JobPage(found, found[-1].name if len(found) == PAGE_NAMES else None)
 
     async def heads(self, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
         return await self._work(local_heads, self._store, bucket, names)

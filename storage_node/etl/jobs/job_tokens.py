@@ -12,10 +12,10 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.rights.granted import Granted
 from storage_node.rights.methods import require_job
-from storage_node.rights.tokens import Claims
+from storage_node.rights.tokens import TokenClaims
 
 
-def kept_of(claims: Claims) -> pb.JobToken:
+def kept_of(claims: TokenClaims) -> pb.JobToken:
     """Return what a job keeps of a token."""
     return pb.JobToken(id=claims.token_id, expires_s=claims.expires_s, tenant=claims.tenant, scope=claims.scopes)
 
@@ -50,7 +50,7 @@ def beyond(job: pb.TransformJob) -> str:
         return ""
     token = job.token
     try:
-        require_job(Granted(Claims(token.tenant, "", tuple(token.scope), token.id, 0, token.expires_s, 0)), job)
+        require_job(Granted(TokenClaims(token.tenant, "", tuple(token.scope), token.id, 0, token.expires_s, 0)), job)
     except LoaderError as error:
         return str(error)
     return ""

@@ -55,7 +55,7 @@ ENDS_THE_JOB = (BucketNotFound, SnapshotReadOnly, TransformNotFound)
 log = logging.getLogger(__name__)
 
 
-class _Read(NamedTuple):
+class _ReadObject(NamedTuple):
     name: str
     result: str
     """Name of the result."""
@@ -276,7 +276,7 @@ class JobRun:
             raise
         except LoaderError as error:
             inputs = [error] * len(left)
-        small: deque[_Read] = deque()
+        small: deque[_ReadObject] = deque()
         async with asyncio.TaskGroup() as several:
             for name, one in zip(left, inputs, strict=True):
                 if isinstance(one, LoaderError):
@@ -284,9 +284,9 @@ class JobRun:
                 elif (
                     one.content.data is not None and one.content.size_bytes <= INLINE_BYTES and not self._is_direct(one)
                 ):
-                    small.append(_Read(name, results[name], one))
+                    small.append(_ReadObject(name, results[name], one))
                 else:
-                    several.create_task(self._object(_Read(name, results[name], one)))
+                    several.create_task(self._object(_ReadObject(name, results[name], one)))
             while small:
                 some = [small.popleft() for _ in range(min(len(small), self._transforms.burst(self._call)))]
                 expected = round(sum(one.input.content.size_bytes for one in some) * max(1.0, self._inflation))
@@ -345,7 +345,7 @@ class JobRun:
 
     # -- one object
 
-    async def _object(self, one: _Read) -> None:
+    async def _object(self, one: _ReadObject) -> None:
         expected = round(one.input.content.size_bytes * max(1.0, self._inflation))
         try:
             await self._held.acquire(expected)
@@ -365,7 +365,7 @@ class JobRun:
         finally:
             one.input.content.close()
 
-    def _went_wrong(self, one: _Read, error: LoaderError) -> None:
+    def _went_wrong(self, one: _ReadObject, error: LoaderError) -> None:
         if isinstance(error, TransformNotFound):
             self._not_done(one.name, one.input.version, TransformGone(str(error)))
         elif isinstance(error, ENDS_THE_JOB):
@@ -373,7 +373,7 @@ class JobRun:
         else:
             self._not_done(one.name, one.input.version, error)
 
-    async def _transform(self, one: _Read) -> Content:
+    async def _transform(self, one: _ReadObject) -> Content:
         began_s = asyncio.get_running_loop().time()
         try:
             return await self._transforms.run(self._call, self._origin(one), one.input.content, self._versions)
@@ -384,7 +384,7 @@ class JobRun:
         """Return whether the result should go directly from the server that makes it to the node that will own it."""
         return self.puts and one.content.size_bytes * self._inflation >= DIRECT_BYTES
 
-    async def _put_directly(self, one: _Read) -> bool:
+    async def _put_directly(self, one: _ReadObject) -> bool:
         """Have the server put its output to the node that will own it; return False if the output must go through this
         node.
 
@@ -411,10 +411,10 @@ class JobRun:
         self._count(one, put.size_bytes)
         return True
 
-    def _origin(self, one: _Read) -> Origin:
+    def _origin(self, one: _ReadObject) -> Origin:
         return Origin(self.job.bucket, one.name, one.input.version)
 
-    async def _keep(self, one: _Read, output: Content) -> None:
+    async def _keep(self, one: _ReadObject, output: Content) -> None:
         """Store a result. Raises LoaderError."""
         if not self.job.inspect:
             if output.data is not None and output.size_bytes <= SMALL_BYTES:
@@ -423,10 +423,10 @@ class JobRun:
                 await self._store.put_large(self.job.to_bucket, one.result, self._stamp(one), output)
         self._count(one, output.size_bytes)
 
-    def _stamp(self, one: _Read) -> dict[str, str]:
+    def _stamp(self, one: _ReadObject) -> dict[str, str]:
         return stamp(self._label(one.name), one.input.version, self._stages, self.job.uuid)
 
-    def _small(self, one: _Read, output: Content) -> objects_pb.SmallObject:
+    def _small(self, one: _ReadObject, output: Content) -> objects_pb.SmallObject:
         assert output.data is not None
         return objects_pb.SmallObject(
             bucket=self.job.to_bucket,
@@ -436,7 +436,7 @@ class JobRun:
             metadata=self._stamp(one),
         )
 
-    def _count(self, one: _Read, size_bytes: int) -> None:
+    def _count(self, one: _ReadObject, size_bytes: int) -> None:
         input_bytes = one.input.content.size_bytes
         self._inflation = 0.9 * self._inflation + 0.1 * (size_bytes / max(1, input_bytes))
         counts = self.part.counts
@@ -446,7 +446,7 @@ class JobRun:
 
     # -- bursts of small objects
 
-    async def _burst(self, some: Sequence[_Read], expected: int) -> None:
+    async def _burst(self, some: Sequence[_ReadObject], expected: int) -> None:
         """Transform and store a burst. It holds `expected` bytes and a turn, and returns both."""
         try:
             try:
@@ -466,7 +466,7 @@ class JobRun:
             for one in some:
                 one.input.content.close()
 
-    async def _transform_many(self, some: Sequence[_Read]) -> list[Content | LoaderError]:
+    async def _transform_many(self, some: Sequence[_ReadObject]) -> list[Content | LoaderError]:
         began_s = asyncio.get_running_loop().time()
         inputs = [(self._origin(one), one.input.content) for one in some]
         try:
@@ -474,8 +474,8 @@ class JobRun:
         finally:
             self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
 
-    async def _keep_many(self, some: Sequence[_Read], outputs: Sequence[Content | LoaderError]) -> None:
-        together: list[tuple[_Read, Content]] = []
+    async def _keep_many(self, some: Sequence[_ReadObject], outputs: Sequence[Content | LoaderError]) -> None:
+        together: list[tuple[_ReadObject, Content]] = []
         for one, content in zip(some, outputs, strict=True):
             if isinstance(content, LoaderError):
                 self._went_wrong(one, content)

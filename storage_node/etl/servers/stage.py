@@ -27,7 +27,7 @@ from storage_node.etl.servers.channel import CONNECT_S, Channel, OutputReceiver,
 from storage_node.etl.servers.grpc_stream import grpc_channel
 from storage_node.etl.servers.http_channel import HttpChannel
 from storage_node.etl.servers.websocket import websocket_channel
-from storage_node.etl.signed_tokens import TokenRefused
+from storage_node.etl.signed_tokens import SignedTokenRefused
 from storage_node.etl.transform_http import PutTarget
 from storage_node.etl.values import Content, Destination, Origin, PutResult
 from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, Request
@@ -126,7 +126,7 @@ class ServerStage:
             return self._context.transform_http.stored(target, receipt)
         except PutFailed as error:
             raise NodeUnavailable(f"{self._transform.name}: {origin}: was not put: {error}") from error
-        except TokenRefused as error:
+        except SignedTokenRefused as error:
             raise TransformFailed(f"{self._transform.name}: {origin}: the server's receipt: {error}") from error
 
     def target(self, destination: Destination) -> PutTarget:

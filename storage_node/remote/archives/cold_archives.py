@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ais_loader.errors import ArchiveError, LoaderError, MemberNotFound, RangeError
-from storage_node.remote.archives.cold_index import KINDS, ColdIndex, Origin
+from storage_node.remote.archives.cold_index import KINDS, ColdIndex, IndexSource
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.archives.large_object import WHOLE_SHARE, LargeObject
 from storage_node.remote.archives.near_ranges import Together, near_ranges
@@ -147,7 +147,7 @@ class ColdArchives:
         """Learn an index from the remote storage; None if that costs more than the archive. Raises ArchiveError."""
         if kind_of_name(info.name) is ArchiveKind.ZIP:
             index = await self._walked_zip(backend, info)
-            return None if index is None else ColdIndex(index, Origin.DIRECTORY)
+            return None if index is None else ColdIndex(index, IndexSource.DIRECTORY)
         walk = TarWalk(info.name, info.size_bytes, share=WHOLE_SHARE, hints=await self._hints(backend, bucket, info))
         while ranges := walk.wanted():
             parts = await asyncio.gather(
@@ -156,7 +156,7 @@ class ColdArchives:
             for (start, _), data in zip(ranges, parts, strict=True):
                 walk.add(start, data)
             await self._read(walk.advance)
-        return ColdIndex(await self._read(walk.finish), Origin.HEADERS) if walk.is_complete else None
+        return ColdIndex(await self._read(walk.finish), IndexSource.HEADERS) if walk.is_complete else None
 
     async def _walked_zip(self, backend: Backend, info: RemoteObject) -> MemberIndex | None:
         source, read_bytes = SparseSource(info.size_bytes), 0

@@ -24,7 +24,7 @@ _LOCAL_BYTES = 30 + 512
 """Bytes of a local header that are read beside the name: itself, and its extra fields."""
 
 
-class Origin(IntEnum):
+class IndexSource(IntEnum):
     """Source of an index. The numbers are stored: append only."""
 
     HEADERS = 1
@@ -41,18 +41,18 @@ KINDS = (ArchiveKind.TAR, ArchiveKind.ZIP)
 
 class ColdIndex(NamedTuple):
     members: MemberIndex
-    origin: Origin
+    origin: IndexSource
 
     def checksum(self, member: Member) -> int:
         """Return the CRC-32C of a member; 0 if it is not known."""
-        return member.checksum if self.origin is Origin.STORED else 0
+        return member.checksum if self.origin is IndexSource.STORED else 0
 
     def range_of(self, member: Member, start: int, length: int) -> tuple[int, int]:
         """Return start and stop of the bytes of the archive that `taken` needs for a range of a member."""
         if self._is_plain(member):
             return member.offset_bytes + start, member.offset_bytes + start + length
         stop = member.offset_bytes + member.packed_bytes
-        if self.origin is Origin.DIRECTORY:
+        if self.origin is IndexSource.DIRECTORY:
             stop += len(member.name.encode()) + _LOCAL_BYTES
         return member.offset_bytes, min(stop, self.members.content_bytes)
 
@@ -65,9 +65,9 @@ class ColdIndex(NamedTuple):
         at = self.range_of(member, start, length)[0]
         source = SparseSource(self.members.content_bytes)
         source.add(at, data)
-        if self.origin is Origin.DIRECTORY:
+        if self.origin is IndexSource.DIRECTORY:
             return self._unpacked(source, member)[start : start + length]
-        if self._is_plain(member) and not (is_whole and self.origin is Origin.STORED):
+        if self._is_plain(member) and not (is_whole and self.origin is IndexSource.STORED):
             if len(data) != length:
                 raise ArchiveDamaged(f"{member.name!r}: {len(data)} of {length} bytes")
             return data
@@ -75,7 +75,7 @@ class ColdIndex(NamedTuple):
 
     def _is_plain(self, member: Member) -> bool:
         """Whether a member's own bytes are at its offset."""
-        return self.origin is not Origin.DIRECTORY and member.method == STORED
+        return self.origin is not IndexSource.DIRECTORY and member.method == STORED
 
     @staticmethod
     def _unpacked(source: SparseSource, member: Member) -> bytes:

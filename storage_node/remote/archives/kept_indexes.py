@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ais_loader.errors import ArchiveError, LoaderError
 from ais_loader.wire.reserved import REMOTE_ETAG
-from storage_node.remote.archives.cold_index import KINDS, ColdIndex, Origin
+from storage_node.remote.archives.cold_index import KINDS, ColdIndex, IndexSource
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
 from storage_node.store.archives.kinds import kind_of_name
@@ -51,7 +51,7 @@ class KeptIndexes:
         if folder is None:
             return None
         path = folder / _file_name(bucket_uuid, name, etag)
-        for origin in (Origin.STORED, Origin.HEADERS, Origin.DIRECTORY):
+        for origin in (IndexSource.STORED, IndexSource.HEADERS, IndexSource.DIRECTORY):
             try:
                 return ColdIndex(MemberIndex.open(path, _state(origin, etag, size_bytes)), origin)
             except FileNotFoundError:
@@ -86,7 +86,7 @@ class KeptIndexes:
             drive = self._store.drive_set.at(self._store.drive_set.placement.owner(bucket_uuid, name))
             index = drive.shards.saved(entry)
             if index is not None:
-                self.keep(bucket_uuid, name, etag, entry.size_bytes, ColdIndex(index, Origin.STORED))
+                self.keep(bucket_uuid, name, etag, entry.size_bytes, ColdIndex(index, IndexSource.STORED))
 
     def _folder(self, bucket_uuid: bytes, name: str) -> Path | None:
         drives = self._store.drive_set
@@ -121,6 +121,6 @@ def _file_name(bucket_uuid: bytes, name: str, etag: str) -> str:
     return hashlib.blake2b(b"".join(len(one).to_bytes(8) + one for one in fields), digest_size=20).hexdigest() + _SUFFIX
 
 
-def _state(origin: Origin, etag: str, size_bytes: int) -> ShardState:
+def _state(origin: IndexSource, etag: str, size_bytes: int) -> ShardState:
     """Return what stands for the state of a shard in the file of an index: a remote object has no version number."""
     return ShardState(Version(0, origin), size_bytes, crc32c(etag.encode()))

@@ -91,7 +91,7 @@ class Stamp(NamedTuple):
             return None
 
 
-class Seen(NamedTuple):
+class FoundObject(NamedTuple):
     """A remote object, as a look has found it."""
 
     etag: str
@@ -160,7 +160,7 @@ class Step(enum.Enum):
         return self in (Step.DONE, Step.REPLACED)
 
 
-def next_step(upload: PendingUpload, seen: Seen | None, attempt: Attempt | None) -> Step:
+def next_step(upload: PendingUpload, seen: FoundObject | None, attempt: Attempt | None) -> Step:
     """Return the next step of an upload.
 
     Args:

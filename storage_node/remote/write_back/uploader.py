@@ -17,8 +17,8 @@ from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.write_back.upload_plan import (
     STAMP_KEY,
     Attempt,
+    FoundObject,
     PendingUpload,
-    Seen,
     Stamp,
     Step,
     next_step,
@@ -55,7 +55,7 @@ class Uploader:
         attempt = Attempt.decode(await self._read(uploads.attempt, bucket.uuid, name))
         for _ in range(_LOOKS):
             found = await self._look(backend, name)
-            seen = None if found is None else Seen(found.etag, Stamp.decode(found.metadata))
+            seen = None if found is None else FoundObject(found.etag, Stamp.decode(found.metadata))
             step = next_step(upload, seen, attempt)
             if step is Step.SEND:
                 attempt = Attempt(seen.etag if seen is not None else "")

@@ -16,7 +16,7 @@ from ais_loader.errors import NodeUnavailable, TransformFailed, TransformRefused
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl import signed_tokens
 from storage_node.etl.servers.stage import require_allowed
-from storage_node.etl.signed_tokens import TokenRefused, signed, verified
+from storage_node.etl.signed_tokens import SignedTokenRefused, signed, verified
 from storage_node.etl.transform_http import PutTarget, TransformHttp
 from storage_node.etl.values import Content, Origin
 from tests.etl.servers.server_kit import GRPC, HPULL, HPUSH, ORIGIN, WS, Owner, new_server, of_file, open_stage, run
@@ -199,10 +199,10 @@ def test_a_result_goes_to_another_node_by_the_secret_of_the_cluster_alone() -> N
             assert (stored.version, stored.size_bytes, stored.checksum) == ("v1", 4, Content.of(b"made").checksum)
             assert owner.objects == {"to/n": b"made"}
             other = job.target(url, "to", "other", max_bytes=10, lifetime_s=60)
-            with pytest.raises(TokenRefused, match="of another result"):
+            with pytest.raises(SignedTokenRefused, match="of another result"):
                 job.stored(other, receipt)
             for forged in ("", other.token, stranger.target(url, "to", "n", max_bytes=1, lifetime_s=1).token):
-                with pytest.raises(TokenRefused):
+                with pytest.raises(SignedTokenRefused):
                     job.stored(target, forged)
             wrong = stranger.target(url, "to", "n", max_bytes=10, lifetime_s=60)
             assert (await said(session.put(wrong.url, headers=bearer(wrong.token), data=b"x")))[0] == 403
@@ -269,9 +269,9 @@ def test_a_token_is_what_was_signed_and_for_its_purpose() -> None:
     raised = json.dumps({"path": "/other", "purpose": "get", "expires": 9e9}).encode()
     forged = signed_tokens._encoded(raised)
     for wrong in (f"{forged}.{mac}", f"{body}.", f".{mac}", body, f"{body}.{mac[:-1]}"):
-        with pytest.raises(TokenRefused, match="not signed"):
+        with pytest.raises(SignedTokenRefused, match="not signed"):
             verified(KEY, wrong, "get")
-    with pytest.raises(TokenRefused, match="not signed"):
+    with pytest.raises(SignedTokenRefused, match="not signed"):
         verified(b"another", token, "get")
     with pytest.raises(ValueError, match="too long for a direct put"):
         signed(KEY, "put", {"extra": "x" * 6000}, 60)
