@@ -42,13 +42,21 @@ def generate() -> dict[Path, bytes]:
         if protoc.main(["protoc", f"--proto_path={ROOT}", *options, *sources]) != 0:
             raise SystemExit("protoc failed")
         return {
-            Path(*PACKAGE.split("."), path.name): _imported_from_package(path.read_bytes())
+            Path(*PACKAGE.split("."), path.name): _without_static_calls(_imported_from_package(path.read_bytes()))
             for path in sorted(Path(output).glob("protos/*_pb2*"))
         }
 
 
 def _imported_from_package(module: bytes) -> bytes:
     return re.sub(rb"^from protos import ", f"from {PACKAGE} import ".encode(), module, flags=re.MULTILINE)
+
+
+_STATIC_CALLS = re.compile(rb"\n\n # This class is part of an EXPERIMENTAL API\.\nclass .*?(?=\n\n\nclass |\Z)", re.S)
+
+
+def _without_static_calls(module: bytes) -> bytes:
+    """Leave out the classes that gRPC marks as experimental: half of each module of services. Nothing calls them."""
+    return _STATIC_CALLS.sub(b"", module)
 
 
 def stale_files() -> list[str]:
