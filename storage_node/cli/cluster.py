@@ -15,7 +15,7 @@ import click
 
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import OutputLines, count_text, note, printable, waiting
-from storage_node.cli.cluster_drives import drive
+from storage_node.cli.cluster_drives import absolute, drive, root_option
 from storage_node.cli.insecure import WHY, WHY_METRICS, insecure_option, secure_option
 from storage_node.cli.settings import (
     config_option,
@@ -33,16 +33,7 @@ _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray for the entry point of a submitted job."""
 
 
-_root = click.option(
-    "--root",
-    metavar="DIR",
-    envvar="AIS_LOADER_ROOT",
-    show_envvar=True,
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    callback=lambda context, parameter, root: root.expanduser(),  # shells do not expand the ~ of --root=~/data
-    help="Folder below which nodes have their drives: DIR/NODE/DRIVE. The same path on every host.",
-)
+_root = root_option("Folder below which nodes have their drives: DIR/NODE/DRIVE. The same path on every host.")
 _address = click.option(
     "--address",
     metavar="RAY",
@@ -158,9 +149,9 @@ def up(
         )
     settings = given_settings(config, assignments, of_cluster=True)
     if not _ray_address(address):
-        _make_room(_absolute(root))
+        _make_room(absolute(root))
     plan = commands.ClusterPlan(
-        root=_absolute(root),
+        root=absolute(root),
         address=_ray_address(address),
         nodes=nodes,
         drives_per_node=drives_per_node,
@@ -211,7 +202,7 @@ def add(
 
     require_ray()
     plan = commands.ClusterPlan(
-        root=_absolute(root),
+        root=absolute(root),
         address=_ray_address(address),
         drives_per_node=drives_per_node,
         host_per_node=host_per_node,
@@ -248,7 +239,7 @@ def remove(node: str, root: Path, lost: bool, address: str, timeout: float, as_j
     """
     from storage_node.ops import commands
 
-    root, address = _absolute(root), _ray_address(address)
+    root, address = absolute(root), _ray_address(address)
     if not node:
         raise click.BadParameter("a node's name cannot be empty", param_hint="'NODE'")
     removal = functools.partial(commands.remove, root, address, node, lost=lost, timeout_s=timeout, tell=note)
@@ -264,7 +255,7 @@ def down(root: Path, address: str, as_json: bool) -> None:
     """Let running calls finish, then stop the nodes of DIR and the Ray that `up` started for it. Data stays."""
     from storage_node.ops import commands
 
-    root, address = _absolute(root), _ray_address(address)
+    root, address = absolute(root), _ray_address(address)
     nodes, processes = _alone(root, address, lambda: commands.down(root, address, note), ends=True)
     if as_json:
         click.echo(json.dumps({"nodes": nodes, "ray_processes": processes}))
@@ -294,7 +285,7 @@ def logs(node: str, root: Path, lines: int, follow: bool, address: str) -> None:
     """
     from storage_node.ops import commands
 
-    root = _absolute(root)
+    root = absolute(root)
     if follow:
         if address:
             raise click.UsageError(
@@ -335,7 +326,7 @@ def status(root: Path, again_s: float | None, as_json: bool) -> None:
     from storage_node.cli.cluster_status import counted, show_condition
     from storage_node.ops.status import cluster_status
 
-    root = _absolute(root)
+    root = absolute(root)
     while True:
         try:
             with waiting("nodes to answer"):
@@ -358,10 +349,6 @@ def status(root: Path, again_s: float | None, as_json: bool) -> None:
 
 
 cluster.add_command(drive)
-
-
-def _absolute(root: Path) -> Path:
-    return Path(os.path.abspath(root))
 
 
 def _make_room(root: Path) -> None:

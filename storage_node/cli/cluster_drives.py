@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,16 +17,24 @@ if TYPE_CHECKING:
     from ais_loader.wire.generated import ais_cluster_pb2 as pb
     from storage_node.ops.drive_commands import NodeOfDrives
 
-_root = click.option(
-    "--root",
-    metavar="DIR",
-    envvar="AIS_LOADER_ROOT",
-    show_envvar=True,
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    callback=lambda context, parameter, root: root.expanduser(),  # shells do not expand the ~ of --root=~/data
-    help="Folder below which nodes have their drives: DIR/NODE/DRIVE.",
-)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def root_option(help_text: str) -> Callable[[F], F]:
+    """Return the option --root of commands on the nodes below a folder."""
+    return click.option(
+        "--root",
+        metavar="DIR",
+        envvar="AIS_LOADER_ROOT",
+        show_envvar=True,
+        required=True,
+        type=click.Path(file_okay=False, path_type=Path),
+        callback=lambda context, parameter, root: root.expanduser(),  # shells do not expand the ~ of --root=~/data
+        help=help_text,
+    )
+
+
+_root = root_option("Folder below which nodes have their drives: DIR/NODE/DRIVE.")
 _node = click.option(
     "--node",
     metavar="NODE",
@@ -57,7 +65,7 @@ def list_(root: Path, node: str, as_json: bool) -> None:
     """List every drive with its state, its objects, and what is left to move."""
     from storage_node.ops import drive_commands
 
-    nodes = drive_commands.nodes_with_drives(_absolute(root))
+    nodes = drive_commands.nodes_with_drives(absolute(root))
     shown = [drive_commands.find_node(nodes, node)] if node else nodes
     with OutputLines() as lines:
         if as_json:
@@ -83,12 +91,10 @@ def add(path: Path | None, root: Path, node: str, as_json: bool) -> None:
     """
     from storage_node.ops import drive_commands
 
-    root = _absolute(root)
+    root = absolute(root)
     one = drive_commands.find_node(drive_commands.nodes_with_drives(root), node)
     folder = (
-        drive_commands.require_below(root, _absolute(path))
-        if path is not None
-        else drive_commands.new_folder(root, one)
+        drive_commands.require_below(root, absolute(path)) if path is not None else drive_commands.new_folder(root, one)
     )
     _show(one, drive_commands.add(one, folder), as_json=as_json, done=f"{folder} is a drive of {one.name}")
 
@@ -107,7 +113,7 @@ def retire(drive: str, root: Path, node: str, undo: bool, lost: bool, as_json: b
     """
     from storage_node.ops import drive_commands
 
-    one, that = drive_commands.find_drive(drive_commands.nodes_with_drives(_absolute(root)), node, drive)
+    one, that = drive_commands.find_drive(drive_commands.nodes_with_drives(absolute(root)), node, drive)
     name = that.path or that.uuid
     if undo:
         _show(one, drive_commands.reinstate(one, that), as_json=as_json, done=f"{name} stays a drive of {one.name}")
@@ -134,10 +140,10 @@ def replace(drive: str, path: Path | None, root: Path, node: str, lost: bool, as
     from storage_node.ops import drive_commands
     from storage_node.ops.ray_head import ClusterError
 
-    root = _absolute(root)
+    root = absolute(root)
     one, that = drive_commands.find_drive(drive_commands.nodes_with_drives(root), node, drive)
     if path is not None:
-        folder = drive_commands.require_below(root, _absolute(path))
+        folder = drive_commands.require_below(root, absolute(path))
     else:
         empty = not drive_commands.works(that) and that.path and _is_empty(Path(that.path))
         folder = drive_commands.require_below(root, Path(that.path)) if empty else drive_commands.new_folder(root, one)
@@ -184,7 +190,7 @@ def enable(drive: str, path: Path | None, root: Path, node: str, as_json: bool) 
     """
     from storage_node.ops import drive_commands
 
-    folder = drive_commands.require_below(_absolute(root), _absolute(path)) if path is not None else None
+    folder = drive_commands.require_below(absolute(root), absolute(path)) if path is not None else None
     _that(
         root,
         node,
@@ -206,7 +212,7 @@ def _that(
 ) -> None:
     from storage_node.ops import drive_commands
 
-    one, that = drive_commands.find_drive(drive_commands.nodes_with_drives(_absolute(root)), node, drive)
+    one, that = drive_commands.find_drive(drive_commands.nodes_with_drives(absolute(root)), node, drive)
     _show(one, order(one, that), as_json=as_json, done=f"{that.path or that.uuid} {done}")
 
 
@@ -270,7 +276,7 @@ def drive_line(drive: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _absolute(path: Path) -> Path:
+def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 

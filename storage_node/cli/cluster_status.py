@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ais_loader.cli.show import OutputLines, after, count_text, printable, size_text
 from storage_node.cli.cluster_drives import drive_line, moving_texts
-
-if TYPE_CHECKING:
-    pass
 
 _COUNTED = 1_000_000
 """Up to this estimate, objects are counted exactly, which takes the nodes about a second."""
