@@ -167,7 +167,7 @@ class PlanSender:
             self._changed.wait(pause_s)
 
     def _fill(self, window: deque[dict[str, list[str]]], position: int, transport: Transport) -> None:
-        """Draw steps until the window has its length."""
+        """Draw steps until the window is full."""
         keys = size_bytes = 0
         for names in itertools.chain.from_iterable(step.values() for step in window):
             keys, size_bytes = keys + len(names), size_bytes + sum(map(len, names))

@@ -20,7 +20,7 @@ import threading
 from multiprocessing.connection import wait
 
 _watched_by: int | None = None
-"""The process that has begun to watch. A forked child of it has not."""
+"""Process that watches its parent. A forked child has to begin anew."""
 
 
 def exit_with_trainer() -> None:

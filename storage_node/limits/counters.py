@@ -42,8 +42,8 @@ REFUSALS = (
     "rights",
     "entries",
 )
-"""Reasons for which calls of clients are refused: of their tokens, or for want of rights; for `entries`, only parts of
-a batch."""
+"""Reasons for refusing a client's call: its token, or missing rights. With `entries`, only some entries of a batch are
+refused."""
 K = TypeVar("K")
 clock_s = time.perf_counter
 

@@ -264,7 +264,7 @@ METRICS = (
     metric("ais_loader_map_nodes", "gauge", "nodes", "state")(
         lambda node: node.map_states(), "Nodes in the cluster map, by state: active, joining, leaving."
     ),
-    # Making copies equal.
+    # Repair.
     metric("ais_loader_repair_passes_total", "counter", "passes")(
         lambda node: node.repair.metrics.passes,
         "Passes over all objects of the node in search of copies that other nodes lack.",

@@ -1,6 +1,6 @@
 """Gateway of a node: `ais-loader gateway` in a process of its own, which ends with the node.
 
-One that dies is started again, at the same port. What it says is in the node's log.
+One that dies is started again, at the same port. Its output goes to the node's log.
 """
 
 from __future__ import annotations

@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 HELD_S = 5.0
 """Time for which a copy stays after a read has begun that is not a batch."""
 FOLLOW_S = 1.0
-"""Interval at which budgets and the drives' free space are looked at, beside the looks of each fetch."""
+"""Interval between checks of budgets and of the drives' free space. Each fetch checks them, too."""
 SLACK = 64
 """Eviction continues until one part in this many of the budget is free, so that it is done for many objects at once."""
 AHEAD_SHARE = 8
 """Objects fetched ahead take at most one part in this many of a budget that is full. A quarter of a cache for half the
 objects costs a quarter more requests, an eighth an eighth: simulated for loaders of 4,000 objects."""
 LARGE_BYTES = 1 << 30
-"""Objects of more bytes are compared with the size of their drive before they are fetched."""
+"""Objects above this size are refused before the fetch if they are larger than their drive."""
 RELIEF_BYTES = 64 << 20
 """Least number of bytes that are evicted when a fetch has found its drive full."""
 _REMOVED_S = 10.0
-"""How long a reader waits for a removal, at most."""
+"""Longest wait of a reader for a removal."""
 _TOGETHER_S = 0.05
-"""Changes within this time are looked at together."""
+"""Changes within this time are handled together."""
 _SCANNED_AT_ONCE = 1000
 _FREED_AFTER_S = GRACE_S + 3.0
 """Time until the space of evicted copies is free, at most."""
@@ -92,7 +92,7 @@ class _FollowedBucket:
         self.arriving_bytes = 0
         """Bytes of fetches that have begun to store."""
         self.ahead: dict[str, int] = {}
-        """Bytes of what was fetched ahead, and no loader has passed yet."""
+        """Bytes of objects that were fetched ahead, and that no loader has read yet."""
         self.ahead_bytes = 0
         self.scanned = False
         self.evictions = 0
@@ -140,7 +140,7 @@ class CacheSpace:
         self._read = read
         self._min_free_bytes = min_free_bytes
         self.kept = KeptIndexes(store)
-        """Indexes of archives that are not stored."""
+        """Member indexes of archives that are cold."""
         self._needed_at = needed_at
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
@@ -205,7 +205,7 @@ class CacheSpace:
                 followed.order.end_pass(number)
 
     def note_passed(self, bucket_uuid: bytes, name: str) -> None:
-        """Note that a loader has read an object, and is past it."""
+        """Note that a loader has read an object."""
         if (followed := self._followed.get(bucket_uuid)) is not None:
             with self._lock:
                 followed.order.note_passed(name)
@@ -226,7 +226,7 @@ class CacheSpace:
         return None if bucket is None else self._follow_if_due(bucket)
 
     def _readers_of(self, bucket: RemoteBucket | None) -> _Readers | None:
-        """Return the readers of a bucket, which is followed if it has a budget; None if it is no remote one."""
+        """Return the readers of a remote bucket, and follow it if it has a budget. Return None for any other bucket."""
         if bucket is None:
             return None
         self._follow_if_due(bucket)
@@ -234,7 +234,7 @@ class CacheSpace:
             return self._readers.setdefault(bucket.uuid, _Readers())
 
     def _follow_if_due(self, bucket: RemoteBucket) -> _FollowedBucket | None:
-        # Before the first fetch: what is fetched for a reader would else be evicted before it is read.
+        # Before the first fetch: otherwise a fetched object could be evicted before its reader comes.
         return self._follow(bucket) if bucket.remote.cache_bytes else self._followed.get(bucket.uuid)
 
     @contextlib.asynccontextmanager
@@ -289,7 +289,7 @@ class CacheSpace:
             self._gone.wait_for(lambda: not any(name in readers.going for readers, name in pins), _REMOVED_S)
 
     async def hold(self, bucket: RemoteBucket, name: str, fetch_s: float = 0.0) -> None:
-        """Keep a copy for `HELD_S`, for a reader that is no batch. `fetch_s`: time until it is there."""
+        """Keep a copy for `HELD_S`, for a read outside of a batch. `fetch_s`: time until the copy is there."""
         readers = self._readers_of(bucket)
         assert readers is not None
         self.note_read(bucket.uuid, name)
@@ -307,7 +307,7 @@ class CacheSpace:
 
     @contextlib.asynccontextmanager
     async def room(self, bucket: RemoteBucket, name: str, size_bytes: int) -> AsyncIterator[None]:
-        """Have room for a fetched object while it is stored. Raises DriveFull if it is larger than its drive."""
+        """Reserve room for a fetched object while it is stored. Raises DriveFull if it is larger than its drive."""
         if size_bytes > LARGE_BYTES:
             drive = self._drive_of(bucket, name)
             total_bytes = (await self._read(shutil.disk_usage, drive)).total
@@ -378,7 +378,7 @@ class CacheSpace:
         return followed
 
     def _follow_all(self) -> None:
-        """Follow the buckets that have to be, and forget the others."""
+        """Follow the buckets that need it, and forget the others."""
         buckets = self._buckets.all()
         wanted = [bucket for bucket in buckets if bucket.remote.cache_bytes or self._drive_was_full]
         for bucket in wanted:
@@ -393,7 +393,7 @@ class CacheSpace:
                     del self._readers[uuid]
 
     async def _scan_all(self) -> None:
-        """Learn of the copies of buckets that have not been scanned."""
+        """Scan the buckets that have not been scanned for copies."""
         for followed in [one for one in self._followed.values() if not one.scanned]:
             objects = self._store.objects(followed.bucket.name, skip_missing=True)
             try:

@@ -34,7 +34,7 @@ _AUTHORIZATION = re.compile(
     r"(?i)\b(authorization|signature|credential|x-amz-security-token)\b\s*[:=]\s*\S+|AWS4-HMAC\S*"
 )
 _NO_RANGE = re.compile(r'Wanted range starting at|CONTENT_RANGE header: "bytes 0--1/0"')
-"""An answer to a request for bytes that an object does not have, of a server that does not refuse it."""
+"""Mark of an answer to a range beyond the end of its object, from a server that does not refuse such a range."""
 _IN_URL = re.compile(r"Error performing \w+ \S+ in \S+ - ")
 _CREDENTIAL_URLS = (
     "169.254.169.254",
@@ -83,9 +83,9 @@ _ADVICE_OF_CODE = {
     "SignatureDoesNotMatch": "correct the credentials",
     "AuthenticationFailed": "correct the credentials, or the clock of this machine",
 }
-"""Measures by the storage's code for a failure."""
+"""Advice by the storage's code for a failure."""
 _REASON_AT_MOST = 120
-"""Length of a storage's own description, in characters, if a measure follows it."""
+"""Length of a storage's own message, in characters, if advice follows it."""
 _ADVICE = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the node's environment, or name a profile "
     "(remote_profiles; anonymous = true for public buckets)",
@@ -195,7 +195,7 @@ def failure_of_answer(
 
 
 def _advice(code: str, body: str) -> str:
-    """Return what to do about a failure; "" if the storage's description says it."""
+    """Return advice on a failure; "" if the storage's own message contains it."""
     if code in _REGION_CODES:
         found = _REGION.search(body)
         return f"set the region of the bucket's Remote{f' to {found[1]!r}' if found else ''}"

@@ -46,7 +46,7 @@ class FetchOwner:
     async def forward(
         self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, *, with_bytes: bool
     ) -> bool:
-        """Ask the object's owner, and return True when it has fetched; return False if this node is to fetch.
+        """Have the object's owner fetch it, and return True; return False if this node has to fetch.
 
         `take`: called with each message of the owner. `with_bytes`: whether it sends the bytes as they arrive.
 

@@ -86,12 +86,15 @@ VALIDATIONS_KEPT = 200_000
 
 
 class Forward(Protocol):
-    """Has the node that fetches an object fetch it."""
+    """Asks the node that is responsible for an object to fetch it."""
 
     async def __call__(
         self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, /, *, with_bytes: bool
     ) -> bool:
-        """Return True when it has; False if that is this node. `take` gets its messages. Raises its error."""
+        """Return True once it has fetched the object; False if this node is responsible.
+
+        `take` is called with each message of the other node. Raises its error.
+        """
 
 
 class RemoteTier:

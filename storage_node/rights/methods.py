@@ -126,8 +126,8 @@ def require_job(granted: Granted, job: etl_pb.TransformJob) -> None:
 def _start_job(buckets: JobBuckets, granted: Granted, request: etl_pb.StartJobRequest) -> None:
     job = request.job
     require_job(granted, job)
-    # A new job replaces one of its name that has ended. Names are shared by all tenants, so that a name is taken is all
-    # that others learn, and the same whether that job runs or has ended.
+    # A new job replaces an ended one of the same name. All tenants share the names: others learn only that a name is
+    # taken, and not whether that job is running or has ended.
     found = buckets(job.name)
     if found is not None and not all(granted.scopes.may(Right.ETL_JOB, bucket) for bucket in found):
         raise TransformExists(f"the name {job.name!r} of a job is taken: choose another one")

@@ -1,8 +1,7 @@
 """Common path of calls: reading the request, the status of an error, and decorators of methods that transfer objects.
 
-gRPC itself would read the request of a call with a single request. It waits for it as long as the client likes, and
-keeps all that has arrived in memory. Therefore a node declares such a call as one with many requests, and reads the
-first one itself (`guarded`).
+gRPC would read the request of a unary call itself, wait for it without a limit, and keep what has arrived in memory.
+A node therefore declares unary calls as calls with a stream of requests, and reads the first one itself (`guarded`).
 
 The decorators `bounded...` hold a slot for a call, with deadlines for what its client sends and receives. `counted...`
 count calls on single objects when they end, errors by their kind, and payload bytes as they pass; in a PUT of many

@@ -235,7 +235,7 @@ class NodeLifecycle:
         return handler if self.audit is None else self.audit.guard(path, handler, over_lane=over_lane)
 
     def parts(self, listeners: NodePart) -> list[NodePart]:
-        """Return all parts in the order of their start; `listeners` are the open ports, which take part in it."""
+        """Return all parts in the order of their start. `listeners`: the open ports, as one of the parts."""
         background = _Background()
         audit = self._node.audit
         return [

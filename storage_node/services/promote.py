@@ -176,7 +176,7 @@ def _share(replica_set: ReplicaSet | None, request: wire.PromoteRequest) -> Call
     def mine(name: str) -> bool:
         hash_ = object_hash(bucket, name)
         owners = view.placement.owners_of_one(hash_, view.placement.hosts)
-        # If several nodes of a host take part, the name's owner may be none of them.
+        # Another node of the owner's host may take part instead of the owner. The hash then picks a node.
         return next((at for at in owners if at in taking), taking[hash_ % len(taking)]) == local
 
     return mine

@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 
 class NewerFirst(LoaderError):
-    """Raised if an older version that has not ended would hide one to retain. It has to be replaced first."""
+    """Raised if an older version, still current here, would hide one to retain. Replace the older one first."""
 
     kind = "newer-first"
 

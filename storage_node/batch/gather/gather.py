@@ -129,7 +129,7 @@ class Gather:
         self._watch = HedgeWatch(resources.hedging, self._senders, self._hedge)
         self._beaten: list[asyncio.Task[None]] = []
         self._waiting: set[int] = set()
-        """Positions to be requested from their next node."""
+        """Positions of entries to request from their next nodes."""
         self._paused: dict[int, asyncio.TimerHandle] = {}
         """Nodes that failed a moment ago; nothing is requested from them before the timer fires."""
         self._failures = Failures(resources, request, routing, self._fail)

@@ -48,8 +48,8 @@ class NamePage:
     ripe: Sequence[bool]
     """Whether each entry is a tombstone whose grace time is over."""
     evictable: Sequence[bool] = ()
-    """Whether each object is a copy of a remote one; empty if none is. An owner that lacks it may have evicted it, and
-    gets it when it is read there."""
+    """Whether each object is a copy of a remote one; empty if none is. Repair does not send such a copy to an owner
+    that lacks it: the owner may have evicted it, and fetches it on the next read."""
 
     def is_evictable(self, row: int) -> bool:
         return bool(self.evictable) and self.evictable[row]

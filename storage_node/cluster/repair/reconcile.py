@@ -133,7 +133,7 @@ class Reconciler:
             self._store.replicas.stale.trust_bucket(bucket_uuid)
 
     async def _announce(self, deadline_s: float) -> tuple[ClusterView | None, list[str]]:
-        """Tell the other nodes; return the map to compare by, and the nodes that stayed silent until the deadline."""
+        """Announce the comparison to the other nodes. Return the map for it, and the nodes that were silent."""
         failures = 0
         versions: dict[bytes, int] = {}
         while True:

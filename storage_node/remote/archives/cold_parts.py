@@ -170,11 +170,11 @@ class ColdParts:
         *,
         described: bool = False,
     ) -> tuple[T, str] | None:
-        """Return what `read` returns for one version of a cold object, and the version; None if the object is to be
-        stored instead.
+        """Call `read` for one version of a cold object; return its result and the version. Return None if the object is
+        to be stored instead.
 
-        What is read is of the current version, because the storage says when it is not. Where nothing is read, the
-        version is compared: `described` for what never reads.
+        A read from the storage reports when the version has been replaced. `described`: `read` never reads from the
+        storage, so the version is compared first.
         """
         key, began_s = (bucket.uuid, name), time.monotonic()
         for _ in range(RESTARTS):

@@ -78,10 +78,10 @@ class Inventories:
         first: remote_pb.RefreshInventoryRequest,
         requests: AsyncIterator[remote_pb.RefreshInventoryRequest],
     ) -> AsyncGenerator[remote_pb.RefreshInventoryResponse, None]:
-        """Make a new inventory of a bucket that has an id for it, and yield the progress. `requests`: those that
-        follow `first`, with rows.
+        """Make the inventory whose id the bucket's remote has, and yield the progress. `requests`: those that follow
+        `first`, with rows.
 
-        Raises InvalidRequest for rows that are no inventory, Unsupported, RemoteUnavailable, RemoteDenied, DriveFull,
+        Raises InvalidRequest for rows that make no inventory, Unsupported, RemoteUnavailable, RemoteDenied, DriveFull,
         and what storing an object raises.
         """
         if not first.id or bucket.remote.inventory != first.id:

@@ -39,9 +39,9 @@ from storage_node.store.store import Store
 
 UPLOADS_AT_ONCE = 16
 RECORD_BYTES = 1024
-"""Bytes that each pending upload counts beside its content."""
+"""Bytes that count for each pending upload in addition to its content."""
 ASK_S = 0.5
-"""Interval at which other owners are asked what has become of pending uploads."""
+"""Interval at which other owners are asked about their pending uploads."""
 UNKNOWN_S = 3.0
 """Age of a pending upload at which this owner uploads it if the one before it does not know it."""
 FAILURES_SHOWN = 5
@@ -173,7 +173,7 @@ class WriteBack:
             self._drop_ended(key, waiting)  # a change between the look and here was not noted
 
     def _drop_ended(self, key: Key, waiting: _Waiting) -> bool:
-        """Drop a pending upload if the store has nothing pending of the name. Returns whether it has not. Waits for a
+        """Drop a pending upload if the store has none for its name. Returns whether the store has none. Waits for a
         drive."""
         try:
             entry = self._store.uploads.newest(*key)

@@ -43,7 +43,7 @@ class Limits:
     """Entries of every type, including those that are not members. The indexer holds about 60 bytes for each, and 250
     while it sorts them at the end."""
     names_bytes: int = 256 << 20
-    """Total length of all names, including the targets of hard links. Five times as much is held at the end."""
+    """Total length of all names, including the targets of hard links. At the end, five times this is in memory."""
     name_bytes: int = 64 << 10
     """Length of one name."""
     header_bytes: int = 8 << 20

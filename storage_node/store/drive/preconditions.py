@@ -77,7 +77,7 @@ def _head_bytes(memory: bytes) -> int:
 
 
 def checked(memory: bytes) -> bytes:
-    """Check a memory from another node. Raises InvalidRequest."""
+    """Check the memory of writes that another node sent. Raises InvalidRequest."""
     head = _head_bytes(memory)
     count, rest = divmod(len(memory) - head - _FORGOTTEN.size, _PAST.size)
     if len(memory) not in (0, head) and (rest or not 0 <= count <= REMEMBERED):
@@ -162,14 +162,13 @@ def _modified_ns(entry: CatalogEntry) -> int:
 
 
 def _order(past: PastWrite) -> tuple[int, int, int, int]:
-    """Sort key of outcomes of one write: the one to keep is last. It includes the time, so that all owners keep the
-    same."""
+    """Sort key of outcomes of one write; the last one is kept. It has the time, so all owners keep the same one."""
     return past.epoch, past.counter, past.node, past.modified_ns
 
 
 def _differs_by_a_later_time(brought: bytes, own: bytes, head_bytes: int) -> bool:
-    """Whether a coordinator's memory equals the one built from this node's entry, except for a later time of the last
-    write: a deletion that another owner dated later."""
+    """Whether a coordinator's memory of writes equals this node's, except that its last write is later: a deletion to
+    which another owner gave a later time."""
     at = head_bytes + _FORGOTTEN.size + _PAST.size - _MODIFIED_FROM_END
     end = at + _MODIFIED.size
     if len(brought) != len(own) or len(own) <= end or brought[:at] != own[:at] or brought[end:] != own[end:]:
@@ -178,8 +177,7 @@ def _differs_by_a_later_time(brought: bytes, own: bytes, head_bytes: int) -> boo
 
 
 def _prepended(head: bytes, before: CatalogEntry, modified_ns: int, forgotten: int) -> bytes:
-    """Return the memory after one entry, as `after` does. This is the usual case, and needs no decoding of all that it
-    remembers."""
+    """Return the memory after one entry, as `after` does. This is the usual case: remembered writes stay encoded."""
     writes = before.writes
     start = _head_bytes(writes)
     past = writes[start + _FORGOTTEN.size :]

@@ -280,7 +280,7 @@ class _Rebuild:
             if (file := file_of(path)) != last:
                 last, seen.files = file, seen.files + 1
                 self._advance(root, "reading what files say", seen.files)
-                with contextlib.suppress(OSError):  # met again below
+                with contextlib.suppress(OSError):  # the same failure is reported below
                     if is_segment(file) and files.is_segment_damaged(path, in_motion=False):
                         self._findings.append(damaged_copy(root, file).finding)
             seen.next_generation = max(seen.next_generation, fmt.generation_of_path(path) + 1)

@@ -260,7 +260,7 @@ class Scan:
             yield path
 
     def copies(self) -> Iterator[Suspect]:
-        """Yield segments of whose index only one copy is intact. Call after `strays` has ended."""
+        """Yield segments that have only one intact copy of their index. Call after `strays` has ended."""
         in_motion = not self._drive.writable
         for file in self._segments:
             with contextlib.suppress(OSError):  # removed, or unreadable, which is reported elsewhere

@@ -246,7 +246,7 @@ class DrivePool:
                     identities.mark_left(drive.root, drive.identity)
         return True
 
-    # -- what all changes of drives have in common
+    # -- shared by all changes of drives
 
     def _change_drives(
         self, change: Callable[[StoreRecord], StoreRecord], also: Sequence[Drive] = (), *, whoever: bool = False
