@@ -24,7 +24,6 @@ class Backends:
     def __init__(self, settings: RemoteSettings, *, file_roots: tuple[Path, ...] | None) -> None:
         self._settings = settings
         self._file_roots = file_roots
-        self.large_object_bytes = settings.large_object_bytes
         self._usage = Usage()
         self._limiters = HostLimiters(settings.max_requests, settings.prefetch_requests)
         self._budget = HedgeBudget(settings.hedge_budget)

@@ -19,16 +19,13 @@ from ais_loader.wire.remote import Remote
 from storage_node.limits.loop_thread import LoopThread
 from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.arriving.arriving_part import ArrivingPart
-from storage_node.remote.backends import Backends
-from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.cold_entries import Part
 from storage_node.remote.plans import Plans
 from storage_node.remote.prefetcher import Prefetcher
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
-from storage_node.remote.tier import RemoteTier
+from storage_node.remote.tier import FetchAlone, RemoteTier
 from storage_node.remote.write_back.refusals import require_none, same_place
 from storage_node.remote.write_back.upload_owners import AloneOwner
-from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.settings.config import ServerConfig
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
@@ -52,45 +49,20 @@ class EmbeddedRemote:
     async def _set_up(self, thread: LoopThread) -> None:
         settings = ServerConfig().remote
 
-        async def forward_nowhere(*_: object, with_bytes: bool) -> bool:
-            return False
-
-        async def no_owner(bucket: RemoteBucket, name: str) -> bool:
-            return False
-
-        async def nothing(bucket: RemoteBucket, names: Sequence[str]) -> None:
-            pass
-
-        buckets, plans = RemoteBuckets(self._store, None), Plans()
+        plans = Plans()
         self.tier = RemoteTier(
             self._store,
-            remote_bucket=buckets.find,
+            settings,
+            buckets=RemoteBuckets(self._store, None),
             read=thread.read,
             store_object=self._store_object,
             delete_object=self._delete_copy,
-            backends=Backends(settings, file_roots=None),
-            forward=forward_nowhere,
-            settle_elsewhere=nothing,
-            copy_from_owner=no_owner,
-            fetch_timeout_s=settings.fetch_timeout_s,
-            space=CacheSpace(
-                self._store,
-                buckets=buckets,
-                read=thread.read,
-                min_free_bytes=settings.min_free_bytes,
-                needed_at=plans.needed_at,
-            ),
+            file_roots=None,
+            owner=FetchAlone(),
+            upload_owners=AloneOwner(),
             plans=plans,
         )
-        self.write_back = self.tier.write_back = WriteBack(
-            self._store,
-            buckets=buckets,
-            backend=self.tier.backend,
-            read=thread.read,
-            settings=settings,
-            owners=AloneOwner(),
-            note_changes=self.tier.inventories.note_changes,
-        )
+        self.write_back = self.tier.write_back
         self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests, plans)
 
     async def _end(self) -> None:

@@ -27,10 +27,11 @@ from storage_node.context.membership import Membership
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.arriving.relay import TakeResponse
 from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.tier import FetchAlone
 from storage_node.store.replica_state import not_found_message
 
 
-class FetchOwner:
+class FetchOwner(FetchAlone):
     def __init__(self, membership: Membership, channels: Channels, timeout_s: float) -> None:
         """`timeout_s`: longest silence of another node that fetches."""
         self._membership = membership
@@ -46,12 +47,6 @@ class FetchOwner:
     async def forward(
         self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, *, with_bytes: bool
     ) -> bool:
-        """Have the object's owner fetch it, and return True; return False if this node has to fetch.
-
-        `take`: called with each message of the owner. `with_bytes`: whether it sends the bytes as they arrive.
-
-        Raises the owner's error.
-        """
         if (found := self._placed(bucket)) is None:
             return False
         view, placed = found
@@ -79,8 +74,7 @@ class FetchOwner:
         return False
 
     async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
-        """Wait for the fetches of these objects on the nodes that may fetch them. Nodes that do not answer are left
-        out: their fetches end with them."""
+        """Nodes that do not answer are left out: their fetches end with them."""
         if (found := self._placed(bucket)) is None:
             return
         view, placed = found

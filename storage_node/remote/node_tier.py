@@ -9,14 +9,11 @@ from ais_loader.errors import NotFound, VersionConflict
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
 from storage_node.remote.arriving.object_intake import StoreObject
-from storage_node.remote.backends import Backends
-from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.fetch_owner import FetchOwner
 from storage_node.remote.plans import Plans
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.write_back.upload_owners import UploadOwners
-from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.store.drive.preconditions import parse_condition
 
 
@@ -34,35 +31,15 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject, p
         except (NotFound, VersionConflict):
             return  # somebody else has deleted or replaced it
 
-    buckets = RemoteBuckets(node.store, node.membership)
-    owner = FetchOwner(node.membership, writes.channels, settings.fetch_timeout_s)
-    tier = RemoteTier(
+    return RemoteTier(
         node.store,
-        remote_bucket=buckets.find,
+        settings,
+        buckets=RemoteBuckets(node.store, node.membership),
         read=node.read,
         store_object=store_object,
         delete_object=delete_object,
-        backends=Backends(settings, file_roots=tuple(map(Path, settings.file_roots))),
-        forward=owner.forward,
-        settle_elsewhere=owner.settle,
-        copy_from_owner=owner.copy_here,
-        fetch_timeout_s=settings.fetch_timeout_s,
-        space=CacheSpace(
-            node.store,
-            buckets=buckets,
-            read=node.read,
-            min_free_bytes=settings.min_free_bytes,
-            needed_at=plans.needed_at,
-        ),
+        file_roots=tuple(map(Path, settings.file_roots)),
+        owner=FetchOwner(node.membership, writes.channels, settings.fetch_timeout_s),
+        upload_owners=UploadOwners(node.membership, writes.channels),
         plans=plans,
     )
-    tier.write_back = WriteBack(
-        node.store,
-        buckets=buckets,
-        backend=tier.backend,
-        read=node.read,
-        settings=settings,
-        owners=UploadOwners(node.membership, writes.channels),
-        note_changes=tier.inventories.note_changes,
-    )
-    return tier

@@ -7,7 +7,8 @@ complete and verified, with a condition: a fetch never replaces what a client ha
 A copy older than the bucket's rule allows is *validated* first: one conditional GET, which fetches the new object if
 there is one. An object that is gone from the remote storage is removed here.
 
-Belongs to one event loop.
+Belongs to one event loop. The module is long because all reads and writes of remote buckets share the flights, the
+validations and the order of writes that one object of this class has.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ais_loader.errors import (
     DriveFull,
@@ -60,14 +62,16 @@ from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.inventory.inventories import Inventories, is_hidden
 from storage_node.remote.object_metadata import is_copy, metadata_of
 from storage_node.remote.plans import Plans
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
 from storage_node.remote.usage import UsageCounts, current_epoch
+from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.remote.write_back.write_back import WriteBack
+from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import MemberPage
@@ -85,68 +89,80 @@ VALIDATIONS_KEPT = 200_000
 """Number of copies whose last validation is remembered; further ones are validated again."""
 
 
-class Forward(Protocol):
-    """Asks the node that is responsible for an object to fetch it."""
+class FetchAlone:
+    """A store without a cluster fetches every object itself."""
 
-    async def __call__(
-        self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, /, *, with_bytes: bool
+    async def forward(
+        self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, *, with_bytes: bool
     ) -> bool:
-        """Return True once it has fetched the object; False if this node is responsible.
+        """Ask the node that is responsible for an object to fetch it. Return True once it has; False if this node is.
 
-        `take` is called with each message of the other node. Raises its error.
+        `take`: called with each message of that node. `with_bytes`: whether it sends the bytes as they arrive. Raises
+        that node's error.
         """
+        return False
+
+    async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
+        """Wait for the fetches of these objects on other nodes."""
+
+    async def copy_here(self, bucket: RemoteBucket, name: str) -> bool:
+        """Have another owner of the object send its copy to this node. Returns whether one has."""
+        return False
 
 
 class RemoteTier:
     """
     Args:
-        remote_bucket: Returns the remote bucket of this name; None for any other bucket.
         read: Runs a function that may wait for a drive, off the event loop.
         store_object: Stores a fetched object.
         delete_object: Deletes an object that is gone from the remote storage, if it still has this version.
-        backends: The remote locations.
-        forward: Asks the node that fetches an object.
-        settle_elsewhere: Waits for the fetches of these objects on other nodes.
-        copy_from_owner: Has another owner of the object send its copy to this node; returns whether one has.
-        fetch_timeout_s: Longest time without progress of a fetch that a reader waits for.
-        space: The room for copies on this node.
+        file_roots: See `Backend`.
+        owner: The node that fetches an object.
+        upload_owners: The node that uploads an object.
         plans: What loaders have announced, by which requests are counted to their epochs.
     """
 
     def __init__(
         self,
         store: Store,
+        settings: RemoteSettings,
         *,
-        remote_bucket: Callable[[str], RemoteBucket | None],
+        buckets: RemoteBuckets,
         read: Callable[..., Awaitable[Any]],
         store_object: StoreObject,
         delete_object: Callable[[RemoteBucket, str, str], Awaitable[None]],
-        backends: Backends,
-        forward: Forward,
-        settle_elsewhere: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
-        copy_from_owner: Callable[[RemoteBucket, str], Awaitable[bool]],
-        fetch_timeout_s: float,
-        space: CacheSpace,
+        file_roots: tuple[Path, ...] | None,
+        owner: FetchAlone,
+        upload_owners: AloneOwner,
         plans: Plans,
     ) -> None:
         self._store = store
-        self.remote_bucket = remote_bucket
+        self.remote_bucket = buckets.find
+        """Returns the remote bucket of a name; None for any other bucket."""
         self._read = read
         self._delete_object = delete_object
-        self._backends = backends
-        self._forward, self._settle_elsewhere = forward, settle_elsewhere
-        self._copy_from_owner = copy_from_owner
-        self._fetch_timeout_s = fetch_timeout_s
-        self.space = space
-        self.write_back: WriteBack | None = None
-        """Pending uploads of this node; None for a reader."""
+        self._backends = Backends(settings, file_roots=file_roots)
+        self._owner = owner
+        self._fetch_timeout_s = settings.fetch_timeout_s
+        self.space = CacheSpace(
+            store, buckets=buckets, read=read, min_free_bytes=settings.min_free_bytes, needed_at=plans.needed_at
+        )
         self.writing = NameLocks()
         """Names that are written through: the remote storage and the store see their writes in the same order."""
         self._plans = plans
         self.arrivals = Arrivals(store, read)
         self._reader = ColdReader(self.arrivals, self.backend, self.fetch, read)
-        self._intake = ObjectIntake(self.arrivals, store_object, space, read)
+        self._intake = ObjectIntake(self.arrivals, store_object, self.space, read)
         self.inventories = Inventories(store, read=read, store_object=store_object, backend=self.backend)
+        self.write_back = WriteBack(
+            store,
+            buckets=buckets,
+            backend=self.backend,
+            read=read,
+            settings=settings,
+            owners=upload_owners,
+            note_changes=self.inventories.note_changes,
+        )
         self._fetches = SingleFlight(FAILURE_KEPT_S)
         """Fetches that readers of this node wait for, wherever they run."""
         self._loads = SingleFlight(0)
@@ -158,8 +174,8 @@ class RemoteTier:
             backend=self.backend,
             read=read,
             fetch=self.fetch,
-            kept=space.kept,
-            large_bytes=backends.large_object_bytes,
+            kept=self.space.kept,
+            large_bytes=settings.large_object_bytes,
         )
 
     def backend(self, bucket: RemoteBucket) -> Backend:
@@ -395,7 +411,7 @@ class RemoteTier:
 
     async def _fetch(self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool) -> None:
         with Relay(self.arrivals, (bucket.uuid, name), name) as relay:
-            is_fetched = await self._forward(bucket, name, version, relay.take, with_bytes=with_bytes)
+            is_fetched = await self._owner.forward(bucket, name, version, relay.take, with_bytes=with_bytes)
         if not is_fetched:
             await self.fetch_here(bucket, name)
         elif not version:
@@ -420,7 +436,7 @@ class RemoteTier:
             return True
         stale = self._store.replicas.stale
         wanted = stale.wanted(bucket.uuid, name)
-        is_sent = await self._copy_from_owner(bucket, name)
+        is_sent = await self._owner.copy_here(bucket, name)
         if wanted is not None:
             stale.trust_name(bucket.uuid, name, wanted)
         return is_sent and await self._is_stored(bucket, name)
@@ -521,7 +537,7 @@ class RemoteTier:
         for what the store keeps under hidden names."""
         if is_hidden(name):
             raise ObjectNotFound(not_found_message(bucket.name, name))
-        if self.write_back is not None and self.write_back.is_deleted(bucket, name):
+        if self.write_back.is_deleted(bucket, name):
             raise ObjectNotFound(not_found_message(bucket.name, name))
 
     def _note(self, bucket: RemoteBucket, name: str, version: str) -> None:
@@ -555,7 +571,7 @@ class RemoteTier:
                     response.more, response.next = True, response.object[-1].name
                     break
                 response.object.extend(described(bucket.name, found) for found in page)
-        if self.write_back is not None and self.write_back.takes(bucket):
+        if self.write_back.takes(bucket):
             hidden = await self.write_back.hidden(bucket, prefix, start_after, response.next)
             if hidden:
                 kept = [found for found in response.object if found.name not in hidden]
@@ -623,7 +639,7 @@ class RemoteTier:
 
         errors = _results(await asyncio.gather(*map(delete, names), return_exceptions=True))
         gone = [name for name, error in zip(names, errors, strict=True) if error is None]
-        await asyncio.gather(self.settle(bucket, gone), self._settle_elsewhere(bucket, gone))
+        await asyncio.gather(self.settle(bucket, gone), self._owner.settle(bucket, gone))
         return errors
 
     async def settle(self, bucket: RemoteBucket, names: Iterable[str]) -> None:
@@ -689,12 +705,11 @@ class RemoteTier:
 
     def pending_rows(self) -> list[remote_pb.PendingBucket]:
         """Return what is still to be uploaded, by bucket, also for those that have nothing pending. Thread-safe."""
-        return self.write_back.rows(all_buckets=True) if self.write_back is not None else []
+        return self.write_back.rows(all_buckets=True)
 
     async def close(self) -> None:
         """Cancel what is in progress, and close the remote locations."""
-        if self.write_back is not None:
-            await self.write_back.close()
+        await self.write_back.close()
         await self.space.close()
         await self._parts.close()
         await self._fetches.close()

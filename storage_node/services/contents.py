@@ -62,7 +62,6 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         self, bucket: RemoteBucket, names: list[str], condition: Condition | None
     ) -> list[LoaderError | None]:
         """Delete objects whose remote objects are deleted afterwards."""
-        assert self._tier.write_back is not None
         mark = await self._tier.write_back.deletion_mark(bucket, names, None)
         if (replica_set := self._writes.replica_set(bucket.name)) is not None:
             return await self._writes.delete_many(replica_set, names, condition, mark)

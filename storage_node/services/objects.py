@@ -155,7 +155,6 @@ class ObjectsService:
     ) -> pb.ObjectInfo:
         """Store the object of one PUT, which is uploaded later."""
         write_back = self._tier.write_back
-        assert write_back is not None
         first = await anext(messages, None)
         if first is None or not first.HasField("header"):
             raise InvalidRequest("a PUT begins with its header")
@@ -272,7 +271,7 @@ class ObjectsService:
         bucket, write_back = self._tier.remote_bucket(request.bucket), self._tier.write_back
         if bucket is None:
             await self._delete(request, _condition_of(request))
-        elif bucket.remote.is_write_back and write_back is not None:
+        elif bucket.remote.is_write_back:
             etag = await write_back.cold_etag(bucket, request.name, request.if_version)
             if etag:  # nobody may have put it here meanwhile
                 condition = parse_condition(True, "", request.write_id, request.repeat_ms)

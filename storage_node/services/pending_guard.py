@@ -39,8 +39,7 @@ class PendingGuard:
             await self._require_none(bucket, "it cannot be deleted")
 
     async def _require_none(self, bucket: RemoteBucket, what: str) -> None:
-        write_back = self._tier.write_back
-        rows = write_back.rows(bucket.uuid) if write_back is not None else []
+        rows = self._tier.write_back.rows(bucket.uuid)
         silent: list[str] = []
         view = self._membership.view if bucket.remote.is_write_back else None
         own_uuid = self._membership.node_uuid

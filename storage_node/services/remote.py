@@ -86,7 +86,6 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
     @bounded
     async def PendingUploads(self, request: pb.PendingUploadsRequest, context: Context) -> pb.PendingUploadsResponse:
         write_back = self._tier.write_back
-        assert write_back is not None
         uuid = None
         if request.bucket:
             uuid = self._tier.require_remote(request.bucket).uuid
@@ -117,15 +116,13 @@ class RemotePeerService(ais_remote_pb2_grpc.RemotePeerServicer):
 
     async def UploadStates(self, request: pb.UploadStatesRequest, context: Context) -> pb.UploadStatesResponse:
         bucket = self._tier.remote_bucket(request.bucket)
-        if bucket is None or bucket.uuid != request.bucket_uuid or self._tier.write_back is None:
+        if bucket is None or bucket.uuid != request.bucket_uuid:
             raise StaleMap(f"bucket {request.bucket!r} is not known here as a remote bucket with that uuid")
         return await self._tier.write_back.states(bucket, request)
 
     async def PendingDeletions(
         self, request: pb.PendingDeletionsRequest, context: Context
     ) -> pb.PendingDeletionsResponse:
-        if self._tier.write_back is None:
-            return pb.PendingDeletionsResponse()
         names = self._tier.write_back.deletions(request.bucket_uuid, request.prefix, request.start_after, request.until)
         return pb.PendingDeletionsResponse(name=names)
 

@@ -114,7 +114,7 @@ class WriteThrough:
         Overloaded."""
         first = next((small for small in request.object if self.written_back(small.bucket) is not None), None)
         bucket = self.written_back(first.bucket) if first is not None else None
-        if first is None or bucket is None or self._tier.write_back is None:
+        if first is None or bucket is None:
             yield
             return
         async with self._tier.write_back.admitted(bucket, first.name, sum(len(one.data) for one in request.object)):

@@ -189,7 +189,6 @@ def test_an_upload_that_ends_while_a_node_lists_what_is_pending_is_forgotten(
         bucket.flush(timeout_s=60)
         for number, store in enumerate(stores):
             write_back = cluster.batches(number).resources.remote.write_back
-            assert write_back is not None
             monkeypatch.setattr(store.uploads, "pending", lambda: listed)
             write_back._load()
             assert not write_back.rows()

@@ -29,7 +29,7 @@ from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_DELETED, REMOTE_ETAG, 
 from storage_node.limits.tasks import keep_going
 from storage_node.remote.backend import Backend
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
-from storage_node.remote.write_back.upload_owners import AloneOwner, UploadOwners
+from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.remote.write_back.upload_plan import ANY, Base, PendingUpload, Step, base_of, pending_upload
 from storage_node.remote.write_back.uploader import Uploader
 from storage_node.settings.declarations import RemoteSettings
@@ -84,7 +84,7 @@ class WriteBack:
         backend: Callable[[RemoteBucket], Backend],
         read: Callable[..., Awaitable[Any]],
         settings: RemoteSettings,
-        owners: UploadOwners | AloneOwner,
+        owners: AloneOwner,
         note_changes: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
     ) -> None:
         """`note_changes`: marks objects that are about to be changed, for the bucket's inventory."""
