@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
+from ais_loader.errors import InvalidRequest
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.number_batches import as_integers
 from ais_loader.training.plan_position import PlanPosition, PlanRun
-from ais_loader.training.refused_loaders import refuse_shards
+
+
+def _refuse_shards(caller: FrameType, place: Callable[[], tuple[int, int]]) -> None:
+    """Raises InvalidRequest if the caller is accelerate's sampler that divides steps, and these are of one rank."""
+    loaders = sys.modules.get("accelerate.data_loader")
+    if loaders is None or not isinstance(shard := caller.f_locals.get("self"), loaders.BatchSamplerShard):
+        return
+    if shard.num_processes > 1 and place()[1] > 1:
+        raise InvalidRequest(
+            "accelerate would divide the steps of each rank among all ranks once more: do not pass a DataLoader with a "
+            "BatchSampler to prepare(). It already reads the steps of its own rank"
+        )
 
 
 class BatchSampler:
@@ -44,7 +57,7 @@ class BatchSampler:
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Return the batches that are left in the epoch: lists of numbers or, of a PackPlan, of packs."""
-        refuse_shards(sys._getframe(1), self.position.place)
+        _refuse_shards(sys._getframe(1), self.position.place)
         return self._hand_out(self.position.begin())
 
     def _hand_out(self, run: PlanRun) -> Iterator[list[Any]]:

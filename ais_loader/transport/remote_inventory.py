@@ -8,12 +8,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import Self
 
 from ais_loader import errors
+from ais_loader.transport.base import Transport
 from ais_loader.values.entry import ObjectInfo
-from ais_loader.values.source import Buffer
 from ais_loader.wire.inventory import (
     PREFIX,
     Block,
@@ -41,38 +41,11 @@ UNREADABLE = errors.NodeUnavailable, errors.SilenceTimeout, errors.DriveFailed, 
 log = logging.getLogger(__name__)
 
 
-class Reads(Protocol):
-    """The part of a `Transport` that reads an inventory."""
-
-    def get(
-        self,
-        bucket: str,
-        name: str,
-        *,
-        start: int,
-        length: int | None,
-        member: str | None,
-        verify: bool,
-        timeout_s: float,
-    ) -> Iterator[Buffer]: ...
-    def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]: ...
-    def objects(
-        self,
-        bucket: str,
-        *,
-        prefix: str,
-        page_size: int,
-        start_after: str = "",
-        skip_missing_drives: bool = False,
-        stored_only: bool = False,
-    ) -> Iterator[ObjectInfo]: ...
-
-
 class InventoryReader:
     """The current inventory of a bucket, as it was when it was opened."""
 
     def __init__(
-        self, transport: Reads, bucket: str, remote: Remote, description: Description, index: BlockIndex
+        self, transport: Transport, bucket: str, remote: Remote, description: Description, index: BlockIndex
     ) -> None:
         self._transport, self._bucket, self._remote = transport, bucket, remote
         self.description = description
@@ -80,7 +53,7 @@ class InventoryReader:
         self._data = f"{PREFIX}{remote.inventory}/{description.data}"
 
     @classmethod
-    def open(cls, transport: Reads, bucket: str, remote: Remote) -> Self | None:
+    def open(cls, transport: Transport, bucket: str, remote: Remote) -> Self | None:
         """Open the inventory of a bucket; return None if there is none.
 
         Raises CorruptObject for one that cannot be read, NodeUnavailable, and what `Transport.get` raises.
@@ -176,7 +149,7 @@ class InventoryReader:
 
 
 def readable(
-    transport: Reads, bucket: str, remote: Remote, prefix: str, without_data: str = ""
+    transport: Transport, bucket: str, remote: Remote, prefix: str, without_data: str = ""
 ) -> InventoryReader | None:
     """Open the inventory that has all objects with this prefix; return None if there is none, or, with a warning, if it
     cannot be read.
@@ -194,7 +167,7 @@ def readable(
 
 
 def cold_objects(
-    transport: Reads,
+    transport: Transport,
     bucket: str,
     remote: Remote,
     prefix: str,
@@ -223,7 +196,7 @@ def cold_objects(
         yield from listed(after)
 
 
-def _read(transport: Reads, bucket: str, name: str, start: int, length: int | None) -> bytes:
+def _read(transport: Transport, bucket: str, name: str, start: int, length: int | None) -> bytes:
     chunks = transport.get(
         bucket, name, start=start, length=length, member=None, verify=length is not None, timeout_s=_TIMEOUT_S
     )

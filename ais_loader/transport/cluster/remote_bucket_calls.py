@@ -8,8 +8,7 @@ from itertools import chain
 
 from ais_loader import errors
 from ais_loader.transport.base import PendingUploads, RemoteUsage, pending_row, require_bucket, usage_row
-from ais_loader.transport.cluster.expect import expect
-from ais_loader.transport.cluster.failover import Failover
+from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Failover, Members
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.remote import Remote
@@ -79,7 +78,27 @@ class RemoteBucketCalls(Failover):
         return self._remote_of(bucket) is not None
 
     def expect(self, request: remote_pb.ExpectRequest) -> bool:
-        return expect(self.members, request)
+        """A node that does not answer is left out the next time; its objects go to the next holder.
+
+        Raises the first refusal of a node, after all nodes were asked.
+        """
+        members = self.members
+        is_complete, refusal = True, None
+        for node, part in _parts(members, request).items():
+            try:
+                if members.calls(node).expect(part, timeout_s=QUICK_TIMEOUT_S).incomplete:
+                    is_complete = False
+            except (errors.NodeUnavailable, errors.SilenceTimeout):
+                if members.only is not None:
+                    raise
+                members.suspect(node)
+                members.refresh()
+                is_complete = False
+            except errors.LoaderError as error:
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
+        return is_complete
 
     def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> list[PendingUploads]:
         members = self.members
@@ -100,3 +119,31 @@ class RemoteBucketCalls(Failover):
             return [usage_row(self.url, row) for row in self._any(lambda node: node.remote_usage()).row]
         nodes = members.view.nodes
         return [usage_row(node.endpoint, row) for node in nodes for row in members.calls(node.uuid).remote_usage().row]
+
+
+def _parts(members: Members, request: remote_pb.ExpectRequest) -> dict[bytes, remote_pb.ExpectRequest]:
+    """Divide a request among the nodes. All get the same steps, some of which are empty."""
+    nodes = members.anybody()
+    if len(nodes) == 1:
+        return {nodes[0]: request}
+    parts: dict[bytes, remote_pb.ExpectRequest] = {}
+    for node in nodes:
+        if not members.is_suspect(node):
+            part = parts[node] = remote_pb.ExpectRequest()
+            part.CopyFrom(request)
+            del part.step[:]
+            part.step.extend(remote_pb.ExpectedStep() for _ in request.step)
+    for index, bucket in enumerate(request.bucket):
+        places = [
+            (at, name)
+            for at, step in enumerate(request.step)
+            for position, name in enumerate(step.name)
+            if index == (step.bucket_index[position] if step.bucket_index else 0)
+        ]
+        holders = members.holders(bucket, [name for _, name in places])
+        for (at, name), found in zip(places, holders, strict=True):
+            node = members.by_trust(found)[0] if found else b""
+            if node in parts:
+                parts[node].step[at].name.append(name)
+                parts[node].step[at].bucket_index.append(index)
+    return parts

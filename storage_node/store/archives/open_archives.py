@@ -25,7 +25,6 @@ from pathlib import Path
 from ais_loader.errors import ArchiveError, ArchiveIndexError, ArchiveIndexStale, CorruptObject, LoaderError
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard
 from storage_node.store.archives.index import MemberIndex
-from storage_node.store.archives.index_cache import IndexCache
 from storage_node.store.archives.index_format import ShardState
 from storage_node.store.archives.kinds import recognise
 from storage_node.store.archives.source import CheckedSource, FdSource, chunks_of
@@ -43,6 +42,58 @@ REFUSED_SHARDS = 1024
 COPY_TIMEOUT_S = 60.0
 _SUFFIX = ".index"
 log = logging.getLogger(__name__)
+
+
+_VIEWS_BYTES = 2 << 10
+"""Approximate memory of an index beside its bytes."""
+
+
+class IndexCache:
+    """Verified indexes by the file of their shard, the least recently used dropped first. Thread-safe.
+
+    An index that is mapped from its file is not kept: it holds a descriptor, and its file could be truncated.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._indexes: OrderedDict[bytes, MemberIndex] = OrderedDict()  # guarded by _lock, as is the size
+        self.size_bytes = 0
+
+    def get(self, path: bytes) -> MemberIndex | None:
+        with self._lock:
+            found = self._indexes.get(path)
+            if found is not None:
+                self._indexes.move_to_end(path)
+            return found
+
+    def add(self, path: bytes, index: MemberIndex) -> None:
+        if index.is_mapped:
+            return
+        with self._lock:
+            self._drop(path)
+            self._indexes[path] = index
+            self.size_bytes += _memory_bytes(index)
+            while self.size_bytes > self._limit_bytes:
+                self._drop(next(iter(self._indexes)))
+
+    def drop(self, path: bytes) -> None:
+        with self._lock:
+            self._drop(path)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._indexes.clear()
+            self.size_bytes = 0
+
+    def _drop(self, path: bytes) -> None:
+        index = self._indexes.pop(path, None)
+        if index is not None:
+            self.size_bytes -= _memory_bytes(index)
+
+
+def _memory_bytes(index: MemberIndex) -> int:
+    return index.file_bytes + _VIEWS_BYTES
 
 
 def named_message(error: LoaderError, name: str, member: str | None = None) -> str:
