@@ -3,6 +3,8 @@
 A writer ("a") holds the store exclusively. In a forked child, and after unpickling, a writer's transport becomes a
 reader: one writer, any number of readers. This is the only module of ais_loader that imports storage_node; it is
 imported only when such a store is opened.
+
+The module is long because one class has all calls of `Transport`: each is short, and leads to the code of the node.
 """
 
 from __future__ import annotations
