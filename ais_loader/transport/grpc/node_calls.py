@@ -3,6 +3,8 @@
 Channels connect lazily and belong to the process that created them. gRPC does not survive a fork, so connections are
 closed before a fork and opened again on next use: batches in flight resume by themselves, and calls are waited for, or
 repeated; see `fork_safety`. Other retries are up to the caller, who may ask another node.
+
+The module is long because it has one short method for each call of a node.
 """
 
 from __future__ import annotations
