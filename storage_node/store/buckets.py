@@ -183,7 +183,7 @@ class Buckets:
             self._record.deleted_buckets.add(bucket.uuid_bytes)
             for drive in self._drives.live():
                 drive.refuse_bucket(bucket.uuid_bytes)
-                drive.set_cuts(self._record.current.cuts)
+                drive.changes.set_cuts(self._record.current.cuts)
         failpoint("bucket.recorded")
         return self.purge(bucket.uuid)
 
@@ -195,12 +195,12 @@ class Buckets:
         for drive in self._drives.live():
             found = drive.scan_all(bytes.fromhex(bucket_uuid), "", "")
             while names := [name for name, _ in itertools.islice(found, _PURGE_AT_ONCE)]:
-                deleted = drive.delete(bytes.fromhex(bucket_uuid), names, tombstones=True)
+                deleted = drive.changes.delete(bytes.fromhex(bucket_uuid), names, tombstones=True)
                 gone = {name for name, was_there in zip(names, deleted, strict=True) if was_there} - seen
                 purged += len(gone)
                 if moving:
                     seen |= gone
-            drive.trim(bytes.fromhex(bucket_uuid))
+            drive.changes.trim(bytes.fromhex(bucket_uuid))
             drive.changes.usage.stop(bytes.fromhex(bucket_uuid))
         if self._drives.all_live():
             with self._record.lock:

@@ -78,7 +78,6 @@ class CutCheck:
             )
 
     def close(self) -> None:
-        """Close the scans."""
         for scan in self._scans:
             scan.close()
 
@@ -123,7 +122,7 @@ class Snapshots:
             # The cuts are set before the commit. Otherwise a record whose commit fails here, but which is found at the
             # next start, would represent a snapshot whose versions were not retained.
             for drive in drives:
-                drive.set_cuts(record.cuts)
+                drive.changes.set_cuts(record.cuts)
             check = CutCheck([drive.catalog for drive in drives], found.uuid_bytes, cut)
             failpoint("snapshot.cut")
             try:
@@ -167,7 +166,7 @@ class Snapshots:
                 self._record.commit(self._record.current.without_snapshot(found.uuid, name))
                 for drive in self._drives.live():
                     with drive.quiet():
-                        drive.set_cuts(self._record.current.cuts)
+                        drive.changes.set_cuts(self._record.current.cuts)
             failpoint("snapshot.released")
             with contextlib.suppress(LoaderError):  # it is deleted; the next start removes what is left
                 self.trim(found.uuid)
@@ -187,10 +186,10 @@ class Snapshots:
             # Before the commit, as in `create`.
             both = {uuid: [*cuts, *self._record.current.cuts.get(uuid, ())] for uuid, cuts in record.cuts.items()}
             for drive in self._drives.live():
-                drive.set_cuts({**self._record.current.cuts, **both})
+                drive.changes.set_cuts({**self._record.current.cuts, **both})
             self._record.commit(record, whoever=True)  # a missing drive gets it when it comes back
             for drive in self._drives.live():
-                drive.set_cuts(record.cuts)
+                drive.changes.set_cuts(record.cuts)
 
     def finish_trimming(self) -> None:
         """Release what deleted snapshots have left. Raises LoaderError."""
@@ -202,7 +201,7 @@ class Snapshots:
     def trim(self, bucket_uuid: str) -> int:
         """Release what no snapshot of a bucket sees any more. Returns how many versions that were."""
         seen_by = self._record.current.snapshots.get(bucket_uuid)
-        trimmed = sum(drive.trim(bytes.fromhex(bucket_uuid)) for drive in self._drives.live())
+        trimmed = sum(drive.changes.trim(bytes.fromhex(bucket_uuid)) for drive in self._drives.live())
         if self._drives.all_live():
             with self._record.lock:
                 if (

@@ -129,7 +129,7 @@ class Store:
                 with contextlib.suppress(OSError):  # a majority has it, and a full drive must open to be emptied
                     records.write(drive.root, current)
         for drive in self.drive_set.live():
-            drive.set_cuts(current.cuts)
+            drive.changes.set_cuts(current.cuts)
         self._finish_deletions()
 
     def _finish_deletions(self) -> None:

@@ -57,7 +57,7 @@ class Uploads:
         with self._drives.placement_lock.shared():
             for slot in self._drives.placement.entry_slots(bucket_uuid, name).slots:
                 with contextlib.suppress(VersionConflict):  # there is something newer
-                    self._drives.at(slot).delete(
+                    self._drives.at(slot).changes.delete(
                         bucket_uuid, [name], tombstones=True, condition=Condition(not_above=version)
                     )
 

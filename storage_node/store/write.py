@@ -60,7 +60,6 @@ class Upload:
 
     @property
     def drive(self) -> Drive:
-        """Drive on which the object is staged."""
         return self._staged.drive
 
     @property
@@ -321,14 +320,14 @@ class WriteRouter:
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
-                return owner.delete(bucket_uuid, [name], condition=condition, copies_only=copies_only)[0]
+                return owner.changes.delete(bucket_uuid, [name], condition=condition, copies_only=copies_only)[0]
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 local = owner.newest(bucket_uuid, [name])[0]
                 entries = [*others, _StagedEntry(owner, local)] if local is not None else others
                 newest = max(entries, key=_version, default=None)
                 if newest is None:
-                    return owner.delete(bucket_uuid, [name], condition=condition)[0]
+                    return owner.changes.delete(bucket_uuid, [name], condition=condition)[0]
                 if copies_only and not fmt.is_remote_copy(newest.record.raw_metadata):
                     return False
                 if done_before(condition, newest.record) is None:
@@ -336,8 +335,8 @@ class WriteRouter:
                     # Older entries first: if the newest stays, it is still the one that counts.
                     for entry in sorted(entries, key=_version):
                         if not entry.record.is_tombstone and entry is not newest:
-                            entry.drive.delete(bucket_uuid, [name])
-                return newest.drive.delete(bucket_uuid, [name], condition=condition, copies_only=copies_only)[0]
+                            entry.drive.changes.delete(bucket_uuid, [name])
+                return newest.drive.changes.delete(bucket_uuid, [name], condition=condition, copies_only=copies_only)[0]
 
     def delete_many(
         self,
@@ -352,7 +351,7 @@ class WriteRouter:
         results = self._grouped(
             bucket_uuid,
             names,
-            lambda owner, rows: owner.delete(
+            lambda owner, rows: owner.changes.delete(
                 bucket_uuid, [names[row] for row in rows], condition=condition, copies_only=copies_only
             ),
             lambda row: self._delete(bucket_uuid, names[row], condition, copies_only=copies_only),
@@ -369,7 +368,9 @@ class WriteRouter:
         results = self._grouped(
             bucket_uuid,
             [name for name, _, _ in tombstones],
-            lambda owner, rows: owner.write_tombstones(bucket_uuid, [tombstones[row] for row in rows], raw_metadata),
+            lambda owner, rows: owner.changes.write_tombstones(
+                bucket_uuid, [tombstones[row] for row in rows], raw_metadata
+            ),
             lambda row: self._write_tombstone(
                 bucket_uuid, *tombstones[row][:2], writes=tombstones[row][2], raw_metadata=raw_metadata
             ),
@@ -436,13 +437,13 @@ class WriteRouter:
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
-                return owner.write_tombstone(
+                return owner.changes.write_tombstone(
                     bucket_uuid, name, version, condition=condition, writes=writes, raw_metadata=raw_metadata
                 )
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 elsewhere = max(others, key=_version).record if others else None
-                before, left = owner.write_tombstone(
+                before, left = owner.changes.write_tombstone(
                     bucket_uuid,
                     name,
                     version,
@@ -466,7 +467,7 @@ class WriteRouter:
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
-                return owner.drop(bucket_uuid, name, version, tombstone=tombstone)
+                return owner.changes.drop(bucket_uuid, name, version, tombstone=tombstone)
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 local = owner.newest(bucket_uuid, [name])[0]
@@ -477,7 +478,7 @@ class WriteRouter:
                 if newest.record.version > version or (tombstone and not newest.record.is_tombstone):
                     return newest.record
                 for entry in sorted(entries, key=_version):
-                    entry.drive.drop(bucket_uuid, name, entry.record.version, tombstone=False)
+                    entry.drive.changes.drop(bucket_uuid, name, entry.record.version, tombstone=False)
                 return None
 
 
@@ -505,7 +506,7 @@ def _drop(entries: Sequence[_StagedEntry], bucket_uuid: bytes, name: str, *, old
     for drive, entry in entries:
         if entry.version < older_than:
             with contextlib.suppress(LoaderError):  # the change stands; rebalancing removes this later
-                drive.drop(bucket_uuid, name, entry.version, tombstone=False)
+                drive.changes.drop(bucket_uuid, name, entry.version, tombstone=False)
 
 
 def _version(entry: _StagedEntry) -> Version:

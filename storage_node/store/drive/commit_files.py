@@ -112,7 +112,6 @@ class SequenceNumbers:
 
     @property
     def next(self) -> int:
-        """The next number to be issued."""
         return self._next
 
     def take(self, count: int = 1) -> int:

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -21,7 +21,6 @@ from ais_loader.errors import (
     Closed,
     DriveFailed,
     LoaderError,
-    OutcomeUnknown,
     StoreFormatError,
     StoreNotFound,
     StoreReadOnly,
@@ -38,7 +37,6 @@ from storage_node.store.drive.ended_versions import GRACE_S, Garbage, Retention,
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.locations import Locations
-from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction
 from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.drive.transactions import Transactions
@@ -47,7 +45,7 @@ from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import CatalogEntry
 from storage_node.store.store_record import sync_folder
 
 Durability: TypeAlias = Literal["process", "power"]
@@ -256,7 +254,6 @@ class Drive:
     def scan_all(
         self, bucket_uuid: bytes, prefix: str, start_after: str, *, again: bool = False
     ) -> Iterator[tuple[str, CatalogEntry]]:
-        """Scan with tombstones."""
         if not self.writable and not again:
             self.catch_up()
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
@@ -369,62 +366,9 @@ class Drive:
             for pending in objects:
                 pending.file.discard()
 
-    def delete(
-        self,
-        bucket_uuid: bytes,
-        names: Sequence[str],
-        *,
-        tombstones: bool = False,
-        condition: Condition | None = None,
-        copies_only: bool = False,
-    ) -> list[bool | OutcomeUnknown]:
-        """Remove objects, all in one catalog commit; False for names without one. See `Transactions.delete`.
-
-        Raises as `commit` does, and VersionConflict if the condition does not hold for one of them.
-        """
-        self._require_writable()
-        return self._changes.delete(
-            bucket_uuid, names, tombstones=tombstones, condition=condition, copies_only=copies_only
-        )
-
-    def write_tombstone(
-        self,
-        bucket_uuid: bytes,
-        name: str,
-        version: Version | None,
-        modified_ns: int = 0,
-        elsewhere: CatalogEntry | None = None,
-        condition: Condition | None = None,
-        writes: bytes = b"",
-        raw_metadata: bytes = b"",
-    ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
-        """See `Transactions.write_tombstone`. Raises as `delete` does."""
-        self._require_writable()
-        return self._changes.write_tombstone(
-            bucket_uuid, name, version, modified_ns, elsewhere, condition, writes, raw_metadata
-        )
-
-    def write_tombstones(
-        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]], raw_metadata: bytes = b""
-    ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
-        """See `Transactions.write_tombstones`. Raises as `commit` does."""
-        self._require_writable()
-        return self._changes.write_tombstones(bucket_uuid, tombstones, raw_metadata)
-
-    def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
-        """See `Transactions.drop`. Raises as `commit` does."""
-        self._require_writable()
-        return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
-
-    def replace_entry(self, key: bytes, entry: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
-        """Set one catalog entry as it is, or remove it (None); the file of the previous one becomes garbage. For the
-        doctor."""
-        self._require_writable()
-        self._changes.replace_entry(key, entry, blocks)
-
     @property
     def changes(self) -> Transactions:
-        """Raises StoreReadOnly, Closed."""
+        """Changes of the catalog that stage no file. Raises StoreReadOnly, Closed."""
         self._require_writable()
         return self._changes
 
@@ -441,17 +385,6 @@ class Drive:
     def refuse_bucket(self, bucket_uuid: bytes) -> None:
         """Reject commits to this bucket from now on. The caller keeps the drive quiet."""
         self._changes.dead_buckets.add(bucket_uuid)
-
-    def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
-        """Set the cuts of all existing snapshots, by bucket: what they see is retained. The caller keeps the drive
-        quiet."""
-        self._require_writable()
-        self._changes.set_cuts(cuts)
-
-    def trim(self, bucket_uuid: bytes) -> int:
-        """Release versions that no snapshot of a bucket sees any more. Returns how many. Raises as `commit` does."""
-        self._require_writable()
-        return self._changes.trim(bucket_uuid)
 
     def flush_catalog(self) -> None:
         """Write the catalog's log to a table. Raises DriveFailed, DriveFull, StoreReadOnly, Closed."""

@@ -122,7 +122,6 @@ def _decode(data: bytes, path: Path) -> DriveIdentity:
 
 
 def create(store_uuid: str) -> DriveIdentity:
-    """Create the identity of a new drive."""
     return DriveIdentity(uuid.uuid4().hex, store_uuid)
 
 

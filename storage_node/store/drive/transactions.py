@@ -469,7 +469,7 @@ class Transactions:
         bucket_uuid: bytes,
         names: Sequence[str],
         *,
-        tombstones: bool,
+        tombstones: bool = False,
         condition: Condition | None = None,
         copies_only: bool = False,
     ) -> list[bool | OutcomeUnknown]:
@@ -517,7 +517,7 @@ class Transactions:
         bucket_uuid: bytes,
         name: str,
         version: Version | None,
-        modified_ns: int,
+        modified_ns: int = 0,
         elsewhere: CatalogEntry | None = None,
         condition: Condition | None = None,
         writes: bytes = b"",

@@ -120,7 +120,6 @@ def slot_path(segment: bytes, slot: int, generation: int) -> bytes:
 
 
 def is_segment(path: bytes) -> bool:
-    """Whether it is the path of a segment."""
     return path.startswith(_FOLDER) and path.count(b"/") == 2
 
 

@@ -17,7 +17,7 @@ def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
     size, whole, blocks = read_checksums(drive.files, entry)
     if (size, whole) != (entry.size_bytes, entry.checksum):
         return False
-    drive.replace_entry(object_key(identity), entry, blocks)
+    drive.changes.replace_entry(object_key(identity), entry, blocks)
     return True
 
 
@@ -26,7 +26,7 @@ def restore_blocks(drive: Drive, key: bytes, entry: CatalogEntry) -> bool:
     size, whole, blocks = read_checksums(drive.files, entry)
     if (size, whole) != (entry.size_bytes, entry.checksum):
         return False
-    drive.replace_entry(key, entry, blocks)
+    drive.changes.replace_entry(key, entry, blocks)
     return True
 
 
@@ -64,7 +64,7 @@ def _own_file(drive: Drive, key: bytes, entry: CatalogEntry) -> CatalogEntry | N
         drive.files.sync_names([own.path])
     finally:
         staged.discard()
-    drive.replace_entry(key, own)
+    drive.changes.replace_entry(key, own)
     return own
 
 

@@ -306,7 +306,7 @@ class _Remedies:
         treatment: Callable[[Suspect], str | None] | None = getattr(self, "_" + kind.replace("-", "_"), None)
         done = treatment(suspect) if treatment is not None else None
         if done is None and self.drop_damaged and kind in DAMAGED:
-            self.drive.replace_entry(suspect.key, None)
+            self.drive.changes.replace_entry(suspect.key, None)
             done = "dropped"
         return replace(suspect.finding, repaired=done)
 

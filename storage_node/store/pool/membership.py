@@ -187,7 +187,7 @@ class DrivePool:
             self._drives.require_open()
             if self._drives.writable:
                 self._prepare(drive)
-                drive.set_cuts(self._record.current.cuts)
+                drive.changes.set_cuts(self._record.current.cuts)
                 with contextlib.suppress(OSError):  # other drives have it, and a full drive must open to be emptied
                     records.write(drive.root, self._record.current)
             self._drives.put_in(slot, drive)

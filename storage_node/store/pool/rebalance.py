@@ -164,7 +164,6 @@ class _Step:
         return self._scanned >= _MAX_SCANNED or (self._objects > 0 and enough)
 
     def run(self, sweep: _Sweep, max_objects: int, max_bytes: int) -> None:
-        """Continue a sweep."""
         self._sweep = sweep
         while sweep.slots and self._drives.changes == sweep.changes:
             if self.is_spent(max_objects, max_bytes):
@@ -223,7 +222,7 @@ class _Step:
         for entry in group:
             if fmt.bucket_of_key(entry.key) in self._purging:
                 bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
-                self._drives.at(slot).delete(bucket_uuid, [name], tombstones=True)
+                self._drives.at(slot).changes.delete(bucket_uuid, [name], tombstones=True)
             else:
                 by_owner.setdefault(entry.owner, []).append(entry)
         for owner, entries in by_owner.items():
@@ -310,7 +309,7 @@ class _Step:
                 found, key=lambda pair: pair[1].version
             )  # of equal versions the owner's, which comes first
             if best is not target and newest.is_tombstone:
-                target.write_tombstone(
+                target.changes.write_tombstone(
                     bucket_uuid,
                     name,
                     newest.version,
@@ -344,7 +343,7 @@ class _Step:
                 continue
             for drive, record in found.items():
                 if owners is not None and record.version <= owners.version:
-                    drive.drop(bucket_uuid, name, record.version, tombstone=False)
+                    drive.changes.drop(bucket_uuid, name, record.version, tombstone=False)
             self._objects += 1
             self._bytes += entry.record.size_bytes
 

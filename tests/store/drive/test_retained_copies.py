@@ -9,8 +9,8 @@ import pytest
 
 from ais_loader.errors import WriteTooLate
 from storage_node.store import format as fmt
-from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.transactions import Transactions
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.read.object_reader import open_object
@@ -232,15 +232,15 @@ def test_a_snapshot_that_goes_while_another_one_is_trimmed_leaves_nothing(
     cut(store, s=CUT, t=CUT + 1)
     put(store, 2000, b"now")
     cut(store, t=CUT + 1)
-    trim = Drive.trim
+    trim = Transactions.trim
 
-    def trimmed(drive: Drive, bucket_uuid: bytes) -> int:
-        done = trim(drive, bucket_uuid)
-        if drive is drive_of(store, "a"):
+    def trimmed(changes: Transactions, bucket_uuid: bytes) -> int:
+        done = trim(changes, bucket_uuid)
+        if changes is drive_of(store, "a").changes:
             cut(store)
         return done
 
-    monkeypatch.setattr(Drive, "trim", trimmed)
+    monkeypatch.setattr(Transactions, "trim", trimmed)
     store.snapshots.finish_trimming()
     assert retained(store) == ["a"] and store.record.current.trimming
     store.snapshots.finish_trimming()

@@ -11,6 +11,7 @@ import pytest
 
 from storage_node.store.drive.catalog import Catalog
 from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.transactions import Transactions
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.pool import rebalance
@@ -25,7 +26,7 @@ PLACES: dict[str, tuple[type, str]] = {
     "looking": (Drive, "newest"),
     "committing": (Drive, "commit"),
     "syncing": (Drive, "sync"),
-    "dropping": (Drive, "drop"),
+    "dropping": (Transactions, "drop"),
     "scanning": (Catalog, "scan"),
 }
 ERRORS = [MemoryError("no memory"), KeyboardInterrupt(), RuntimeError("a defect"), OSError(24, "too many open files")]
