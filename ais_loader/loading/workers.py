@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
-from ais_loader.loading.bad_samples import BadSample, OnBad, good_samples
-from ais_loader.training.number_batches import entry_of, in_packs, sample_numbers, sends_ahead
+from ais_loader import errors
+from ais_loader.loading.bad_samples import BadSample, OnBad
+from ais_loader.training.number_batches import checked_index, entry_of, in_packs, sample_numbers, sends_ahead
 from ais_loader.training.sample_parts import parts_of, place_of
 from ais_loader.training.take_samples import HEARD
 from ais_loader.values.batch import Batch
 from ais_loader.values.timing import BatchTiming, Cause
 
 Collate = Callable[[list[Any]], Any]
+_OF_THE_STORE = (
+    errors.AccessDenied,
+    errors.Closed,
+    errors.NodeUnavailable,
+    errors.Overloaded,
+    errors.RemoteUnavailable,
+    errors.SilenceTimeout,
+    errors.StaleMap,
+    errors.StoreError,
+)
+"""Errors that say nothing about a sample: they are always raised."""
 
 
 @dataclass(slots=True)
@@ -118,7 +130,7 @@ class Fetcher:
         progress.enter("fetch" if self._begins else "decode")  # a dataset of its own does both, unheard
         began_s = time.perf_counter()
         try:
-            samples, bad = good_samples(self, work, pending)
+            samples, bad = _good_samples(self, work, pending)
             got_s = time.perf_counter()
             timings = [batch.timing for batch in progress.batches]
             progress.enter("collate")
@@ -151,3 +163,64 @@ class Fetcher:
             entry = None
         name = f"sample {number}" if entry is None else place_of(parts_of(entry)[0])
         return name if len(work) == 1 else f"{name}, …"
+
+
+def _good_samples(fetcher: Fetcher, work: Any, pending: Any) -> tuple[Any, list[BadSample]]:
+    """Return the samples of a batch without the bad ones, or with others in their place, and the bad ones.
+
+    If the batch fails, its halves are fetched again, and theirs, until the samples that fail are found.
+    """
+    try:
+        return fetcher.samples(work, pending), []
+    except Exception as error:
+        if fetcher.on_bad == "raise" or isinstance(error, _OF_THE_STORE):
+            raise
+        _refuse_bad_numbers(fetcher, work)
+        found = list(_each(fetcher, work, error))
+    good = [at for at, one in enumerate(found) if not isinstance(one, Exception)]
+    bad, samples = [], []
+    for at, one in enumerate(found):
+        if not isinstance(one, Exception):
+            samples.append(one)
+            continue
+        policy = cast(Any, fetcher.on_bad)(one) if callable(fetcher.on_bad) else fetcher.on_bad
+        if policy not in ("skip", "substitute"):
+            raise one
+        if not good:
+            raise errors.EntryFailed(f"none of the {len(found)} samples of a batch is good: {one}") from one
+        bad.append(BadSample(fetcher.name_of(_part(work, at, at + 1)), type(one).__name__))
+        if policy == "substitute":
+            samples.append(found[next((other for other in good if other > at), good[0])])
+    return samples, bad
+
+
+def _each(fetcher: Fetcher, work: Any, error: Exception) -> Iterator[Any]:
+    """Yield each sample of a batch that failed, or the error of the sample."""
+    if len(work) == 1:
+        yield error
+        return
+    middle = len(work) // 2
+    for part in (_part(work, 0, middle), _part(work, middle, len(work))):
+        try:
+            yield from fetcher.samples(part)
+        except _OF_THE_STORE:
+            raise
+        except Exception as part_error:  # noqa: BLE001 - of any decoder
+            yield from _each(fetcher, part, part_error)
+
+
+def _part(work: Any, first: int, stop: int) -> Any:
+    part = work[first:stop]
+    if (size := getattr(work, "item_bytes", None)) is not None:
+        part = type(work)(part)
+        part.item_bytes = size
+    return part
+
+
+def _refuse_bad_numbers(fetcher: Fetcher, work: Any) -> None:
+    """Raise IndexError or TypeError for numbers that the dataset does not have: the sampler is at fault."""
+    numbers = sample_numbers(work)
+    if hasattr(fetcher.dataset, "__len__") and not any(isinstance(number, (str, tuple, dict)) for number in numbers):
+        for number in numbers:
+            if hasattr(number, "__index__"):
+                checked_index(number, len(fetcher.dataset))
