@@ -19,7 +19,7 @@ from ais_loader.values.html import html_of_entries
 from ais_loader.values.joined_ranges import JoinedRanges
 from ais_loader.values.packed import PackedBatch, pack
 from ais_loader.values.requests import OnError, transformed_of
-from ais_loader.values.timing import BatchTiming, Cause, Stopwatch
+from ais_loader.values.timing import BatchTiming, Cause, TimingStopwatch
 from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -61,7 +61,7 @@ class Batch:
         error of the entry that ended the batch."""
         self._joined = joined  # ranges of `entries`, which are then requested separately
         requested = len(entries) if joined is None else len(joined.requested)
-        self._watch = Stopwatch()
+        self._watch = TimingStopwatch()
         self.between_frames: Cause = "consumer"
         """Cause to which `timing` attributes the time between two frames; set by callers that consume frames for a
         purpose."""

@@ -1,6 +1,6 @@
 """Batch timing: every moment of a batch counts for exactly one of five causes.
 
-A `Stopwatch` goes from cause to cause as the batch does, at most a few times per frame and never per item.
+A `TimingStopwatch` goes from cause to cause as the batch does, at most a few times per frame and never per item.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BatchTiming:
         return self.queue_s + self.ahead_s + self.wire_s + self.consumer_s + self.decode_s
 
 
-class Stopwatch:
+class TimingStopwatch:
     """Running measurement of one batch. Belongs to one thread at a time."""
 
     __slots__ = ("_cause", "_since_s", "_spent_s", "entries", "failures", "heard", "payload_bytes")

@@ -38,7 +38,7 @@ def named(objects: Iterable[tuple[str, str, str]]) -> dict[str, list[str | list[
     return found
 
 
-class BatchLines:
+class BatchReads:
     """Lines of the batches of one session. Belongs to the node's event loop."""
 
     def __init__(self, log: AuditLog, *, names: bool) -> None:

@@ -27,7 +27,7 @@ from typing import Protocol, TypeVar
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.audit.reads import BatchLines
+from storage_node.audit.reads import BatchReads
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assembled_batch import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
@@ -437,11 +437,11 @@ class _Session:
         return LocalBatch(call, sends_files=self._sends_files)
 
 
-def _lines_of(node: Node) -> BatchLines | None:
+def _lines_of(node: Node) -> BatchReads | None:
     """Return the lines of a session's batches in the audit log; None if they are not logged."""
     if node.audit is None or not node.config.audit.logs_reads:
         return None
-    lines = BatchLines(node.audit, names=node.config.audit.names)
+    lines = BatchReads(node.audit, names=node.config.audit.names)
     return lines if lines.are_written else None
 
 

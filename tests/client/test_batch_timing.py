@@ -23,7 +23,7 @@ from ais_loader import (
     errors,
 )
 from ais_loader.testing import FaultyLink, NodeProcess
-from ais_loader.values.timing import Stopwatch
+from ais_loader.values.timing import TimingStopwatch
 
 SIZE_BYTES = 200_000
 NAMES = [f"{at:02d}" for at in range(20)]
@@ -130,7 +130,7 @@ def test_time_before_a_batch_has_its_turn_is_spent_ahead(filled: Bucket) -> None
 
 
 def test_the_causes_add_up_to_the_life_of_the_batch(behind_slow_link: Bucket) -> None:
-    watch = Stopwatch()
+    watch = TimingStopwatch()
     batch = behind_slow_link.get_batch(NAMES)
     dawdle()
     for item in batch:
