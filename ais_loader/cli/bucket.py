@@ -11,12 +11,13 @@ import click
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.new_bucket import note_copies
-from ais_loader.cli.show import OutputLines, count_text, note, printable, size_text, time_text
+from ais_loader.cli.show import OutputLines, count_text, note, printable, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import BucketExists, BucketHasSnapshots, BucketNotEmpty, InvalidRequest
 from ais_loader.objects.client import Client
 from ais_loader.transport.base import BucketInfo
+from ais_loader.values.html import local_time
 from ais_loader.values.size_of_text import size_of_text
 from ais_loader.wire.remote import Remote
 
@@ -327,4 +328,4 @@ def uploads(name: Target, days: float | None, as_json: bool, store: StoreChoice)
                     lines.add(json.dumps(dataclasses.asdict(one)))
                 else:
                     size = f"{count_text(one.parts, 'part')}, {size_text(one.size_bytes)}"
-                    lines.add(f"{one.id}  {time_text(one.modified_ns)}  {size}  {printable(one.name)}")
+                    lines.add(f"{one.id}  {local_time(one.modified_ns)}  {size}  {printable(one.name)}")

@@ -13,12 +13,13 @@ import click
 from ais_loader.cli.bucket import list_buckets
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.names import Listed, one_level
-from ais_loader.cli.show import OutputLines, count_text, info_fields, note, printable, size_text, time_text, waiting
+from ais_loader.cli.show import OutputLines, count_text, info_fields, note, printable, size_text, waiting
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import DriveFailed, ObjectNotFound
 from ais_loader.objects.bucket import Bucket
 from ais_loader.values.entry import MemberInfo, ObjectInfo
+from ais_loader.values.html import local_time
 from ais_loader.values.urls import SCHEME
 
 _PAGE_SIZE = 1000
@@ -174,7 +175,7 @@ def _line(one: Listed, *, as_long: bool, human: bool) -> str:
         return name
     if isinstance(one, ObjectInfo):
         size = _size(one.size_bytes, human=human)
-        return f"{size}  {time_text(one.modified_ns)}  {one.checksum:08x}  {one.version}  {name}"
+        return f"{size}  {local_time(one.modified_ns)}  {one.checksum:08x}  {one.version}  {name}"
     if one.holds is None:
         return f"{'?':>{10 if human else 14}}  {'folder':>19}  {name}"
     return f"{_size(one.holds.size_bytes, human=human)}  {count_text(one.holds.objects, 'object'):>19}  {name}"

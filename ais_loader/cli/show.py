@@ -87,11 +87,6 @@ def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun.removesuffix('y')}ies" if noun.endswith("py") else f"{count:,} {noun}s"
 
 
-def time_text(time_ns: int) -> str:
-    """Format a time as local time, to the second."""
-    return datetime.fromtimestamp(time_ns // 10**9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
 def _utc(time_ns: int) -> str:
     seconds, rest_ns = divmod(time_ns, 10**9)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest_ns // 1000).isoformat(timespec="microseconds")

@@ -9,10 +9,11 @@ import click
 
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.groups import HintingGroup
-from ais_loader.cli.show import OutputLines, count_text, note, size_text, time_text
+from ais_loader.cli.show import OutputLines, count_text, note, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import InvalidRequest
+from ais_loader.values.html import local_time
 from ais_loader.values.snapshots import SNAPSHOT_MARK, SnapshotInfo
 
 
@@ -86,4 +87,4 @@ def rm(gone: _Pinned, store: StoreChoice) -> None:
 def _line(info: SnapshotInfo, *, as_long: bool) -> str:
     if not as_long:
         return info.pinned
-    return f"{info.objects:>10}  {info.size_bytes:>14}  {time_text(info.created_ns)}  {info.pinned}"
+    return f"{info.objects:>10}  {info.size_bytes:>14}  {local_time(info.created_ns)}  {info.pinned}"

@@ -19,7 +19,7 @@ def html_of_objects(title: str, objects: Iterable[ObjectInfo]) -> str:
         first = list(itertools.islice(objects, _ROWS + 1))
     except LoaderError as error:
         return f"<p>{escape(title)}: {escape(str(error))}</p>"
-    rows = [(info.name, f"{info.size_bytes:,}", _time(info.modified_ns), info.version) for info in first[:_ROWS]]
+    rows = [(info.name, f"{info.size_bytes:,}", local_time(info.modified_ns), info.version) for info in first[:_ROWS]]
     more = "and more" if len(first) > _ROWS else f"{len(first)} in all"
     return _table(title, ("name", "bytes", "stored", "version"), rows, more)
 
@@ -38,7 +38,7 @@ def html_of_entries(title: str, entries: Sequence[Entry | str], bucket: str | No
     return _table(title, ("", "bucket", "name", "member", "bytes", "version"), rows, more)
 
 
-def _time(time_ns: int) -> str:
+def local_time(time_ns: int) -> str:
     """Format a time as local time, to the second."""
     return datetime.fromtimestamp(time_ns // 10**9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
