@@ -194,7 +194,6 @@ class BenchPlan:
         return f"{self.prefix}{number:09d}"
 
     def archive(self, number: int) -> tuple[str, str]:
-        """Return the archive and the member of the object with this number."""
         return f"{self.prefix}{number // self.members:09d}.tar", f"{number:09d}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -164,7 +164,6 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def machines(found: Mapping[str, Any]) -> set[str]:
-    """Return all machines that took part."""
     return {found["machine"], *(part["machine"] for part in found["clients"])}
 
 

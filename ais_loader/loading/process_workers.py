@@ -325,7 +325,6 @@ class _Worker:
         return True, f"{name.rstrip(bytes(1)).decode()!r} since {time.strftime('%X', time.localtime(since_s))}"
 
     def stacks(self) -> str:
-        """Return the stacks of its threads."""
         if self.notes is None or not self.stage()[0]:
             return "not available: it has not begun"
         size = os.fstat(self.notes).st_size

@@ -97,7 +97,6 @@ def part_digests(parts: Iterable[Any]) -> list[tuple[int, str]]:
 
 
 def is_packed(batch: Iterable[Any]) -> bool:
-    """Whether this is a batch of packs."""
     return isinstance(batch, list) and bool(batch) and isinstance(batch[0], list)
 
 

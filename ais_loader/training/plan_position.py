@@ -60,7 +60,6 @@ class PlanRun:
             yield step, self.draw(step), count
 
     def draw(self, step: int) -> Any:
-        """Return the plan's batch of a step."""
         return self._position.draw(self.start.epoch, step)
 
     def named(self, step: int) -> str:

@@ -370,7 +370,6 @@ def object_info(info: objects_pb.ObjectInfo) -> ObjectInfo:
 
 
 def pending_row(node: str, row: remote_pb.PendingBucket) -> PendingUploads:
-    """Return what one node has pending in one bucket."""
     failures = {one.name: from_node(one.error.kind, one.error.message) for one in row.failure}
     return PendingUploads(node, row.bucket, row.count, row.bytes, row.oldest_s, row.conflicts, failures)
 

@@ -29,7 +29,6 @@ def names_of_page(page: pb.ListResponse) -> NamesBlock:
 
 
 def names_of_objects(objects: Iterable[ObjectInfo]) -> Iterator[NamesBlock]:
-    """Yield the names of a listing in blocks."""
     left = iter(objects)
     while group := [info.name.encode() for info in itertools.islice(left, _NAMES_TOGETHER)]:
         yield NamesBlock.of(group)

@@ -23,7 +23,6 @@ _HEAD = struct.Struct("<8sIIQQQI")
 
 
 def index_name(name: str) -> str:
-    """Return the name of the index of an object."""
     return f"{PREFIX}{name}"
 
 

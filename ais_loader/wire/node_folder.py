@@ -67,7 +67,6 @@ class NodeFolder:
 
     @property
     def has_store(self) -> bool:
-        """Whether the drive belongs to a store."""
         return _is_drive(self.drive)
 
     @property

@@ -44,7 +44,6 @@ class AISRangeReader:
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
         file = self._opened()
         return file.seek(0, io.SEEK_END)
 

@@ -17,5 +17,4 @@ class ManifestFinding:
     message: str
 
     def fields(self) -> dict[str, str | int]:
-        """Return the fields for --json."""
         return asdict(self)

@@ -128,7 +128,6 @@ def _show(found: Iterator[dict[str, Any]], as_json: bool) -> None:
 
 
 def _text(line: dict[str, Any]) -> str:
-    """Return the text of a line, for people."""
     whose = line.get("tenant", "-")
     who = f"{line.get('by', '-')} {whose} {line.get('token', '-')}"
     about = [line.get("call", line["event"]), *line.get("buckets", ()), line.get("target", "")]

@@ -9,7 +9,6 @@ OPERATOR_URI = "ais-loader:operator"
 
 
 def node_uri(uuid: bytes) -> str:
-    """Return the URI name of a node's certificate."""
     return NODE_PREFIX + uuid.hex()
 
 

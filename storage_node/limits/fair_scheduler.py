@@ -96,12 +96,10 @@ class WeightedScheduler(Generic[T]):
         self._serve(tenant, cost)
 
     def charge_running(self, cost: float) -> None:
-        """Charge for each running item."""
         for tenant in self._running.values():
             self._advance(tenant, cost * tenant.running)
 
     def end(self, name: str) -> None:
-        """End a running item."""
         tenant = self._running[name]
         tenant.running -= 1
         if not tenant.running:
@@ -401,7 +399,6 @@ class JobTurns(_Turns):
         await self._acquire(tenant, 1.0 if self._clock_s is None else 0.0, 0.0)
 
     def end(self, tenant: str) -> None:
-        """End a job that has begun."""
         if self._clock_s is not None:
             self._charge_time(self._clock_s())
         self._scheduler.end(tenant)

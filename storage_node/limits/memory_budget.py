@@ -63,7 +63,6 @@ class MemoryBudget:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether at least half of it is held."""
         return 2 * self.held_bytes >= self.limit_bytes
 
     def is_full(self, size_bytes: int) -> bool:

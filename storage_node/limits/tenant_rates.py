@@ -78,6 +78,5 @@ class TenantRates:
         return why
 
     def spend(self, tenant: str, size_bytes: int) -> None:
-        """Count bytes that a tenant is given."""
         if self._bytes_per_s:
             self._of(tenant).bytes -= size_bytes

@@ -62,7 +62,6 @@ class RunningNode:
 
     @cached_property
     def memory(self) -> dict[str, MemoryBudget | ResultCache]:
-        """Memory by kind."""
         resources, node = self.resources, self.node
         budgets: dict[str, MemoryBudget | ResultCache] = {
             "frames": resources.budget,
@@ -122,7 +121,6 @@ class RunningNode:
         return {name: read(counts) for name, counts in self._remote_usage.items()}
 
     def map_states(self) -> dict[str, int]:
-        """Return the number of nodes in the cluster map, by state."""
         view = self.membership.view
         states: list[int] = [node.state for node in view.nodes] if view is not None else []
         return {name.lower(): states.count(state) for name, state in ais_cluster_pb2.MapNode.State.items()}

@@ -212,6 +212,5 @@ class HostLimiters:
         self._by_host: dict[str, HostLimiter] = {}
 
     def of(self, host: str) -> HostLimiter:
-        """Return the limiter of one host."""
         with self._lock:
             return self._by_host.setdefault(host, HostLimiter(self._most, most_ahead=self._most_ahead))

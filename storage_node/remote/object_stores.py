@@ -64,7 +64,6 @@ class ObjectStores:
 
     @cached_property
     def writer(self) -> Any:
-        """The store for puts in one request."""
         return self._store(self.timeout_s * _PUT_FACTOR, 0)
 
     @cached_property

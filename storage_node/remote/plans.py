@@ -240,7 +240,6 @@ class Plans:
     # -- keys
 
     def knows(self, loader: bytes) -> bool:
-        """Return whether a loader has a window."""
         return loader in self._windows
 
     def take_passed(self) -> list[PlannedKey]:

@@ -36,7 +36,6 @@ class RemoteBuckets:
         return RemoteBucket(name, record.uuid_bytes, record.remote)
 
     def all(self) -> list[RemoteBucket]:
-        """Return all remote buckets."""
         if (in_map := self._in_map()) is not None:
             return list(in_map.values())
         found = map(self.find, list(self._store.record.current.buckets))

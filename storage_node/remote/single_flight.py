@@ -52,7 +52,6 @@ class SingleFlight:
         await asyncio.gather(*map(asyncio.shield, flights), return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel all flights."""
         flights = [flight.task for flight in self._flights.values()]
         for flight in flights:
             flight.cancel()

@@ -59,7 +59,6 @@ class UsageCounts:
     """Time that readers waited for cold objects."""
 
     def add(self, other: UsageCounts) -> None:
-        """Add the counts of `other`."""
         for request, count in other.requests.items():
             self.requests[request] = self.requests.get(request, 0) + count
         self.bytes_in += other.bytes_in

@@ -245,7 +245,6 @@ class _CallLine:
         return self.entries > 0 and self._done + self._failures >= self.entries
 
     def on(self, bucket: str, *names: str, member: str = "") -> None:
-        """Note a bucket, and objects in it."""
         self._buckets.add(bucket)
         self._objects += [(bucket, name, member) for name in names]
 

@@ -160,7 +160,6 @@ class Members:
         return node in self._suspects
 
     def note_answered(self, node: bytes) -> None:
-        """Note that a node has answered."""
         self._suspects.answered(node)
 
     def anybody(self) -> list[bytes]:

@@ -521,11 +521,9 @@ class NodeCalls:
             return self._connected().session()
 
     def open_shared(self, request: batch_pb.BatchRequest) -> SharedAnswers:
-        """Request a batch on the shared session."""
         return SharedAnswers(self.session(), request)
 
     def open_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> LongBatch:
-        """Request a batch on a stream of its own."""
         self._follow()
         with GATE.call():
             conn = self._connected()

@@ -47,7 +47,6 @@ class Watchdog:
         return self
 
     def note_progress(self) -> None:
-        """Note activity."""
         self._seen_at = time.monotonic()
 
     def rest(self) -> None:

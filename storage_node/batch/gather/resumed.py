@@ -53,7 +53,6 @@ class Resumed:
 
 
 def _moved(frame: Frame, by_bytes: int) -> Frame:
-    """Return a piece with its offset and entry size shifted."""
     assert frame.piece is not None
     piece = replace(frame.piece, offset=frame.piece.offset + by_bytes, entry_size=frame.piece.entry_size + by_bytes)
     return replace(frame, piece=piece)

@@ -193,5 +193,4 @@ def _next_generation(drive: Drive) -> int:
 
 
 def _owning(view: ClusterView) -> set[bytes]:
-    """Return the nodes that own objects."""
     return {node.uuid for node in view.nodes if node.state != pb.MapNode.LEAVING}

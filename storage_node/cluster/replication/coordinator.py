@@ -346,7 +346,6 @@ def _write_of(replica_set: ReplicaSet, header: pb.PutHeader) -> PendingWrite:
 
 
 def _raised(result: Result) -> pb.ObjectInfo:
-    """Return a result, or raise the error that it is."""
     if isinstance(result, LoaderError):
         raise result
     return result

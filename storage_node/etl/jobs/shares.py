@@ -76,7 +76,6 @@ def whole(parts: Mapping[bytes, pb.NodeJob], nodes: Sequence[bytes], division: D
 
 
 def add(total: pb.JobCounts, more: pb.JobCounts) -> None:
-    """Add counts in place."""
     for field in pb.JobCounts.DESCRIPTOR.fields:
         setattr(total, field.name, getattr(total, field.name) + getattr(more, field.name))
 

@@ -57,7 +57,6 @@ class TransformCalls:
         self._etl.transforms.follow()
 
     def state(self, request: pb.TransformStateRequest) -> pb.TransformStateResponse:
-        """Return the states of transforms in this process."""
         wanted = set(request.name)
         found = [one for one in self._etl.registry.all() if not wanted or one.name in wanted]
         states = {one.name: self._etl.transforms.state(one, with_log=request.with_log) for one in found}

@@ -47,7 +47,6 @@ def result_key(
 
 
 def args_of(call: pb.TransformCall) -> tuple[str, ...]:
-    """Return the arguments of all stages."""
     return tuple([stage.args for stage in call.stage])
 
 

@@ -125,7 +125,6 @@ class EntryInProgress:
         self.room.becomes(result.content if isinstance(result, Shared) else None)
 
     def release(self) -> None:
-        """Release its room."""
         self._released = True
         self.room.release()
 
