@@ -23,7 +23,8 @@ from ais_loader.loading.workers import Collate, Fetcher, Workers
 from ais_loader.plans.groups import Tail, whole_number
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.batch_sampler import BatchSampler
-from ais_loader.training.datasets import fetches_entries, hides_failures
+from ais_loader.training.datasets import hides_failures
+from ais_loader.training.number_batches import fetches_entries
 from ais_loader.training.plan import Plan
 from ais_loader.training.plan_position import PlanPosition, PlanRun, is_distributed
 from ais_loader.training.plan_sender import MAX_STEPS, PlanSender

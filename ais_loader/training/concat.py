@@ -9,8 +9,7 @@ from typing import Any
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
-from ais_loader.training.datasets import fetches_entries
-from ais_loader.training.number_batches import checked_index, in_packs, sample_numbers, sends_ahead
+from ais_loader.training.number_batches import checked_index, fetches_entries, in_packs, sample_numbers, sends_ahead
 from ais_loader.training.sample_parts import SampleParts, raw
 from ais_loader.training.take_samples import take_samples
 from ais_loader.values.batch import Batch

@@ -177,6 +177,13 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
 
     # -- for `concat`
 
+    _fetches_entries = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = ("__getitem__", "__getitems__", "__len__")
+        cls._fetches_entries = all(getattr(cls, name) is getattr(MapDataset, name) for name in own)
+
     @property
     def _request_key(self) -> Hashable:
         # Datasets with equal keys can fetch their entries with one request.
@@ -219,14 +226,6 @@ class PendingSamples:
         """Abandon data that has not arrived."""
         if self._batch is not None:
             self._batch[0].close()
-
-
-def fetches_entries(dataset: Any) -> bool:
-    """Whether a dataset's samples are its entries after its decoder, so that others can fetch them with theirs."""
-    own = type(dataset)
-    return isinstance(dataset, MapDataset) and all(
-        getattr(own, name) is getattr(MapDataset, name) for name in ("__getitem__", "__getitems__", "__len__")
-    )
 
 
 def hides_failures(dataset: Any) -> bool:

@@ -114,3 +114,8 @@ def checked_index(index: Any, count: int) -> int:
     if not -count <= at < count:
         raise IndexError(f"index {at} of a dataset of {count:,} entries")
     return at + count if at < 0 else at
+
+
+def fetches_entries(dataset: Any) -> bool:
+    """Whether a dataset's samples are its entries after its decoder, so that others can fetch them with theirs."""
+    return bool(getattr(type(dataset), "_fetches_entries", False))  # not of a dataset that wraps one
