@@ -49,11 +49,11 @@ an embedded store takes half of its 4.6 ms, as it is read from its file and not 
 
 Found, on a machine that was busy with other work: a GET of 1 MiB takes 800 µs of the gateway's processor time, against
 1,150 before in the same run, and 450 of the files' server; it reaches 3.1 times moto, but 0.42 of the files. Over a
-node it takes 1,350 µs. A GET of 16 MiB of an embedded store takes 0.44 of the time before. In a program that only sends 1 MiB
-from the page cache, sendfile takes 98 to 129 µs and its receiver 145 to 150 µs; sending what a checksum has just read
-takes 80 to 95 µs and 85 to 100 µs. Reading into memory that is used again, verifying and sending takes 181 µs, and
-mapping, verifying and sendfile 222 to 240 µs. So files are not sent by sendfile. A bundle takes 900
-µs for an object of 1 MiB, where own batches take 195: less than before, and more than predicted.
+node it takes 1,350 µs. A GET of 16 MiB of an embedded store takes 0.44 of the time before. In a program that only
+sends 1 MiB from the page cache, sendfile takes 98 to 129 µs and its receiver 145 to 150 µs; sending what a checksum
+has just read takes 80 to 95 µs and 85 to 100 µs. Reading into memory that is used again, verifying and sending takes
+181 µs, and mapping, verifying and sendfile 222 to 240 µs. So files are not sent by sendfile. A bundle takes 900 µs for
+an object of 1 MiB, where own batches take 195: less than before, and more than predicted.
 """
 
 from __future__ import annotations
