@@ -55,7 +55,6 @@ setup(
                 "storage_node/store/_counted_write.h",
                 "storage_node/store/_locations.h",
                 "storage_node/store/_mapped_read.h",
-                "storage_node/store/_md5_lanes.h",
             ],
             include_dirs=["ais_loader/wire"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],

@@ -54,6 +54,11 @@ sends 1 MiB from the page cache, sendfile takes 98 to 129 µs and its receiver 1
 has just read takes 80 to 95 µs and 85 to 100 µs. Reading into memory that is used again, verifying and sending takes
 181 µs, and mapping, verifying and sendfile 222 to 240 µs. So files are not sent by sendfile. A bundle takes 900 µs for
 an object of 1 MiB, where own batches take 195: less than before, and more than predicted.
+
+Found when uploads were made faster: half of the processor time of a gateway of a node were copies of pieces that its
+client held back. They are gone. Four MD5s side by side in the lanes of a register take 0.47 ms for a MiB of each where
+hashlib takes 1.7, but uploads with them reached 0.93 of the rate without them, as bodies rarely wait for their digests
+at the same moment. They were left out.
 """
 
 from __future__ import annotations

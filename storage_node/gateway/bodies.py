@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from storage_node.gateway import checksums
 from storage_node.gateway.checksums import Hasher
 from storage_node.gateway.errors import S3Error
-from storage_node.gateway.md5 import Md5
 from storage_node.gateway.signature import UNSIGNED, ChunkSigner, Signed, content_md5
 from storage_node.gateway.spool import BodyMemory, Spool
 
@@ -51,7 +50,7 @@ class Body(Spool):
         self.checksum: tuple[str, str] | None = None
         """The checksum that the client announced, and that the bytes have: its algorithm and value."""
         self._most_bytes = most_bytes
-        self._md5 = Md5()
+        self._md5 = hashlib.md5(usedforsecurity=False)
         self._want_md5 = content_md5(headers["content-md5"]) if "content-md5" in headers else None
         self._sha256: Hasher | None = None
         self._want_sha256 = ""
@@ -109,6 +108,10 @@ class Body(Spool):
                 self._hasher.update(piece)
         if self._want_bytes is not None and self.size_bytes > self._want_bytes:
             raise S3Error("IncompleteBody", f"{self._want_bytes:,} bytes were announced, and more arrived")
+        for hasher in (self._md5, self._sha256, self._hasher):
+            if hasher is not None:
+                for piece in pieces:
+                    hasher.update(piece)
 
     def finish(self) -> None:
         """Compare the whole body with what was announced. Raises S3Error."""

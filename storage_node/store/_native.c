@@ -1,7 +1,7 @@
-/* The Python face of _batch_read.h, _counted_write.h and _md5_lanes.h: arguments in, bytes out, one release of the GIL.
+/* The Python face of _batch_read.h and _counted_write.h: arguments in, bytes out, one release of the GIL.
  *
  * Everything here has a Python reference with the same signature and the same answers, in batch_reader.py
- * and counted_write.py, where the contracts are written, except md5_advance, whose reference is hashlib. While the GIL is released nothing refers to
+ * and counted_write.py, where the contracts are written. While the GIL is released nothing refers to
  * what others could change: the columns are copied into `struct entry`, the paths are held by a tuple
  * of our own, and the destinations are bytes objects that nobody else has seen.
  */
@@ -12,7 +12,6 @@
 #include "_batch_read.h"
 #include "_counted_write.h"
 #include "_locations.h"
-#include "_md5_lanes.h"
 
 /* ---- Arguments -----------------------------------------------------------------------------------*/
 
@@ -399,71 +398,6 @@ done:
     return result;
 }
 
-/* md5_advance(streams): each stream is its state in a bytearray, and a list with the bytes that follow. */
-static PyObject *md5_advance(PyObject *module, PyObject *streams)
-{
-    (void)module;
-    PyObject *result = NULL, *rows = PySequence_Tuple(streams);
-    if (!rows)
-        return NULL;
-    const Py_ssize_t count = PyTuple_GET_SIZE(rows);
-    Py_ssize_t total = 0, opened = 0, states = 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *const row = PyTuple_GET_ITEM(rows, i);
-        if (!PyTuple_Check(row) || PyTuple_GET_SIZE(row) != 2 || !PyTuple_Check(PyTuple_GET_ITEM(row, 1))) {
-            PyErr_SetString(PyExc_TypeError, "a stream is a tuple of its state and a tuple of bytes");
-            goto rows;
-        }
-        total += PyTuple_GET_SIZE(PyTuple_GET_ITEM(row, 1));
-    }
-    struct md5_job *jobs = PyMem_Calloc((size_t)count + 1, sizeof *jobs);
-    struct md5_piece *pieces = PyMem_Calloc((size_t)total + 1, sizeof *pieces);
-    Py_buffer *views = PyMem_Calloc((size_t)(total + count) + 1, sizeof *views), *const held = views ? views + total : NULL;
-    if (!jobs || !pieces || !views) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    for (; states < count; states++) {
-        PyObject *const row = PyTuple_GET_ITEM(rows, states), *const data = PyTuple_GET_ITEM(row, 1);
-        struct md5_job *const job = &jobs[states];
-        if (PyObject_GetBuffer(PyTuple_GET_ITEM(row, 0), &held[states], PyBUF_WRITABLE) < 0)
-            goto done;
-        if (held[states].len != sizeof job->state) {
-            PyBuffer_Release(&held[states]);
-            PyErr_Format(PyExc_ValueError, "a state has %zu bytes", sizeof job->state);
-            goto done;
-        }
-        memcpy(&job->state, held[states].buf, sizeof job->state);
-        job->pieces = pieces + opened;
-        job->count = (size_t)PyTuple_GET_SIZE(data);
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(data); i++, opened++) {
-            if (PyObject_GetBuffer(PyTuple_GET_ITEM(data, i), &views[opened], PyBUF_SIMPLE) < 0) {
-                states++;
-                goto done;
-            }
-            pieces[opened].data = views[opened].buf;
-            pieces[opened].size = (size_t)views[opened].len;
-        }
-    }
-    Py_BEGIN_ALLOW_THREADS
-    md5_run(jobs, (size_t)count);
-    Py_END_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count; i++)
-        memcpy(held[i].buf, &jobs[i].state, sizeof jobs[i].state);
-    result = Py_NewRef(Py_None);
-done:
-    while (opened)
-        PyBuffer_Release(&views[--opened]);
-    while (states)
-        PyBuffer_Release(&held[--states]);
-    PyMem_Free(views);
-    PyMem_Free(pieces);
-    PyMem_Free(jobs);
-rows:
-    Py_DECREF(rows);
-    return result;
-}
-
 static int module_exec(PyObject *module)
 {
     crc_choose();
@@ -473,8 +407,7 @@ static int module_exec(PyObject *module)
         return -1;
     if (PyModule_AddIntConstant(module, "OPEN", FAIL_OPEN) < 0 || PyModule_AddIntConstant(module, "READ", FAIL_READ) < 0
         || PyModule_AddIntConstant(module, "SHORT", FAIL_SHORT) < 0
-        || PyModule_AddIntConstant(module, "CHECKSUM", FAIL_CHECKSUM) < 0
-        || PyModule_AddIntConstant(module, "MD5_LANES", has_md5_lanes() ? MD5_LANES : 0) < 0)
+        || PyModule_AddIntConstant(module, "CHECKSUM", FAIL_CHECKSUM) < 0)
         return -1;
     return 0;
 }
@@ -483,7 +416,6 @@ static PyMethodDef methods[] = {
     {"copy_into", (PyCFunction)(void (*)(void))copy_into, METH_FASTCALL, "See batch_read.copy_into_python."},
     {"find", (PyCFunction)(void (*)(void))locations_find, METH_FASTCALL, "See locations.find_python."},
     {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL, "See batch_read.announce_python."},
-    {"md5_advance", md5_advance, METH_O, "See gateway/md5.py."},
     {"read_cached", read_cached, METH_VARARGS, "See batch_read.read_cached_python."},
     {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See batch_read.read_frame_python."},
     {"read_into", (PyCFunction)(void (*)(void))read_into, METH_FASTCALL, "See batch_read.read_into_python."},

@@ -1,5 +1,5 @@
-"""What storage_node/store/_native.c offers; the contracts are in read/batch_reader.py, drive/locations.py,
-files/counted_write.py and gateway/md5.py."""
+"""What storage_node/store/_native.c offers; the contracts are in read/batch_reader.py, drive/locations.py and
+files/counted_write.py."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -16,8 +16,6 @@ OPEN: int
 READ: int
 SHORT: int
 CHECKSUM: int
-MD5_LANES: int
-"""How many streams `md5_advance` takes side by side; 0 if this processor cannot."""
 
 def announce(dirfds: Column, paths: Paths, offsets: Column, lengths: Column, /) -> int: ...
 def copy_into(
@@ -31,7 +29,6 @@ def copy_into(
     verify: Column,
     /,
 ) -> bool: ...
-def md5_advance(streams: Iterable[tuple[bytearray, tuple[Buffer, ...]]], /) -> None: ...
 def read_cached(prefix: bytes, files: tuple[tuple[int, bytes, int, int, int], ...], /) -> bytes | None: ...
 def read_frame(
     prefix: Buffer,
