@@ -23,7 +23,6 @@ import hypothesis
 import pytest
 
 from ais_loader.testing import throwaway_folder
-from ais_loader.testing.node_starter import use_starter
 
 # No test is timed: machines are shared, and a run that stands still is ended by pytest-timeout.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -39,10 +38,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _INSIDE = "AIS_LOADER_TEST_FRESH_PROCESS"
-
-
-def pytest_sessionstart() -> None:
-    use_starter()  # nodes are what tests start most, by far
 
 
 @pytest.fixture

@@ -34,8 +34,6 @@ import psutil
 import pytest
 import pytest_timeout
 
-from ais_loader.testing.node_starter import stop_starter
-
 RUN_VARIABLE = "PYTEST_RUN_OF_AIS_LOADER"
 """Inherited by all that a run starts."""
 _WORKER = "PYTEST_XDIST_WORKER"
@@ -148,7 +146,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     watch_the_end(session.config)
     _end_servers_of_multiprocessing()
-    stop_starter()
     if not _own_run:
         return
     _end_what_is_left(session)

@@ -24,7 +24,6 @@ from pathlib import Path
 from types import TracebackType
 
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
-from ais_loader.testing.node_starter import ForkedNode, fork_node
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
@@ -105,7 +104,7 @@ class NodeProcess:
             self._arguments += ["--set", f"peer_secret_file={peer_secret_file()}"]
         self._environment = {**os.environ, **(environment or {})}
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by stop()
-        self._process: subprocess.Popen[bytes] | ForkedNode | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         try:
             self.start()
         except BaseException:
@@ -138,7 +137,7 @@ class NodeProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def _running(self) -> subprocess.Popen[bytes] | ForkedNode:
+    def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise RuntimeError("the node is not running")
         return self._process
@@ -147,16 +146,15 @@ class NodeProcess:
         """Start the node after `kill` or `stop`, on its previous port. Returns when it serves."""
         if self._process is not None:
             raise RuntimeError("the node is running")
-        words = ["serve", "--json", "--host", self._host, "--port", str(self.port)]
+        command = [*self._launcher, sys.executable, "-m", "ais_loader.cli", "serve", "--json"]
+        command += ["--host", self._host, "--port", str(self.port)]
         if not self._host.startswith("127."):
-            words.append("--insecure")
-        words += ["--peer-host", self._host, "--peer-port", str(self.peer_port)]
+            command.append("--insecure")
+        command += ["--peer-host", self._host, "--peer-port", str(self.peer_port)]
         for drive in self.drives:
-            words += ["--drive", str(drive)]
-        words += self._arguments
-        forked = None if self._launcher else fork_node(words, self._environment, self._log)
-        self._process = forked or subprocess.Popen(
-            [*self._launcher, sys.executable, "-m", "ais_loader.cli", *words],
+            command += ["--drive", str(drive)]
+        self._process = subprocess.Popen(
+            command + self._arguments,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,

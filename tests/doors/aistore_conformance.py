@@ -32,18 +32,18 @@ _PROMOTE_ROOT = "/var/lib/ais/promote"
 """The folder from which the suite promotes files."""
 _RUN_S = 3000.0
 FILES = {
-    "sdk/test_object_ops.py": 18,
-    "sdk/test_object_reader_ops.py": 23,
-    "sdk/test_object_file_reader_ops.py": 3,
-    "sdk/test_object_file_writer_ops.py": 4,
-    "sdk/test_object_multipart_ops.py": 18,
-    "sdk/test_list_object_flag_ops.py": 6,
-    "sdk/test_object_group_ops.py": 5,
-    "sdk/batch/test_batch.py": 20,
-    "pytorch/test_pytorch_plugin.py": 14,
-    "pytorch/test_samplers.py": 2,
-    "sdk/test_cluster_ops.py": 9,
-    "sdk/test_job_ops.py": 3,
+    "sdk/test_object_ops": 18,
+    "sdk/test_object_reader_ops": 23,
+    "sdk/test_object_file_reader_ops": 3,
+    "sdk/test_object_file_writer_ops": 4,
+    "sdk/test_object_multipart_ops": 18,
+    "sdk/test_list_object_flag_ops": 6,
+    "sdk/test_object_group_ops": 5,
+    "sdk/batch/test_batch": 20,
+    "pytorch/test_pytorch_plugin": 14,
+    "pytorch/test_samplers": 2,
+    "sdk/test_cluster_ops": 9,
+    "sdk/test_job_ops": 3,
 }
 """Files of the suite, with the number of their tests that AIStore 5.0 passes."""
 _REMOVED = "calls a method that SDK 2.0.0 does not have any more; AIStore fails too"
@@ -89,7 +89,7 @@ def run(store: str) -> dict[str, dict[str, str]]:
         rows = outcomes(python, folder, f"aistore-suite-{store}", names, variables, _RUN_S)
     found: dict[str, dict[str, str]] = {file: {} for file in FILES}
     for place, name, outcome in rows:
-        file = place.rpartition(".")[0].removeprefix("tests.integration.").replace(".", "/") + ".py"
+        file = place.rpartition(".")[0].removeprefix("tests.integration.").replace(".", "/")
         if found[file].get(name, "passed") == "passed":  # a test with subtests has several rows
             found[file][name] = outcome
     return found
@@ -166,10 +166,10 @@ These are skipped by the suite:
 {chr(10).join(_skipped(first))}
 
 Not run are the files on dSort, inventories, cold reads, AuthN and ETL in containers, which the
-[gateway](aistore.md) does not have; `test_bucket_ops.py`, which SDK {_SDK.version} cannot import; and AIStore's own S3
+[gateway](aistore.md) does not have; `test_bucket_ops`, which SDK {_SDK.version} cannot import; and AIStore's own S3
 interface, in whose place the [gateway's](gateway-conformance.md) stands.
 
-Three tests of `test_job_ops.py` ask for a GetBatch as a job, and two of `test_cluster_ops.py` for lists of jobs. The
+Three tests of `test_job_ops` ask for a GetBatch as a job, and two of `test_cluster_ops` for lists of jobs. The
 gateway answers them from what the process that is asked has done within the last minute ([jobs](aistore.md#jobs)).
 """
 
