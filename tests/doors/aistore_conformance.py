@@ -84,7 +84,7 @@ def run(store: str) -> dict[str, dict[str, str]]:
     python, folder = prepared()
     nodes = () if store == "embedded" else ("--promote-root", _PROMOTE_ROOT)
     with gateways.gateway(store, with_keys=False, node_arguments=nodes) as url:
-        names = ["-m", "not etl and not authn and not extended", *(f"tests/integration/{file}" for file in FILES)]
+        names = ["-m", "not etl and not authn and not extended", *(f"tests/integration/{file}.py" for file in FILES)]
         variables = {"AIS_ENDPOINT": url, "BUCKET": ""}
         rows = outcomes(python, folder, f"aistore-suite-{store}", names, variables, _RUN_S)
     found: dict[str, dict[str, str]] = {file: {} for file in FILES}
