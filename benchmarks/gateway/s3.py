@@ -361,7 +361,7 @@ def sections(setting: Setting, rounds: int, only: set[str]) -> Iterator[tuple[st
         }
         work[OWN] = (servers[OF_NODE], setting.own_puts)
         work[DIGESTS] = (None, partial(digests, setting.two, [setting.data] * ROUND_PUTS))
-        claims = [Claim(GATEWAY, MOTO, 2.0), Claim(OF_NODE, OWN, 0.0), Claim(GATEWAY, DIGESTS, 0.0), *floor]
+        claims = [Claim(GATEWAY, MOTO, 0.0), Claim(OF_NODE, OWN, 0.0), Claim(GATEWAY, DIGESTS, 0.0), *floor]
         yield section(setting, f"PUT of {size}", "object", work, claims, rounds, size_bytes)
     if "upload" in only and size_bytes == MIB:
         data = random.Random(1).randbytes(PART_BYTES) * (UPLOAD_BYTES // PART_BYTES)
