@@ -11,6 +11,7 @@ gateway verifies signatures and checksums, the others do not. Bytes lie in the p
 - *moto*: moto's S3 server, which keeps objects in memory.
 - *files*: aiohttp's `FileResponse`, which sends files with sendfile, without signatures and checksums.
 - *own client*: this project's client on the same node.
+- *digests alone*: MD5 and SHA-256 of the same bytes by hashlib in two threads, without a server: what S3 needs.
 - Others are named by `--peer`: servers of other projects that run already, and know the key test-key with the secret
   test-secret. Their bucket `bench` must not exist; it is deleted at the end.
 
@@ -365,10 +366,12 @@ def sections(setting: Setting, rounds: int, only: set[str]) -> Iterator[tuple[st
         yield section(setting, f"PUT of {size}", "object", work, claims, rounds, size_bytes)
     if "upload" in only and size_bytes == MIB:
         data = random.Random(1).randbytes(PART_BYTES) * (UPLOAD_BYTES // PART_BYTES)
-        names = (GATEWAY, OF_NODE, MOTO, *setting.peers)
+        names = (*ours, MOTO, *setting.peers)
         work = {name: (servers[name], partial(upload, servers[name].bucket, data)) for name in names}
         work[OWN] = (servers[OF_NODE], partial(own_upload, setting.client, data))
-        claims = [Claim(OF_NODE, OWN, 0.5), Claim(GATEWAY, OWN, 0.5), *floor]
+        pieces = [data[at : at + MIB] for at in range(0, UPLOAD_BYTES, MIB)]
+        work[DIGESTS] = (None, partial(digests, setting.two, pieces))
+        claims = [Claim(OF_NODE, OWN, 0.5), Claim(GATEWAY, OWN, 0.5), Claim(GATEWAY, DIGESTS, 0.0), *floor]
         title = f"PUT of {UPLOAD_BYTES >> 20} MiB, in parts of {PART_BYTES >> 20} MiB, {PARTS_AT_ONCE} at once"
         yield section(setting, title, "MiB", work, claims, min(rounds, 3), MIB)
     if "many" in only:

@@ -40,10 +40,11 @@ from storage_node.gateway.server.bounded_server import (
 )
 from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import Exchange
+from storage_node.gateway.server.head import head
 from storage_node.gateway.server.options import GatewayOptions
 from storage_node.gateway.server.request_slots import RequestSlots
 from storage_node.gateway.signature import Signed, verify
-from storage_node.gateway.spool import BodyMemory, Spool
+from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, Spool
 from storage_node.gateway.websites import refuse_websites
 from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.peers import peer_of_address
@@ -94,6 +95,7 @@ class Gateway:
         self._batches = RequestSlots(self.limits.batches, self.limits)
         self._memory = BodyMemory(self.limits.bodies_bytes)
         self._pending_bytes = 0
+        self._wide_bodies = 0
         self._server: BoundedServer | None = None
         self._runner: web.ServerRunner | None = None
         self._is_loopback = False
@@ -264,12 +266,58 @@ class Gateway:
             slots = [await held.enter_async_context(kind.held(*holder)) for kind in kinds]
             is_large = body is not None and not body.is_in_memory
             if (is_batch or http.method == "GET") and not is_large and http.version == HttpVersion11:
-                direct = DirectSend.on(http.transport, self.limits)
+                direct = DirectSend.on(http.transport, self.limits, slots)
                 if direct is not None:
-                    return await self._answer_directly(http, answer, direct, request_id)
+                    return await self._answer_directly(http, answer, direct, exchange.request_id, slots)
             async with self._large_bodies if is_large else nullcontext():
                 response = await self._run(answer)
             return await self._send(http, response, exchange.request_id, slots)
+
+    async def _answer_directly(
+        self,
+        http: web.BaseRequest,
+        answer: Callable[[], Response],
+        direct: DirectSend,
+        request_id: str,
+        slots: Sequence[CallSlot],
+    ) -> web.StreamResponse:
+        """Answer a request in a thread, which also sends the answer if it has a large body."""
+        keep_alive = http.keep_alive
+
+        def head_of(response: Response) -> bytes:
+            headers = [*(response.headers | own_headers(request_id)).items(), *response.repeated]
+            size_bytes = len(response.body) if isinstance(response.body, bytes) else response.size_bytes
+            return head(response.status, headers, size_bytes=size_bytes, keep_alive=keep_alive)
+
+        job = self._threads.submit(direct.answer, answer, head_of)
+        try:
+            response = await asyncio.wrap_future(job)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                direct.stop()  # the thread then ends, and closes what it has opened
+                if job.cancel():
+                    direct.close()
+            elif not direct.has_begun:
+                raise
+            self.counters.closed["slow_answer"] += direct.is_slow
+            raise self._ended_early(http, error, request_id) from None
+        finally:
+            http.writer.output_size += direct.sent_bytes
+        if direct.has_begun:
+            return _Sent(response.status, keep_alive=keep_alive)
+        return await self._send(http, response, request_id, slots)
+
+    def _ended_early(self, http: web.BaseRequest, error: BaseException, request_id: str) -> BaseException:
+        """End a connection in the middle of an answer, and return the error to raise.
+
+        The status has been sent. Without the end of the body, the client knows that it is not complete.
+        """
+        if http.transport is not None:
+            http.transport.abort()
+        if isinstance(error, (ConnectionError, asyncio.CancelledError)) and not isinstance(error, LoaderError):
+            return error
+        log.warning("request %s ended in the middle of its answer: %s", request_id, error)
+        return ConnectionResetError("the answer ended early")
 
     def _holder(self, http: web.BaseRequest, exchange: Exchange) -> tuple[str, Callable[[], None]]:
         """Return who shares its slots with this request, and what ends it if another request needs its own."""
@@ -326,9 +374,11 @@ class Gateway:
         try:
             while not http.content.at_eof():
                 data, _ = await http.content.readchunk()  # neither joined nor copied; empty between chunks of HTTP
-                pending.append(data)
-                pending_bytes += (taken_bytes := len(data) + _PIECE_OVERHEAD_BYTES)
-                self._pending_bytes += taken_bytes
+                if data:
+                    pending.append(data)
+                    taken_bytes = len(data) + _PIECE_OVERHEAD_BYTES
+                    pending_bytes += taken_bytes
+                    self._pending_bytes += taken_bytes
                 is_crowded = self._pending_bytes > self.limits.pending_bytes
                 if pending_bytes >= (_CROWDED_BATCH_BYTES if is_crowded else batch_bytes):
                     await loop.run_in_executor(self._feeds, body.feed, pending)
@@ -371,15 +421,13 @@ class Gateway:
             answer.enable_chunked_encoding()
         chunks: Iterator[Any] = iter((body,) if body else ()) if isinstance(body, bytes) else body
         try:
-            has_body = answer.content_length and http.method != "HEAD"
-            direct = DirectSend.on(http.transport, self.limits, slots) if has_body else None
-            if direct is None or not await self._send_directly(http, answer, direct, chunks):
-                await answer.prepare(http)
-                while (chunk := await self._run(next, chunks, _END)) is not _END:
-                    await _write(answer, chunk, slots)
+            await answer.prepare(http)
+            while (chunk := await self._run(next, chunks, _END)) is not _END:
+                for part in chunk if isinstance(chunk, list) else (chunk,):
+                    await _write(answer, part, slots)
             await answer.write_eof()
         except BaseException as error:  # noqa: BLE001 - raised as what it is to the client
-            raise self._cut(http, error, request_id) from None
+            raise self._ended_early(http, error, request_id) from None
         finally:
             close = getattr(chunks, "close", None)
             if close is not None:
@@ -391,15 +439,17 @@ class Gateway:
 class _Sent(web.StreamResponse):
     """An answer that was sent without the HTTP server."""
 
-def _feed(body: Incoming, pieces: list[bytes]) -> None:
-    """Hand over what arrived. Raises Refusal, also if there is no room to keep it."""
-    try:
-        for piece in pieces:
-            if piece:
-                body.feed(piece)
-    except OSError as error:
-        log.warning("a body cannot be kept: %s", error)
-        raise S3Error("ServiceUnavailable", "the gateway has no room for the body; its log says why") from None
+    def __init__(self, status: int, *, keep_alive: bool) -> None:
+        super().__init__(status=status)
+        self._may_continue = keep_alive
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._may_continue
+
+    async def prepare(self, request: web.BaseRequest) -> None: ...
+
+    async def write_eof(self, data: bytes = b"") -> None: ...
 
 
 def _finish(body: Incoming, pieces: list[bytes]) -> None:

@@ -98,14 +98,9 @@ class Body(Spool):
 
     def feed(self, pieces: Sequence[bytes]) -> None:
         """Take what arrived next. Raises S3Error."""
-        pieces = self._decoder.feed(data) if self._decoder is not None else [data]
-        for piece in pieces:
-            self.write(piece)
-            self._md5.update(piece)
-            if self._sha256 is not None:
-                self._sha256.update(piece)
-            if self._hasher is not None:
-                self._hasher.update(piece)
+        if self._decoder is not None:
+            pieces = [piece for data in pieces for piece in self._decoder.feed(data)]
+        self.write(*pieces)
         if self._want_bytes is not None and self.size_bytes > self._want_bytes:
             raise S3Error("IncompleteBody", f"{self._want_bytes:,} bytes were announced, and more arrived")
         for hasher in (self._md5, self._sha256, self._hasher):

@@ -17,7 +17,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from storage_node.gateway.request import Response
@@ -26,12 +26,15 @@ from storage_node.gateway.server.limits import Limits
 
 if TYPE_CHECKING:
     from ais_loader.values.source import Buffer
+    from storage_node.gateway.request import Chunk
     from storage_node.limits.call_slots import CallSlot
 
 _FROM_BYTES = 64 << 10
 """Smaller bodies are sent together with the headers, by the event loop."""
 _LOOKS = 8
 """How often a client is looked at within `idle_s`."""
+_MOST_BUFFERS = 1024
+"""Most buffers that one call of the kernel takes."""
 _MAX_LOOK_S = 0.5
 """The same, for what the client takes meanwhile to be known to others."""
 
@@ -43,7 +46,7 @@ class DirectSend:
         """`slots`: those that are held meanwhile. They learn when the client keeps them waiting."""
         # A handle of its own: should the event loop close the connection, no other connection can get its number.
         self._socket = socket.socket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
-        self._cork(1)
+        self._lock = threading.Lock()  # `stop` must not meet a number that was closed and is in use again
         self._look_s = min(limits.idle_s / _LOOKS, _MAX_LOOK_S)
         self._slots = slots
         self._pace = ClientPace(limits)
@@ -103,16 +106,32 @@ class DirectSend:
             elif (left := left - count) < 0:
                 break
             self._pace.rest()  # it was the store that took its time
-            view = memoryview(chunk)
-            while view:
-                try:
-                    count = self._socket.send(view)
-                except BlockingIOError:  # the event loop has made the socket non-blocking
-                    self._wait()
-                    continue
-                self.sent_bytes += count
-                self._moved(count)
-                view = view[count:]
+            self._send([*waiting, *buffers])
+            waiting = []
+        if left:
+            raise ValueError(f"the body has not the {size_bytes:,} bytes that were announced")
+        if size_bytes is None:
+            waiting.append(b"0\r\n\r\n")
+        if waiting:
+            self._send(waiting)
+
+    def _send(self, buffers: Sequence[Buffer]) -> None:
+        self.has_begun = True
+        views = [memoryview(buffer) for buffer in buffers]
+        at = 0
+        while at < len(views):
+            try:
+                count = self._socket.sendmsg(views[at : at + _MOST_BUFFERS])
+            except BlockingIOError:  # the event loop has made the socket non-blocking
+                self._wait()
+                continue
+            self.sent_bytes += count
+            self._moved(count)
+            while at < len(views) and count >= len(views[at]):
+                count -= len(views[at])
+                at += 1
+            if count:
+                views[at] = views[at][count:]
 
     def _wait(self) -> None:
         """Wait for room. Room is announced only once a third of the socket's buffer is free."""
@@ -135,6 +154,7 @@ class DirectSend:
 
     def _require_pace(self, queued_bytes: int) -> None:
         if self._pace.is_slow(time.monotonic(), self.sent_bytes - queued_bytes):
+            self.is_slow = True
             raise TimeoutError("the client takes the answer too slowly")
 
     def _queued_bytes(self) -> int:

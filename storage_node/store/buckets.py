@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import uuid
 
 from ais_loader.errors import (
     AccessDenied,
@@ -19,6 +18,7 @@ from ais_loader.errors import (
     SnapshotReadOnly,
 )
 from ais_loader.wire.bucket_settings import BucketSettings
+from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from storage_node.store.failpoints import failpoint
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name, unfinished_name
@@ -123,7 +123,7 @@ class Buckets:
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             self._drives.require_writable()
             of_cluster = bucket_uuid is not None  # the cluster repeats it to drives that miss it now
-            bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, settings.copies or 1).with_settings(settings)
+            bucket = BucketRecord(bucket_uuid or draw_bucket_uuid().hex(), settings.copies or 1).with_settings(settings)
             _require_settable(bucket)
             if bucket.has_quota:
                 self._count(bucket)

@@ -3,7 +3,12 @@
     python -m tests.doors.conformance
 
 runs their groups that concern this gateway, and writes docs/gateway-conformance.md. `fetched` and `outcomes` serve
-other suites too.
+other suites too. Any other server can be measured:
+
+    python -m tests.doors.conformance --endpoint garage=http://127.0.0.1:3900
+
+prints which tests it passes; with --keep, they become a column of the page. It must know the keys of
+tests/doors/gateways.py (doors-key with doors-secret, other-key with other-secret), as two different users.
 """
 
 from __future__ import annotations
@@ -173,16 +178,33 @@ def run(store: str) -> dict[str, dict[str, bool]]:
 
     Raises Unavailable.
     """
-    python, suite = make(_CLIENT), fetched(_SUITE, REPOSITORY, COMMIT, *_PARTS)
-    groups = chosen(suite)
+    python = make(_CLIENT)
+    fetched(_SUITE, REPOSITORY, COMMIT, *_PARTS)
     with gateways.gateway(store) as url:
-        configuration = FOLDER / f"s3-tests-{store}.conf"
-        configuration.write_text(_configuration(suite, url))
-        names = [f"s3tests/functional/{file}::{name}" for rows in groups.values() for file, name in rows]
-        variables = {"S3TEST_CONF": str(configuration)}
-        found = outcomes(python, suite, f"s3-tests-{store}", names, variables, _RUN_S)
-    failed = {name for _, name, outcome in found if outcome != "passed"}
-    return {group: {name: name not in failed for _, name in rows} for group, rows in groups.items()}
+        return _measured(python, url, store)
+
+
+def measure(url: str, label: str) -> dict[str, dict[str, bool]]:
+    """Run the suite against the server at this address. Return which tests passed, by group. Raises Unavailable.
+
+    Args:
+        label: For the names of the configuration, the log and the report, below build/doors.
+    """
+    return _measured(make(_CLIENT), url, label)
+
+
+def _measured(python: Path, url: str, label: str) -> dict[str, dict[str, bool]]:
+    suite = fetched(_SUITE, REPOSITORY, COMMIT, *_PARTS)
+    groups = chosen(suite)
+    configuration = FOLDER / f"s3-tests-{label}.conf"
+    configuration.write_text(_configuration(suite, url))
+    names = [f"s3tests/functional/{file}::{name}" for rows in groups.values() for file, name in rows]
+    variables = {"S3TEST_CONF": str(configuration)}
+    ended: dict[str, bool] = {}  # a test that has not ended, as the run was cut off, has not passed
+    for _, case, outcome in outcomes(python, suite, f"s3-tests-{label}", names, variables, _RUN_S):
+        name = case.partition("[")[0]
+        ended[name] = ended.get(name, True) and outcome == "passed"
+    return {group: {name: ended.get(name, False) for _, name in rows} for group, rows in groups.items()}
 
 
 def failures(passed: dict[str, dict[str, bool]]) -> set[str]:

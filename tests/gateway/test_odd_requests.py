@@ -102,7 +102,7 @@ def test_small_chunks_take_no_longer_for_their_bytes() -> None:
     headers = {"x-amz-decoded-content-length": str(count)}
     body = Body(headers, signed, folder=None, most_bytes=1 << 20, memory=memory)
     began_s = time.process_time()
-    body.feed(b"1\r\na\r\n" * count + b"0\r\n\r\n")
+    body.feed([b"1\r\na\r\n" * count + b"0\r\n\r\n"])
     body.finish()
     assert time.process_time() - began_s < 4
     assert body.md5 == hashlib.md5(b"a" * count, usedforsecurity=False).hexdigest()
@@ -122,7 +122,7 @@ def test_chunks_that_arrive_in_pieces_of_any_size() -> None:
             memory=BodyMemory(1 << 20),
         )
         for at in range(0, len(whole), size):
-            body.feed(whole[at : at + size])
+            body.feed([whole[at : at + size]])
         body.finish()
         assert body.read() == data
         body.close()
@@ -133,7 +133,7 @@ def test_more_than_was_announced_is_refused_when_it_arrives() -> None:
     headers = {"x-amz-decoded-content-length": "5"}
     body = Body(headers, signed, folder=None, most_bytes=1 << 40, memory=BodyMemory(1 << 20))
     with pytest.raises(S3Error, match="more arrived"):
-        body.feed(b"ffffffff\r\nhello!")
+        body.feed([b"ffffffff\r\nhello!"])
     body.close()
 
 
@@ -152,14 +152,14 @@ def test_a_body_that_cannot_be_kept_is_told_as_such(
 ) -> None:
     """A full folder of temporary files is no fault of the client, who may try again."""
 
-    def full(self: Spool, data: bytes) -> None:
+    def full(fd: int, pieces: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Spool, "write", full)
-    for size in (10, 1 << 20):
-        status, body = asked(open_gateway, f"PUT /{bucket}/a", bytes(size))
-        assert (status, b"no room" in body) == (503, True)
-        assert asked(open_gateway, f"PUT /v1/objects/{bucket}/a", bytes(size))[0] == 503
+    monkeypatch.setattr(os, "writev", full)
+    data = bytes(3 << 20)  # too large for memory
+    status, body = asked(open_gateway, f"PUT /{bucket}/a", data)
+    assert (status, b"cannot write temporary files" in body) == (503, True)
+    assert asked(open_gateway, f"PUT /v1/objects/{bucket}/a", data)[0] == 503
     assert list(served.client.bucket(bucket)) == []
     assert of_store(errors.QuotaExceeded("x")).status == 403
 

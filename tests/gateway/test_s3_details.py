@@ -15,8 +15,8 @@ import pytest
 
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.bucket_uuid import created_ns, draw_bucket_uuid
-from storage_node.gateway.app import Limits
 from storage_node.gateway.serve import GatewayThread
+from storage_node.gateway.server.limits import Limits
 from storage_node.store.checksum import CRC32, CRC64NVME, combine
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import code
@@ -212,7 +212,7 @@ def test_clients_that_go_in_the_middle_of_an_answer_are_no_errors(
     s3.put_object(Bucket=bucket, Key="a", Body=seeded_bytes(16 << 20))
     with GatewayThread(served.clients, None, limits=Limits(requests=1)) as gateway:
         with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as connection:
-            connection.sendall(f"GET /{bucket}/a HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            connection.sendall(f"GET /{bucket}/a HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
         # The only slot is free, and this is answered, when the other answer has ended.
         with urlopen(f"{gateway.url}/{bucket}?list-type=2", timeout=30) as answer:

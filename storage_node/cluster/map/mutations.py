@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ais_loader.errors import BucketHasSnapshots
 from ais_loader.wire.bucket_settings import BucketSettings
+from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.remote import Remote
 from storage_node.cluster.consensus.effects import Edit

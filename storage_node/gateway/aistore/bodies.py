@@ -23,8 +23,16 @@ class _Hasher(Protocol):
 class Body(Spool):
     """The bytes of a request. Use `feed` for what arrives, then `finish`; always `close`."""
 
-    def __init__(self, headers: Mapping[str, str], *, folder: str | None, most_bytes: int, memory: BodyMemory) -> None:
-        """Begin an empty body. Raises AISError for a checksum of an unknown type."""
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        *,
+        folder: str | None,
+        most_bytes: int,
+        memory: BodyMemory,
+        announced_bytes: int | None = None,
+    ) -> None:
+        """`announced_bytes`: see `Spool`. Raises AISError for a checksum of an unknown type."""
         self._want = ""
         self._hasher: _Hasher | None = None
         self._type = headers.get(CHECKSUM_TYPE, "").strip().lower()

@@ -66,7 +66,7 @@ class Copying:
         if synchronizes and stripped:
             raise AISError(400, "synchronize and ext: use one of them")
         return cls(
-            *(texts[0], texts[1], dry, goes_on, stripped or None),
+            *(check_prefix(texts[0]), check_prefix(texts[1]), dry, goes_on, stripped or None),
             synchronizes=synchronizes,
             is_latest=latest or synchronizes,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -145,5 +144,6 @@ def admit(
         if int(length or 0) > found.limit_bytes:
             raise S3Error("EntityTooLarge", f"the body has more than {found.limit_bytes:,} bytes", status=413)
         checked = headers if found.body == "bytes" else {}
-        body = Body(checked, folder=spool, most_bytes=found.limit_bytes, memory=memory)
+        announced = int(length) if length is not None else None
+        body = Body(checked, folder=spool, most_bytes=found.limit_bytes, memory=memory, announced_bytes=announced)
     return Admitted(begin, found, client, access_key, body)

@@ -36,9 +36,10 @@ def get(request: Request) -> Response:
     bucket = request.open_bucket()
     if query.get("latest-ver") == "true" and keeps_copies(bucket):
         bucket.evict([request.name])
-    file = bucket.open(request.name, read_ahead_bytes=READ_AHEAD_BYTES)
-    try:
-        info = file.info
+    is_part = "range" in request.headers
+
+    def answer(reading: Reading) -> Response:
+        info = reading.info
         headers = {"content-type": _OCTETS, **attributes.headers_of(info)}
         start, length, status = 0, info.size_bytes, 200
         if is_part:

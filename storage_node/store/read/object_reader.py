@@ -136,18 +136,19 @@ class StoredObjectReader(Iterator[bytes]):
     def _next_verified(self) -> memoryview:
         size = self.record.size_bytes
         if size <= BLOCK_BYTES:
-            whole = self._pread(0, size)
-            self._compare(whole, self.record.checksum)
-            return whole[self._at : self._stop]
-        first = self._at // BLOCK_BYTES
-        begin = first * BLOCK_BYTES
-        end = min(begin + CHUNK_BYTES, -(-self._stop // BLOCK_BYTES) * BLOCK_BYTES, size)
-        data = self._pread(begin, end - begin)
-        blocks = memoryview(data)
-        for at in range(0, len(blocks), BLOCK_BYTES):
-            number = first + at // BLOCK_BYTES
-            self._compare(blocks[at : at + BLOCK_BYTES], int(self._blocks[number - self._first_block]))
-        return data[self._at - begin : self._stop - begin]  # the same object if that is all of it
+            begin, checksums = 0, [self.record.checksum]
+            lengths = [size]
+        else:
+            first = self._at // BLOCK_BYTES
+            begin = first * BLOCK_BYTES
+            end = min(begin + CHUNK_BYTES, -(-self._stop // BLOCK_BYTES) * BLOCK_BYTES, size)
+            lengths = [min(BLOCK_BYTES, end - at) for at in range(begin, end, BLOCK_BYTES)]
+            at = first - self._first_block
+            checksums = self._blocks[at : at + len(lengths)].tolist()
+        read = _read_pieces(self._fd, b"", begin, lengths, checksums)
+        if isinstance(read, tuple):
+            self._raise_failure(read)
+        return read[self._at - begin : self._stop - begin]
 
     def _raise_failure(self, failure: Failure) -> NoReturn:
         _, code, number = failure

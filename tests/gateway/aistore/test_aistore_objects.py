@@ -12,9 +12,9 @@ from urllib.parse import quote
 import pytest
 import xxhash
 
-from storage_node.gateway.app import Limits
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
+from storage_node.gateway.server.limits import Limits
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import Served
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import NodeProcess
-from storage_node.gateway.app import Limits
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
+from storage_node.gateway.server.limits import Limits
 from tests.gateway.aistore.calls import ask, call, connection, succeeded
 from tests.gateway.aistore.test_batch import batch, entry
 from tests.gateway.conftest import ACCOUNT, Served
