@@ -32,6 +32,8 @@ CLIENTS = 256
 LIMIT_BYTES = 200 * MIB
 TIMEOUT_S = 120.0
 PAUSE_S = 5.0
+_HOST = "Host: localhost"
+"""Without keys, a gateway on loopback refuses other names."""
 
 
 class Clients:
@@ -52,7 +54,7 @@ class Clients:
     def get(self, number: int) -> int:
         """Read the object; returns the number of bytes of its body, or 0 if the gateway was too busy."""
         with self._socket() as sock:
-            sock.sendall(f"GET /{self._bucket}/{self._name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            sock.sendall(f"GET /{self._bucket}/{self._name} HTTP/1.1\r\n{_HOST}\r\nConnection: close\r\n\r\n".encode())
             answer = sock.recv(64 << 10)
             self._wait()
             while piece := sock.recv(1 << 20):
@@ -63,7 +65,7 @@ class Clients:
     def batch(self, number: int) -> int:
         """Read four objects with one request; returns the number of bytes of one, or 0 if the gateway was too busy."""
         body = json.dumps([self._name] * 4).encode()
-        head = f"POST /{self._bucket}?bundle= HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}"
+        head = f"POST /{self._bucket}?bundle= HTTP/1.1\r\n{_HOST}\r\nConnection: close\r\nContent-Length: {len(body)}"
         with self._socket() as sock:
             sock.sendall(f"{head}\r\n\r\n".encode() + body)
             answer = sock.recv(64 << 10)
@@ -78,7 +80,7 @@ class Clients:
 
     def put(self, number: int) -> int:
         """Put an object; returns the number of bytes, or 0 if the gateway was too busy."""
-        lines = ("Host: x", f"Content-Length: {MIB}", "Connection: close")
+        lines = (_HOST, f"Content-Length: {MIB}", "Connection: close")
         head = "\r\n".join([f"PUT /{self._bucket}/put-{number} HTTP/1.1", *lines, "", ""])
         with self._socket() as sock:
             sock.sendall(head.encode() + bytes(MIB // 2))
@@ -151,7 +153,7 @@ def main(write: bool) -> None:
     click.echo(text)
     if write:
         TABLE.write_text(text)
-    raise SystemExit(0 if all(value < LIMIT_BYTES for _, _, value in rows) else 1)
+    raise SystemExit(0 if all(count and value < LIMIT_BYTES for _, count, value in rows) else 1)
 
 
 if __name__ == "__main__":
