@@ -25,7 +25,7 @@ from storage_node.gateway.clients import Clients
 from storage_node.gateway.direct_send import DirectSend
 from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
-from storage_node.gateway.request import Incoming, Request, Response, query_pairs
+from storage_node.gateway.request import INLINE_BYTES, Incoming, Request, Response, query_pairs
 from storage_node.gateway.router import Call, route, split_path, virtual_bucket
 from storage_node.gateway.server.access_log import AccessLog
 from storage_node.gateway.server.bounded_server import (
@@ -410,7 +410,7 @@ class Gateway:
         if isinstance(body, bytes) and (body or response.size_bytes is None):
             if http.method == "HEAD" or response.status == 204:
                 return web.Response(status=response.status, headers=headers)
-            if len(body) <= _PIECE_BYTES:
+            if len(body) <= INLINE_BYTES:
                 return web.Response(status=response.status, headers=headers, body=body)
         answer = web.StreamResponse(status=response.status, headers=headers)
         if isinstance(body, bytes) and body:

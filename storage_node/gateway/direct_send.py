@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from storage_node.gateway.request import Response
+from storage_node.gateway.request import INLINE_BYTES, Response
 from storage_node.gateway.server.client_pace import ClientPace
 from storage_node.gateway.server.limits import Limits
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from storage_node.gateway.request import Chunk
     from storage_node.limits.call_slots import CallSlot
 
-_FROM_BYTES = 64 << 10
-"""Smaller bodies are sent together with the headers, by the event loop."""
 _LOOKS = 8
 """How often a client is looked at within `idle_s`."""
 _MOST_BUFFERS = 1024
@@ -77,7 +75,7 @@ class DirectSend:
             response = make()
             body = response.body
             if isinstance(body, bytes):
-                if len(body) > _FROM_BYTES:
+                if len(body) > INLINE_BYTES:
                     self.send_all(head_of(response), (body,), len(body))
                 return response
             with contextlib.ExitStack() as closing:

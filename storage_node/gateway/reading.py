@@ -15,6 +15,7 @@ from ais_loader.errors import ObjectNotFound, Overloaded
 from ais_loader.objects.archive import BatchArchive
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.objects.pinned import WHOLE_BYTES, opened, opened_member
+from storage_node.gateway.request import INLINE_BYTES
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
@@ -26,8 +27,6 @@ READ_AHEAD_BYTES = 4 << 20
 AT_ONCE_BYTES = 1 << 20
 """Bodies of at most this size are read before the answer begins, so that errors have a status."""
 _CHUNK_BYTES = 1 << 20
-_INLINE_BYTES = 64 << 10
-"""Bodies of at most this size are sent together with the headers, by the event loop."""
 _TIMEOUT_S = 30.0
 _TRIES = 5
 T = TypeVar("T")
@@ -59,7 +58,7 @@ class Reading:
         of a GET: ObjectNotFound if this version is gone, and CorruptObject.
         """
         chunks = self._chunks(start, length)
-        if length <= _INLINE_BYTES:
+        if length <= INLINE_BYTES:
             return b"".join(chunks)
         if length <= AT_ONCE_BYTES:
             return iter(list(chunks))

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Chunk: TypeAlias = Buffer | list[bytes | memoryview]
     """Bytes that are sent together."""
 
+INLINE_BYTES = 64 << 10
+"""Bodies of answers of at most this size are sent together with the headers, by the event loop."""
+
 
 @dataclass(slots=True)
 class RequestHead:
