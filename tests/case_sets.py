@@ -3,9 +3,10 @@
 Markers `slow` and `exhaustive` stand at modules, tests and parameters; what is exhaustive is slow as well. Three rules
 add markers to the cases of a test:
 
-- Of its cases times transports (parameters of the fixture `url`), quick are every case on the first transport, and one
-  case on one of the others: these take turns from test to test. The slow set has one case on each of the others, and
-  the exhaustive set all.
+- Of its cases times transports, quick is every case on an embedded store. The slow set adds one case on the last
+  transport, a cluster where there is one, and the exhaustive set all. A test marked `every_transport` sees the
+  transport: one case is quick on one of the others, which take turns from test to test, and each case is slow on one of
+  them in turn.
 - Of a `sampled(n)` test, n cases stay in its set, and the others are exhaustive.
 - A test marked `quick_cases(n)` has n quick cases; the others are slow.
 
@@ -27,6 +28,8 @@ from _pytest.mark.expression import Expression
 
 _MODULE_MARK = re.compile(r"^pytestmark = \[?pytest\.mark\.(slow|exhaustive)\b", re.MULTILINE)
 _SETS = ("slow", "exhaustive")
+TRANSPORT_FIXTURES = ("url", "store")
+"""A parameter of one of these is the transport of a case, if one of its values is "embedded"."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,8 +61,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
         return
     marks = {mark.name: mark for mark in metafunc.definition.iter_markers()}
     own = {name for name in _SETS if name in marks}
-    if by_transport := [call for call in calls if "url" in call.params]:
-        _mark_transports(by_transport, metafunc.definition.nodeid)
+    for fixture in TRANSPORT_FIXTURES:
+        if by_transport := [call for call in calls if fixture in call.params]:
+            _mark_transports(by_transport, fixture, metafunc.definition.nodeid, "every_transport" in marks)
     if "quick_cases" in marks:
         quick = [call for call in calls if not _sets_of(call)]
         _mark_beyond(quick, *marks["quick_cases"].args, "slow")
@@ -117,20 +121,23 @@ def _mark_beyond(calls: Sequence[Any], count: int, name: str) -> None:
             call.marks.append(getattr(pytest.mark, name).mark)
 
 
-def _mark_transports(calls: Sequence[Any], test: str) -> None:
-    places = [(call.params["url"], _case(call)) for call in calls]
-    first, *others = dict.fromkeys(url for url, _ in places)
+def _mark_transports(calls: Sequence[Any], fixture: str, test: str, seen: bool) -> None:
+    places = [(call.params[fixture], _case(call, fixture)) for call in calls]
+    first, *others = dict.fromkeys(transport for transport, _ in places)
+    if first != "embedded" or not others:
+        return
     cases = list(dict.fromkeys(case for _, case in places))
-    quick, slow = {(first, case) for case in cases}, set()
-    turn = zlib.crc32(test.encode())
-    for at, other in enumerate(others):
-        place = other, cases[(turn + at) % len(cases)]
-        (quick if at == turn % len(others) else slow).add(place)
+    quick, slow = {(first, case) for case in cases}, {(others[-1], cases[0])}
+    if seen:
+        turn = zlib.crc32(test.encode()) % len(others)
+        quick.add((others[turn], cases[0]))
+        turns = range(max(len(cases), len(others)))
+        slow = {(others[(turn + at) % len(others)], cases[at % len(cases)]) for at in turns}
     for call, place in zip(calls, places, strict=True):
         if place not in quick:
             call.marks.append((pytest.mark.slow if place in slow else pytest.mark.exhaustive).mark)
 
 
-def _case(call: Any) -> Hashable:
+def _case(call: Any, fixture: str) -> Hashable:
     """All parameters but the transport: values themselves may have no hash, and be equal to others."""
-    return tuple(id(value) for name, value in call.params.items() if name != "url")
+    return tuple(id(value) for name, value in call.params.items() if name != fixture)
