@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.table import table
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground upwards; names on one line share a floor.
@@ -199,7 +201,7 @@ def test_imports_run_downwards_only(wing: str) -> None:
     assert upwards == []
 
 
-@pytest.mark.parametrize("package", ROOMS)
+@table("package", ROOMS)
 def test_a_package_is_imported_in_its_own_rooms_only(package: str) -> None:
     def inside(module: str) -> bool:
         return any(module == room or module.startswith(f"{room}.") for room in ROOMS[package])

@@ -17,6 +17,7 @@ from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
 from tests.node.node_kit import RawSession, batch_of, columns
+from tests.table import table
 
 MiB = 1 << 20
 SMALL = SeededObjects({f"s/{at:04d}": (20_000 + at, at) for at in range(300)})
@@ -313,8 +314,8 @@ def test_end_in_the_hands_of_a_client_that_leaves_at_once_leaves_nothing_behind(
 # -- going on where an answer broke off
 
 
-@pytest.mark.parametrize("offset", [1, MiB, 9 * MiB - 1])
-@pytest.mark.parametrize("number", [0, 1, 2])
+@table("offset", [1, MiB, 9 * MiB - 1])
+@table("number", [0, 1, 2])
 def test_a_large_entry_goes_on_from_where_it_broke_off(cluster: LocalCluster, offset: int, number: int) -> None:
     name = cluster.names_of(number, LARGE)[0]
     data = OBJECTS[name]

@@ -25,6 +25,7 @@ from storage_node.gateway.clients import Clients
 from storage_node.gateway.keys import Account
 from storage_node.gateway.serve import GatewayThread
 from tests.remote.s3_server import CREDENTIALS, S3Client, S3Server
+from tests.table import table
 
 SMALL: dict[str, Any] = {"size": "100..3000", "objects": 30, "range_bytes": 64, "epochs": 1, "verify": True}
 
@@ -160,7 +161,7 @@ def test_the_command_measures_an_endpoint_and_removes_its_bucket(gateway: str, t
         assert not client.bucket(plan.bucket).exists(MARKER)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "says"),
     [
         *((("--s3", "http://127.0.0.1:1", name), "no workload of S3") for name in WORKLOADS if name not in OF_S3),

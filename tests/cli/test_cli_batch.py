@@ -18,6 +18,7 @@ from ais_loader.cli.batch_list import parse_list
 from ais_loader.objects.client import connect
 from ais_loader.values.entry import Entry
 from tests.cli.kit import Run
+from tests.table import table
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_only_a_url_means_a_member_of_an_archive() -> None:
     assert parse_list([b"b/s.tar/m", b"ais://b/s.tar/m"], "list") == [Entry("b", "s.tar/m"), Entry("b", "s.tar", "m")]
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "reason"),
     [
         (b"justabucket", "names a bucket"),

@@ -22,6 +22,7 @@ from ais_loader.cli import main, show
 from ais_loader.extras import install_command
 from ais_loader.objects.client import connect
 from tests.cli.kit import TIMEOUT_S, environment
+from tests.table import table
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_nodes_are_not_made_inside_a_store(store: str) -> None:
     assert sorted(os.listdir(store)) == before
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "hint"),
     [
         (["lss"], "no command 'lss'; did you mean 'ls'?"),
@@ -111,7 +112,7 @@ def test_what_is_near_to_a_wrong_name_is_told(store: str, line: list[str], hint:
     assert result.stdout == "" and "pattern=" not in result.stderr  # which is for Python
 
 
-@pytest.mark.parametrize("words", [[], ["put"], ["bucket"], ["bucket", "create"], ["serve"]])
+@table("words", [[], ["put"], ["bucket"], ["bucket", "create"], ["serve"]])
 def test_help_is_shown_for_the_word_help_too(words: list[str]) -> None:
     shown = CliRunner().invoke(main, [*words, "--help"], prog_name="ais-loader")
     assert CliRunner().invoke(main, ["help", *words], prog_name="ais-loader").stdout == shown.stdout != ""

@@ -17,6 +17,7 @@ from ais_loader.plans import BucketPlan, MixPlan, PackPlan
 from ais_loader.testing import throwaway_store
 from ais_loader.training.ledger import ledger
 from tests.cli.kit import Run
+from tests.table import table
 
 NAMES = [f"en/{at:02}" for at in range(40)]
 SIZES = [50 + 7 * at for at in range(40)]
@@ -34,7 +35,7 @@ def label(item: Item) -> list[tuple[str, int]]:
     return [(item.entry.name, at) for at in range(len(item.data))]
 
 
-@pytest.mark.parametrize("kind", ["shuffle", "mix", "bucket", "pack"])
+@table("kind", ["shuffle", "mix", "bucket", "pack"])
 def test_every_step_of_every_rank_is_named(speech: Client, kind: str) -> None:
     plan = {
         "shuffle": ShufflePlan(40, 3, group=4, seed=5).without(range(4, 8)),

@@ -18,6 +18,7 @@ from ais_loader.extras import install_command
 from storage_node.cli.cluster import up
 from storage_node.cli.settings import given_settings
 from tests.cli.kit import TIMEOUT_S, Run, environment, run_process
+from tests.table import table
 
 HEAVY = ("grpc", "torch", "rocksdict", "ray", "storage_node.store", "storage_node.server")
 
@@ -46,7 +47,7 @@ def test_help_of_any_command_loads_neither_grpc_nor_the_store() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", all_commands(), ids="-".join)
+@table("command", all_commands(), ids="-".join)
 def test_help_fits_80_columns_and_explains_every_option(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, [*command, "--help"], terminal_width=80)
     assert result.exit_code == 0

@@ -13,6 +13,7 @@ import pytest
 from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_node
 from ais_loader.transport.session import raw_stream as direct
+from tests.table import table
 
 OBJECTS = {
     "empty": b"",
@@ -82,7 +83,7 @@ def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeProcess, 
         assert bucket.get("small") == OBJECTS["small"]
 
 
-@pytest.mark.parametrize("after_bytes", [1, 500, 5_000, 1 << 20, 6 << 20])
+@table("after_bytes", [1, 500, 5_000, 1 << 20, 6 << 20])
 def test_a_connection_cut_in_the_answer_is_made_good(filled: NodeProcess, kind: str, after_bytes: int) -> None:
     with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=20.0)) as client:
         bucket = client.bucket("data")

@@ -36,6 +36,7 @@ from storage_node.ops.node_discovery import group_drives, wipe_node
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.drive import identity as identities
+from tests.table import table
 
 
 @pytest.fixture
@@ -387,7 +388,7 @@ class TestWhatIsOnTheDrives:
         with nodes_at(folder, 1, drives=3) as nodes:
             return make_cluster(nodes)
 
-    @pytest.mark.parametrize("damage", [None, b"", b"{}", b'{"format": 1, "checksum": 1, "cluster": "{}"}'])
+    @table("damage", [None, b"", b"{}", b'{"format": 1, "checksum": 1, "cluster": "{}"}'])
     def test_damage_to_some_drives_is_repaired_from_the_others(self, tmp_path: Path, damage: bytes | None) -> None:
         map_ = self.make(tmp_path)
         files = self.drives(tmp_path)

@@ -32,6 +32,7 @@ from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.ray_head import ClusterError, RayHead
+from tests.table import table
 
 
 def hosts(*found: FoundNodes) -> list[Host]:
@@ -139,7 +140,7 @@ def test_the_tilde_of_a_root_is_the_home_folder(tmp_path: Path, monkeypatch: pyt
         assert (result.exit_code, f"below {tmp_path}/new" in result.output) == (1, True)
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), WRONG, ids=[" ".join(one[0]) for one in WRONG])
+@table(("arguments", "code", "said"), WRONG, ids=[" ".join(one[0]) for one in WRONG])
 def test_what_cannot_be_done_is_said_at_once_and_leaves_nothing(
     tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:

@@ -15,6 +15,7 @@ from ais_loader.cli.main import main
 from ais_loader.testing import eventually
 from storage_node.ops.status import cluster_status
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
+from tests.table import table
 
 OBJECTS = {f"k{at}": b"%d " % at * 50 for at in range(60)}
 
@@ -88,7 +89,7 @@ def test_drives_are_listed_added_retired_disabled_enabled_and_replaced(cluster: 
     assert status.exit_code == 0 and f"  {cluster.folder(1, 2)}: active" in status.output
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "reason"),
     [
         (["retire", "drive-0"], "several nodes have a drive drive-0: say which one with --node (node-0, node-1)"),

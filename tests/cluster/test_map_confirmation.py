@@ -22,6 +22,7 @@ from storage_node.cluster.map.confirmation import digest, removals, witnessed
 from storage_node.cluster.map.mutations import add_node, create_bucket, delete_bucket
 from storage_node.server import NodeServer
 from tests.peer_kit import operator_of, peer_of
+from tests.table import table
 
 HIGHEST = (1 << 64) - 1
 CLUSTER = b"c" * 16
@@ -233,7 +234,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@table("wrong", WRONG)
 def test_a_map_that_no_cluster_has_is_not_taken_in(wrong: str) -> None:
     map_bounds.require_map(of_bucket())
     map_bounds.require_map(of_node())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ais_loader import Entry
 from ais_loader.values.entry_table import EntryTable
+from tests.table import table
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 
@@ -36,7 +37,7 @@ def test_urls_and_entries_may_be_mixed() -> None:
         table[3]
 
 
-@pytest.mark.parametrize(
+@table(
     "odd",
     [
         "ais://c/n",

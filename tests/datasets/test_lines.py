@@ -21,6 +21,7 @@ from ais_loader import BatchLoader, Bucket, Client, Lines, errors
 from ais_loader.objects import line_index
 from ais_loader.plans import ShufflePlan
 from ais_loader.wire.line_index import decode_index, encode_index, index_name
+from tests.table import table
 
 _draw = random.Random(11)
 TEXTS = {
@@ -82,7 +83,7 @@ def test_lines_by_number(corpus: Bucket) -> None:
     assert [sample["at"] for sample in decoded.__getitems__(range(198, 203))] == [198, 199, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "expected"),
     [
         (b"one", [b"one"]),
@@ -252,7 +253,7 @@ def test_an_error_of_decode_names_the_object(corpus: Bucket) -> None:
     assert any("ais://corpus/train/e.jsonl" in note for note in raised.value.__notes__)
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "message"),
     [
         ("Lines(client, ['ais://corpus/train/z.jsonl.gz'])", "InvalidRequest: corpus/train/z.jsonl.gz: compressed"),

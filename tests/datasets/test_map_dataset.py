@@ -33,6 +33,7 @@ from ais_loader import (
     Status,
 )
 from ais_loader.errors import BucketNotFound, InvalidRequest, NodeUnavailable, ObjectNotFound, StoreNotFound
+from tests.table import table
 
 MISSING = f"ais://{BUCKET}/en/missing.wav"
 
@@ -209,7 +210,7 @@ class TestSamples:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("entries", [b"ais://b/n", {URLS[0]: 1}, set(URLS), None, 5])
+    @table("entries", [b"ais://b/n", {URLS[0]: 1}, set(URLS), None, 5])
     def test_entries_that_have_no_order_are_a_type_error(self, local_store: Client, entries: Any) -> None:
         with pytest.raises(TypeError, match="sequence"):
             MapDataset(local_store, entries)
@@ -220,7 +221,7 @@ class TestArguments:
         with pytest.raises(InvalidRequest, match="s3"):
             MapDataset(local_store, ["s3://b/n"])
 
-    @pytest.mark.parametrize("options", [{"on_error": "skip"}, {"timeout_s": 0}, {"ordered": False}, {"assembly": "?"}])
+    @table("options", [{"on_error": "skip"}, {"timeout_s": 0}, {"ordered": False}, {"assembly": "?"}])
     def test_options_that_make_no_sense_are_refused_at_once(self, local_store: Client, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidRequest):
             MapDataset(local_store, URLS, **options)

@@ -26,6 +26,7 @@ from ais_loader import (
     errors,
 )
 from ais_loader.plans import ShufflePlan
+from tests.table import table
 
 _draw = np.random.default_rng(7)
 ARRAYS = {
@@ -77,7 +78,7 @@ def recorded(local_store: Client) -> Iterator[RecordingTransport]:
     local_store.delete_bucket("tokens", force=True)
 
 
-@pytest.mark.parametrize(("window", "stride"), [(64, None), (65, 64), (64, 10), (7, 100), (1, 1000)])
+@table(("window", "stride"), [(64, None), (65, 64), (64, 10), (7, 100), (1, 1000)])
 def test_windows_are_slices_of_the_arrays(tokens: Bucket, window: int, stride: int | None) -> None:
     dataset = TokenWindows(tokens.client, "ais://tokens/train/", window, dtype="uint16", stride=stride)
     expected = windows(window, stride)
@@ -187,7 +188,7 @@ def test_a_replaced_array_is_never_other_tokens(tokens: Bucket) -> None:
 FORTRAN = npy(np.asfortranarray(np.zeros((2, 3), np.uint16)))
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "data", "message"),
     [
         ("odd.bin", bytes(7), "odd.bin: its 7 bytes are no multiple of the 2 bytes of a uint16 token"),
@@ -213,7 +214,7 @@ def test_an_object_that_is_no_array_of_tokens_is_named(tokens: Bucket, name: str
         TokenWindows(tokens.client, ["train/a.npy", f"bad/{name}"], 4, dtype="uint16", bucket="tokens")
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "message"),
     [
         ("TokenWindows(client, url, 0, dtype='u2')", "InvalidRequest: window=0: need at least 1 token"),

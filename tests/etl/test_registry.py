@@ -16,6 +16,7 @@ from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry import registry
 from storage_node.etl.registry.registry import check_transform, deleted, in_new_version, initialized, set_stopped
 from storage_node.etl.run.transformed_run import TransformedRun
+from tests.table import table
 
 
 def command(name: str, *words: str) -> pb.Transform:
@@ -60,7 +61,7 @@ def test_there_are_only_so_many_and_so_large_ones(monkeypatch: pytest.MonkeyPatc
         initialized(version("b", "x" * 1000), replace=True)(two)
 
 
-@pytest.mark.parametrize("name", ["", ".a", "a/b", "a" * 64, "ä", "a\n", "../a"])
+@table("name", ["", ".a", "a/b", "a" * 64, "ä", "a\n", "../a"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(errors.InvalidName):
         check_transform(command(name))

@@ -22,6 +22,7 @@ from examples.speech.model import SpeechModel
 from examples.speech.report import edit_distance
 from examples.speech.train import main
 from tests.data import EMPTY_WAV, utterances
+from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -103,7 +104,7 @@ def test_a_loss_that_does_not_fall_is_an_exit_status_of_its_own(
     assert output.read_bytes().startswith(PNG_SIGNATURE)
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "message"),
     [
         (["--data", "/nowhere"], "cannot read /nowhere/manifest.jsonl: No such file or directory"),
@@ -147,7 +148,7 @@ def test_a_recording_without_samples_is_refused_with_its_reason() -> None:
         make_sample(EMPTY_WAV.read_bytes(), [])
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "spoken"),
     [
         ("M I S D N  (emme-iessedienne)", "m i s d n"),
@@ -160,7 +161,7 @@ def test_transcripts_are_reduced_to_what_is_said(text: str, spoken: str) -> None
     assert spoken_text(text) == spoken
 
 
-@pytest.mark.parametrize(
+@table(
     ("reference", "hypothesis", "distance"),
     [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("ошибка", "ошибки", 1)],
 )

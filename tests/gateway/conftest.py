@@ -40,6 +40,11 @@ class Served:
             config=Config(**settings),
         )
 
+    def empty(self, bucket: str) -> None:
+        """Delete all of its objects, which another row of a table may have left."""
+        for name in list(self.client.bucket(bucket)):
+            self.client.bucket(bucket).delete(name)
+
 
 @pytest.fixture(scope="session", params=["embedded", "node"])
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:

@@ -17,6 +17,7 @@ import pytest
 
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
+from tests.table import table
 
 FILES = {
     "a": b"one",
@@ -104,9 +105,7 @@ def test_many_files_come_with_one_call_and_failures_in_their_place(files: AISFil
     assert found[0] == b"on" and isinstance(found[1], FileNotFoundError) and found[2] == FILES["z.bin"][5:10]
 
 
-@pytest.mark.parametrize(
-    ("start", "end"), [(None, None), (1, 2), (0, 100), (2, None), (-2, None), (None, -1), (100, 200), (2, 1)]
-)
+@table(("start", "end"), [(None, None), (1, 2), (0, 100), (2, None), (-2, None), (None, -1), (100, 200), (2, 1)])
 def test_ranges_are_those_of_slices(files: AISFileSystem, start: int | None, end: int | None) -> None:
     assert files.cat_file("b/a", start=start, end=end) == b"one"[start:end]
 

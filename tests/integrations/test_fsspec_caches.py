@@ -18,6 +18,7 @@ from ais_loader import connect
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.objects.pinned import WHOLE_BYTES
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes, throwaway_folder
+from tests.table import table
 
 # fsspec's MMapCache leaves the file open that it has mapped, until it is collected.
 pytestmark = [
@@ -111,10 +112,8 @@ def test_a_cache_of_files_that_compares_versions_reads_an_overwritten_object_ane
             assert file.read() == data
 
 
-@pytest.mark.parametrize(
-    "cache_type", ["none", "readahead", "bytes", "mmap", "blockcache", "first", "background", "all"]
-)
-@pytest.mark.parametrize("name", ["large", "small"])
+@table("cache_type", ["none", "readahead", "bytes", "mmap", "blockcache", "first", "background", "all"])
+@table("name", ["large", "small"])
 def test_a_file_takes_any_cache_of_fsspec(files: AISFileSystem, cache_type: str, name: str) -> None:
     data = DATA if name == "large" else SMALL
     with files.open(f"b/{name}", "rb", cache_type=cache_type, block_size=BLOCK_BYTES) as file:

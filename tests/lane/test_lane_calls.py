@@ -21,6 +21,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.lane.lane_kit import RawLane, open_lane
 from tests.node.node_kit import serving
+from tests.table import table
 
 DATA_OF_TWO = seeded_bytes(CHUNK_BYTES + 77, seed=4)
 AUTO = ClusterOptions(lane="auto")
@@ -204,7 +205,7 @@ def test_a_put_that_is_cut_anywhere_stores_nothing(node: NodeServer, client: Cli
     assert all(not list((Path(drive) / "staging").iterdir()) for drive in node._drives)
 
 
-@pytest.mark.parametrize(
+@table(
     ("sent", "what"),
     [
         (frame(CALL, b"Objects/Delete"), "lanes carry no calls of 'Objects/Delete'"),

@@ -22,6 +22,7 @@ from ais_loader.testing import seeded_bytes
 from ais_loader.transport.session.lane import Lanes
 from ais_loader.wire import recycled
 from tests.node.node_kit import serving
+from tests.table import table
 
 KIB = 1 << 10
 SIZES = [256 * KIB, 256 * KIB + 1, 300 * KIB, 512 * KIB, 1024 * KIB]
@@ -96,7 +97,7 @@ def test_bytes_that_somebody_sees_stay_as_they_are_whatever_is_taken_later(steps
             assert bytes_of(others) == expected
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
+@table("holder", HOLDERS)
 def test_a_buffer_comes_back_with_the_last_who_holds_it_and_not_before_as_often_as_it_is_taken(holder: str) -> None:
     view = recycled.take(SIZES[0])
     block = block_of(view)
@@ -110,7 +111,7 @@ def test_a_buffer_comes_back_with_the_last_who_holds_it_and_not_before_as_often_
         assert block_of(view) is block
 
 
-@pytest.mark.parametrize("holder", ALL)
+@table("holder", ALL)
 def test_a_buffer_is_not_used_again_while_anything_refers_to_it(holder: str) -> None:
     view = recycled.take(SIZES[0])
     view[:] = b"x" * len(view)

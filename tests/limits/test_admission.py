@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from storage_node.limits.memory_budget import Credit, MemoryBudget
 from storage_node.settings.config import ServerConfig
 from tests.node.loop_kit import run, settle
+from tests.table import table
 
 
 def test_a_budget_is_never_exceeded_and_granted_in_order() -> None:
@@ -181,7 +182,7 @@ def test_without_credit_nothing_goes() -> None:
     run(check())
 
 
-@pytest.mark.parametrize(
+@table(
     "setting",
     [
         {"read_threads": 0},

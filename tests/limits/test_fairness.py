@@ -25,6 +25,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.loop_kit import run, settle
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
+from tests.table import table
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 7.0}
 costs = st.integers(1, 1000)
@@ -394,7 +395,7 @@ def test_a_name_that_is_no_name_is_refused(tmp_path: Path) -> None:
         assert (end.error_kind, "128" in end.message) == ("invalid-request", True)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+@table("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="tenant_weights: 'a'"):
         ServerConfig(tenant_weights={"a": weight})

@@ -22,6 +22,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.machine_memory import machine_memory_bytes
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
+from tests.table import table
 
 NAMES = [f"{at}" for at in range(8)]
 DATA = {name: bytes([at]) * (512 << 10) for at, name in enumerate(NAMES)}
@@ -213,7 +214,7 @@ def test_limits_are_set_at_the_start_and_shown(tmp_path: Path) -> None:
         assert "host" not in limits and "repair_bytes_per_s" in limits
 
 
-@pytest.mark.parametrize("given", ["a", "a=", "a=x", "a=0", "a=nan"])
+@table("given", ["a", "a=", "a=x", "a=0", "a=nan"])
 def test_a_weight_that_is_none_ends_the_command(tmp_path: Path, given: str) -> None:
     result = CliRunner().invoke(main, ["serve", "--drive", str(tmp_path), "--tenant-weight", given])
     assert (result.exit_code, "tenant" in result.stderr, given.partition("=")[2] in result.stderr) == (2, True, True)

@@ -37,6 +37,7 @@ from tests.node.node_kit import RawSession, batch_of, bucket_of, scrape, serving
 from tests.node.promql_kit import Series, check, exported, legend_labels
 from tests.peer_kit import operator_of
 from tests.security.rights_kit import secure
+from tests.table import table
 
 ROOT = Path(storage_node.__file__).parent
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "dashboards" / "node.json").read_text())
@@ -390,7 +391,7 @@ def queries() -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("title", "expression", "legend"), queries())
+@table(("title", "expression", "legend"), queries())
 def test_every_query_of_the_dashboard_means_something_here(
     metrics: dict[str, Series], title: str, expression: str, legend: str
 ) -> None:
@@ -518,7 +519,7 @@ def test_every_alert_goes_by_metrics_that_there_are() -> None:
     assert len({rule["alert"] for rule in rules}) == len(rules) > 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("expression", "reason"),
     [
         ("sum by (kind) (rate(ais_loader_batch_total[$__rate_interval]))", "not exported"),

@@ -6,13 +6,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans_kit import bucket_groups
 
 from ais_loader.plans import BucketPlan
 from ais_loader.plans.balance import balanced
+from tests.table import table
 
 LENGTHS = st.lists(st.integers(0, 45), max_size=150)
 BINS = [5, 12, 20, 40]
@@ -84,8 +84,8 @@ def speech(n: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.random.default_rng(7).lognormal(1.8, 0.7, n).clip(0.3, 40)
 
 
-@pytest.mark.parametrize("balance", ["linear", "quadratic"])
-@pytest.mark.parametrize("group", [2, 8])
+@table("balance", ["linear", "quadratic"])
+@table("group", [2, 8])
 def test_the_batches_of_a_group_weigh_the_same(balance: Any, group: int) -> None:
     lengths = speech(10_000)
     bins = np.quantile(lengths, np.linspace(0, 1, 21)[1:]).tolist()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import permuted
+from tests.table import table
 
 
 def image(number: int, n: int, seed: int, epoch: int) -> int:
@@ -38,7 +39,7 @@ def image(number: int, n: int, seed: int, epoch: int) -> int:
             return number
 
 
-@pytest.mark.parametrize("first", range(0, 2001, 100))
+@table("first", range(0, 2001, 100))
 def test_every_small_n_is_permuted(first: int) -> None:
     for n in range(first, min(first + 100, 2001)):
         assert np.array_equal(np.sort(permuted(np.arange(n), n, seed=n, epoch=3)), np.arange(n))
@@ -79,9 +80,7 @@ def test_shapes_and_empty_inputs() -> None:
     assert permuted([], 0, seed=0, epoch=0).tolist() == []
 
 
-@pytest.mark.parametrize(
-    "numbers, n", [([5], 5), ([-1], 5), ([0.5], 5), ([0], 0), ([0], -1), ([0], 2**62), ([True], 2)]
-)
+@table("numbers, n", [([5], 5), ([-1], 5), ([0.5], 5), ([0], 0), ([0], -1), ([0], 2**62), ([True], 2)])
 def test_bad_input_is_refused(numbers: list[float], n: int) -> None:
     with pytest.raises(InvalidRequest, match="permuted"):
         permuted(numbers, n, seed=0, epoch=0)

@@ -27,6 +27,7 @@ from ais_loader.wire.frame import (
 )
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from tests.table import table
 
 U32_MAX = 2**32 - 1
 
@@ -172,7 +173,7 @@ def test_the_place_of_the_checksums_is_where_a_reader_writes_them() -> None:
     assert found.checksum.tolist() == late.tolist()
 
 
-@pytest.mark.parametrize(
+@table(
     "event",
     [
         pb.SessionResponse(batch_id=3, end=pb.End(entries=5, digest=9)),
@@ -244,7 +245,7 @@ def test_a_frame_longer_or_shorter_than_its_message_is_refused() -> None:
         decode_response(data + b"x")
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "message"),
     [
         ({"size": np.array([9], np.uint32)}, "sizes add up"),
@@ -329,6 +330,6 @@ def test_the_short_form_of_an_opened_object_is_the_same_message(
         assert decode_opened(memoryview(other), batch_id, digest_of, kind) == (payload, checksum, info)
 
 
-@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**32 - 1, 2**63, 2**64 - 1])
+@table("value", [0, 1, 127, 128, 300, 2**32 - 1, 2**63, 2**64 - 1])
 def test_varints_are_those_of_protobuf(value: int) -> None:
     assert b"\x08" + encode_varint(value) == (pb.SessionResponse(batch_id=value).SerializeToString() or b"\x08\x00")

@@ -17,6 +17,7 @@ from ais_loader.errors import ObjectNotFound, RemoteDenied, RemoteUnavailable, U
 from ais_loader.wire.remote import Remote
 from storage_node.remote.remote_changed import RemoteChanged
 from tests.remote.backend_kit import BUCKET, MIB, Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
+from tests.table import table
 
 SECRET = "wJalrXUtnFEMIsecret"
 KEY_ID = "AKIAIOSFODNN7"
@@ -151,7 +152,7 @@ def test_a_server_that_is_silent_is_unavailable() -> None:
         ended.set()
 
 
-@pytest.mark.parametrize(
+@table(
     ("reply", "said"),
     [
         (_error(403, "AccessDenied", "User is not authorized"), "AccessDenied: User is not authorized"),

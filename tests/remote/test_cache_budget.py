@@ -24,6 +24,7 @@ from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
 from tests.store.small_drive import small_drive
+from tests.table import table
 
 SIZE = 10_000
 COPIES = 10
@@ -254,7 +255,7 @@ def test_a_restart_keeps_the_budget(
             eventually(lambda: len(stored(bucket)) <= 30)
 
 
-@pytest.mark.parametrize("cache_bytes", [-1, 1.5, True, 1 << 63, "10"])
+@table("cache_bytes", [-1, 1.5, True, 1 << 63, "10"])
 def test_what_is_no_budget_is_refused(cache_bytes: object) -> None:
     with pytest.raises(errors.InvalidRequest, match="cache_bytes="):
         Remote("s3://b", cache_bytes=cache_bytes)  # type: ignore[arg-type]

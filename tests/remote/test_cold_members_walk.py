@@ -25,6 +25,7 @@ from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
 from storage_node.store.archives.source import BytesSource
 from tests.store.archives.mutations import HARMS, Harm, harmed, tars, zips
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 NO_LIMIT = 1e6
@@ -78,7 +79,7 @@ def members_of(data: bytes, name: str) -> dict[str, bytes]:
     return {member.name: b"".join(archive.pieces(member)) for member in index}
 
 
-@pytest.mark.parametrize("name", tars())
+@table("name", tars())
 def test_a_walk_finds_what_indexing_finds(name: str) -> None:
     tar = tars()[name]
     walk, _ = walked(tar, share=NO_LIMIT)
@@ -129,7 +130,7 @@ def test_a_walk_is_complete_or_too_dear(sizes: list[int], seed: int, share: floa
         assert walk.is_too_dear and share < NO_LIMIT
 
 
-@pytest.mark.parametrize(
+@table(
     "sizes, most_share, most_waits",
     [
         ([100 << 10] * 640, 0.04, 45),

@@ -26,6 +26,7 @@ from tests.node.loop_kit import settle
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
+from tests.table import table
 
 ALONE = pytest.mark.parametrize("url", ["embedded", "grpc"], indirect=True)
 NODES = pytest.mark.parametrize("url", ["grpc"], indirect=True)
@@ -153,9 +154,7 @@ def test_prices_replace_list_prices() -> None:
     assert price_of({"get": 1000, "list": 2000}, 10**9, 0, table["gs"]) == pytest.approx(2.01)
 
 
-@pytest.mark.parametrize(
-    "text", ["get = 1", "[s4]\nget = 1", "[s3]\ngot = 1", "[s3]\nget = -1", "[s3]\nget = '1'", "["]
-)
+@table("text", ["get = 1", "[s4]\nget = 1", "[s3]\ngot = 1", "[s3]\nget = -1", "[s3]\nget = '1'", "["])
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidRequest, match=r"prices\.toml"):
         prices_of(text, "prices.toml")

@@ -24,6 +24,7 @@ from ais_loader.values.entry_table import EntryTable
 from ais_loader.wire.inventory import Row, rows_of
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
+from tests.table import table
 
 WHEN = datetime(2026, 5, 1, 12, 30, 15, 250_000, tzinfo=UTC)
 WHEN_NS = int(WHEN.timestamp()) * 10**9 + 250 * 10**6
@@ -144,7 +145,7 @@ def read(file: Path, remote: Remote = S3) -> list[Row]:
     return [row for block in Manifest(file, remote).blocks() for row in rows_of(block)]
 
 
-@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__.removeprefix("write_"))
+@table("write", WRITERS, ids=lambda write: write.__name__.removeprefix("write_"))
 def test_every_form_has_the_same_rows(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     expected = [Row(name.encode(), at * 1000, WHEN_NS, f'"{TAG}"'.encode()) for at, name in enumerate(NAMES)]
     assert sorted(read(write(tmp_path))) == sorted(expected)
@@ -215,7 +216,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@table("fault", FAULTS)
 def test_a_manifest_with_a_fault_leaves_the_old_inventory(
     cold: Bucket, remote_bucket: RemoteBucket, tmp_path: Path, fault: str
 ) -> None:

@@ -31,6 +31,7 @@ from tests.datasets.datasets_kit import EntryPlan
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
+from tests.table import table
 
 BATCH = 5
 LOADER = b"l" * 16
@@ -371,7 +372,7 @@ def test_a_plan_that_fails_fails_in_its_place(client: Client, cold: Bucket, remo
         list(batches)
 
 
-@pytest.mark.parametrize("expect_steps", [-1, 1001, 2.5, True, "4"])
+@table("expect_steps", [-1, 1001, 2.5, True, "4"])
 def test_expect_steps_is_a_number(client: Client, expect_steps: Any) -> None:
     with pytest.raises(errors.InvalidRequest, match="expect_steps"):
         loader_of(client, EntryPlan([], 5), expect_steps=expect_steps)

@@ -16,6 +16,7 @@ from storage_node.remote.driver import ListBounds
 from storage_node.remote.inventory.split_listing import ListedRange, SplitListing, point_between
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.skipped_names import SkippedNames
+from tests.table import table
 
 
 @dataclass
@@ -114,7 +115,7 @@ KINDS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_streams_share_the_pages_and_ask_little_more(kind: str) -> None:
     names = sorted(KINDS[kind]())
     place = Place(names, 100, random.Random(3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from storage_node.remote.write_back.upload_plan import (
     pending_upload,
 )
 from storage_node.store.format import CatalogEntry, Version, encode_metadata, tombstone
+from tests.table import table
 
 UUID = b"u" * 16
 
@@ -53,7 +53,7 @@ def test_a_stamp_is_decoded_from_metadata_in_any_case(epoch: int, counter: int, 
     assert Stamp.decode({STAMP_KEY.title(): stamp.encode(), "other": "x"}) == stamp
 
 
-@pytest.mark.parametrize("text", ["", "x", "zz:1.2.3", "00:1.2", ":", "00:a.b.c"])
+@table("text", ["", "x", "zz:1.2.3", "00:1.2", ":", "00:a.b.c"])
 def test_what_is_no_stamp_is_none(text: str) -> None:
     assert Stamp.decode({STAMP_KEY: text}) is None
     assert Stamp.decode({}) is None

@@ -32,6 +32,7 @@ from storage_node.services.access import TABLE, Role
 from tests.node.contract_kit import methods
 from tests.peer_kit import OPTIONS, operator_of
 from tests.security.rights_kit import EVERYTHING, SecureNode, key_in, secure
+from tests.table import table
 
 TIMEOUT_S = 10.0
 OF_CLIENTS = sorted(method for method, roles in TABLE.items() if roles & Role.CLIENT)
@@ -87,7 +88,7 @@ def test_every_method_of_clients_has_its_needs() -> None:
     assert sorted(needs_of_methods(lambda _: None)) == OF_CLIENTS
 
 
-@pytest.mark.parametrize("method", OF_CLIENTS)
+@table("method", OF_CLIENTS)
 def test_no_method_without_a_token(node: SecureNode, method: str) -> None:
     request = requests()[method].SerializeToString()
     assert call(node, method, request, None) == (grpc.StatusCode.UNAUTHENTICATED, "denied")
@@ -108,7 +109,7 @@ OPEN = {
 }
 
 
-@pytest.mark.parametrize("method", OF_CLIENTS)
+@table("method", OF_CLIENTS)
 def test_no_method_with_other_rights(node: SecureNode, method: str) -> None:
     request = requests()[method].SerializeToString()
     elsewhere = node.token(EVERYTHING.replace("*:", "text:"))
@@ -135,7 +136,7 @@ SEEN_BY_LISTERS = {
 }
 
 
-@pytest.mark.parametrize("method", OF_CLIENTS)
+@table("method", OF_CLIENTS)
 def test_every_method_with_all_rights(node: SecureNode, method: str) -> None:
     if method in ("Buckets/DeleteBucket", "Promote/Run"):
         return  # has no request that does nothing
@@ -180,8 +181,8 @@ def test_without_a_token(node: SecureNode, lane: Any) -> None:
         client.bucket("speech").get("0001")
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("streaming", [True, False])
+@table("lane", LANES)
+@table("streaming", [True, False])
 def test_one_entry_of_a_thousand_is_refused_in_its_place(node: SecureNode, lane: Any, streaming: bool) -> None:
     entries = [Entry("speech", f"{number % 20:04d}") for number in range(1000)]
     entries[500] = Entry("text", "0003")

@@ -18,6 +18,7 @@ from storage_node.store.drive.identity import FILE_NAME
 from storage_node.store.fsck.fsck import check
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, put, store_at
+from tests.table import table
 
 HOLDER = """
 import sys
@@ -56,7 +57,7 @@ def test_a_store_that_is_made_is_logged_and_one_that_is_there_is_not(
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("paths", [[], ["a", "a"], ["a", "./a"], ["a/../b", "b"]])
+@table("paths", [[], ["a", "a"], ["a", "./a"], ["a/../b", "b"]])
 def test_paths_that_cannot_be_the_drives_of_a_store_are_refused(tmp_path: Path, paths: list[str]) -> None:
     with pytest.raises(InvalidRequest, match="different drive folders"):
         Store.open([tmp_path / path for path in paths])
@@ -171,9 +172,7 @@ def test_a_drive_in_use_that_lost_its_identity_is_not_replaced_by_an_empty_store
     assert (tmp_path / "drive" / "record.json").read_bytes() == record
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"format": 2}', b"\xff", b'{"format": 2, "drive_uuid": "a", "store_uuid": "b"}']
-)
+@table("data", [b"", b"[]", b"{}", b'{"format": 2}', b"\xff", b'{"format": 2, "drive_uuid": "a", "store_uuid": "b"}'])
 def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
     with store_at(tmp_path / "drive"):
         pass
@@ -182,7 +181,7 @@ def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
         Store.open([tmp_path / "drive"])
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "other", "ours"),
     [(FILE_NAME, 1, 2), (FILE_NAME, 3, 2), (records.FILE_NAME, 10, 11), (records.FILE_NAME, 12, 11)],
 )
@@ -200,7 +199,7 @@ def test_a_drive_of_another_format_is_refused_by_its_number_and_left_alone(
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 8, "checksum": 1, "record": "{}"}', None])
+@table("damage", [b"", b"{", b'{"format": 8, "checksum": 1, "record": "{}"}', None])
 def test_one_damaged_record_of_two_is_ignored_and_written_anew(tmp_path: Path, damage: bytes | None) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_at(*roots) as store:

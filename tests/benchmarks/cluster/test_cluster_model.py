@@ -12,14 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.cluster.model import MEASURED_RATES, MIB, Costs, Hardware, Setup, main, simulate, validate
+from tests.table import table
 
 MODES: list[Literal["target", "direct"]] = ["target", "direct"]
 KIB = 1 << 10
 NO_COSTS = Costs(*[0.0] * 10)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("size", "per_owner", "sigma"), [(10 * KIB, 4, 0.0), (MIB, 8, 0.0), (100 * KIB, 0, 1.0)])
+@table("mode", MODES)
+@table(("size", "per_owner", "sigma"), [(10 * KIB, 4, 0.0), (MIB, 8, 0.0), (100 * KIB, 0, 1.0)])
 def test_every_entry_is_delivered_once_and_in_request_order(
     mode: Literal["target", "direct"], size: int, per_owner: int, sigma: float
 ) -> None:

@@ -11,6 +11,7 @@ from benchmarks.reads.access_patterns import COLOURS, Latencies
 from benchmarks.report.__main__ import latencies_part
 from benchmarks.report.judging import fallen, knee, ratios
 from benchmarks.report.limits import memcpy, through_socket
+from tests.table import table
 
 
 def test_a_ratio_is_the_median_of_those_within_rounds() -> None:
@@ -34,8 +35,8 @@ def test_copying_is_measured() -> None:
     assert memcpy(1000, 10) > 0
 
 
-@pytest.mark.parametrize("tcp", [False, True])
-@pytest.mark.parametrize("from_file", [False, True])
+@table("tcp", [False, True])
+@table("from_file", [False, True])
 def test_blocks_come_through_sockets_of_each_kind(tcp: bool, from_file: bool) -> None:
     assert through_socket(10_000, 5, tcp=tcp, from_file=from_file) > 0
 

@@ -15,6 +15,7 @@ from benchmarks.soak import checker, content, history, register
 from benchmarks.soak.checker import Rules, check
 from benchmarks.soak.content import sum_of, value_in, value_of
 from benchmarks.soak.history import FOREVER, Operation, Outcome, Recorder, read_history
+from tests.table import table
 
 KEY = "a/k"
 ATOMIC, REGULAR = Rules("atomic"), Rules("regular")
@@ -121,8 +122,8 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize("name", GOOD)
-@pytest.mark.parametrize("model", ["atomic", "regular"])
+@table("name", GOOD)
+@table("model", ["atomic", "regular"])
 def test_a_good_history_passes(name: str, model: register.Model) -> None:
     assert GOOD[name].kinds(Rules(model, slack_s=0.01, copies=2)) == []
 
@@ -187,13 +188,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@table("name", BAD)
 def test_a_bad_history_is_found(name: str) -> None:
     found = BAD[name].kinds(Rules("atomic", copies=2))
     assert set(found) == {name.strip()}
 
 
-@pytest.mark.parametrize("name", [name for name in BAD if name not in ("replaced, and back", "took effect twice")])
+@table("name", [name for name in BAD if name not in ("replaced, and back", "took effect twice")])
 def test_in_the_regular_model_too(name: str) -> None:
     assert name.strip() in BAD[name].kinds(Rules("regular", copies=2))
 

@@ -29,6 +29,7 @@ from tests.etl.servers.server_kit import (
     open_stage,
     run,
 )
+from tests.table import table
 
 Communication = etl_pb.TransformServer.Communication
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -71,7 +72,7 @@ def answering(*answers: bytes, close: bool = True) -> Peer:
     return peer
 
 
-@pytest.mark.parametrize(
+@table(
     ("answer", "said"),
     [
         (b"", r"broke off: .*, in 3 tries"),
@@ -106,7 +107,7 @@ def test_a_wrong_answer_fails_the_object_and_says_why(answer: bytes, said: str) 
     run(main())
 
 
-@pytest.mark.parametrize(
+@table(
     "first",
     [
         b"",
@@ -170,7 +171,7 @@ def test_a_server_that_says_nothing_times_out(communication: Communication) -> N
     run(main())
 
 
-@pytest.mark.parametrize("communication", [HPUSH, HPULL, WS, GRPC], ids=Communication.Name)
+@table("communication", [HPUSH, HPULL, WS, GRPC], ids=Communication.Name)
 def test_a_server_that_is_not_there_is_gone_after_a_while_and_at_once_for_those_behind(
     communication: Communication,
 ) -> None:
@@ -211,7 +212,7 @@ WRONG_FRAMES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_FRAMES)
+@table("case", WRONG_FRAMES)
 def test_a_websocket_that_is_wrong_once_is_made_anew_and_one_that_stays_so_fails_the_object(case: str) -> None:
     frame, said = WRONG_FRAMES[case]
 

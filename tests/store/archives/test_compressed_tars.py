@@ -50,6 +50,7 @@ from tests.store.archives.archive_kit import (
     served,
     tar_members,
 )
+from tests.table import table
 
 SIZES = (0, 1, 30_000, 700_000) * 5
 FILES = [(name, content(i, size)) for i, (name, size) in enumerate(zip(NAMES, SIZES, strict=False))]
@@ -58,7 +59,7 @@ TAR = make_tar(FILES)
 WAYS = packed_in_every_way(TAR)
 SMALL = packed_in_every_way(make_tar([("a", content(1, 40_000)), ("b", b"text" * 2000), ("c", b"")]))
 
-each_way = pytest.mark.parametrize(("name", "data"), WAYS.values(), ids=WAYS.keys())
+each_way = table(("name", "data"), WAYS.values(), ids=WAYS.keys())
 
 
 @each_way
@@ -197,8 +198,8 @@ def test_pieces_stay_small_whatever_a_block_claims() -> None:
         assert largest <= (2 * MAX_BLOCK_BYTES if kind is ArchiveKind.TAR_ZST else 4 << 20)
 
 
-@pytest.mark.parametrize("cut", [0, 3, 9, 200, 20_000, -1])
-@pytest.mark.parametrize(("name", "data"), SMALL.values(), ids=SMALL.keys())
+@table("cut", [0, 3, 9, 200, 20_000, -1])
+@table(("name", "data"), SMALL.values(), ids=SMALL.keys())
 def test_a_stream_cut_short_is_told(name: str, data: bytes, cut: int) -> None:
     data = data.rstrip(b"\0") if name.lower().endswith("tgz") else data
     with pytest.raises((ArchiveDamaged, NotAnArchive)):
@@ -235,7 +236,7 @@ def test_variants_that_are_not_read_are_refused_by_name() -> None:
         list(unpacked(ArchiveKind.TAR_ZST, [stream.compress(TAR) + stream.flush()], Limits(window_bytes=1 << 20)))
 
 
-@pytest.mark.parametrize("header", [b"\x00\xff", b"\x00\xa0", b"\xe0" + b"\xff" * 8, b"\xa0\0\0\0\x10"])
+@table("header", [b"\x00\xff", b"\x00\xa0", b"\xe0" + b"\xff" * 8, b"\xa0\0\0\0\x10"])
 def test_a_frame_that_claims_a_huge_window_is_refused(header: bytes) -> None:
     with pytest.raises(ArchiveTooLarge, match="needs a window of"):
         list(unpacked(ArchiveKind.TAR_ZST, [b"\x28\xb5\x2f\xfd" + header + bytes(100)]))

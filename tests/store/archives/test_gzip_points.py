@@ -19,6 +19,7 @@ from storage_node.store.archives import gzip_points
 from storage_node.store.archives.gzip_points import GzipPoints, _aligned, build_gzip_points
 from storage_node.store.archives.source import BytesSource
 from tests.store.archives.archive_kit import content
+from tests.table import table
 
 
 def text(seed: int, size: int) -> bytes:
@@ -41,7 +42,7 @@ def points(plan: bytes = PLAN, packed: bytes = PACKED, content_bytes: int = len(
     return GzipPoints(BytesSource(packed), memoryview(plan), content_bytes)
 
 
-@pytest.mark.parametrize("bits", range(1, 8))
+@table("bits", range(1, 8))
 def test_data_that_begins_at_any_bit_is_brought_into_place(bits: int) -> None:
     deflater = zlib.compressobj(wbits=-15)
     data = deflater.compress(CONTENT[:5000]) + deflater.flush()

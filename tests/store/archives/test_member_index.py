@@ -29,6 +29,7 @@ from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
 from tests.store.archives.archive_kit import NAMES, content, in_zip, index_of, make_tar, served
+from tests.table import table
 
 SHARD = ShardState(Version(3, 77, 2), 123_456, 0xDEADBEEF)
 BODY_CHECKSUM_AT, HEADER_CHECKSUM_AT = 44, 124
@@ -207,7 +208,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@table("lie", LIES)
 def test_a_lie_is_told_for_what_it_is(tmp_path: Path, lie: str) -> None:
     path = tmp_path / "index"
     saved(path, ("a", "b"))
@@ -285,9 +286,7 @@ def test_a_million_members_are_indexed_and_found_in_bounded_memory(tmp_path: Pat
     assert grown_mib < 500
 
 
-@pytest.mark.parametrize(
-    "prefix", ["", "a", "ab", "é", "日本", "zzz/", "a\0", "name that is longer than all the others"]
-)
+@table("prefix", ["", "a", "ab", "é", "日本", "zzz/", "a\0", "name that is longer than all the others"])
 def test_a_prefix_finds_what_comparing_each_name_finds(prefix: str) -> None:
     draw = random.Random(prefix)
     names = [

@@ -33,6 +33,7 @@ from tests.store.archives.archive_kit import (
     served,
     tar_members,
 )
+from tests.table import table
 
 SIZES = [0, 1, 511, 512, 513, 70_000] * 3
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -72,8 +73,8 @@ def padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % 512)
 
 
-@pytest.mark.parametrize("tar_format", FORMATS.values(), ids=FORMATS.keys())
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+@table("tar_format", FORMATS.values(), ids=FORMATS.keys())
+@table("encoding", ["utf-8", "latin-1"])
 def test_every_format_of_tarfile_is_read_as_tarfile_reads_it(tar_format: int, encoding: str) -> None:
     names = [name for name in NAMES if tar_format != tarfile.USTAR_FORMAT or len(name.encode()) <= 100]
     names = [name for name in names if encoding == "utf-8" or name.isascii() or len(name) == 280]
@@ -171,7 +172,7 @@ def test_what_follows_the_end_of_the_tar_is_not_looked_at() -> None:
     assert served(make_tar([("a", b"a")]) + b"anything" + make_tar([("b", b"b")])) == {"a": b"a"}
 
 
-@pytest.mark.parametrize("how", ["gnu", "oldgnu", "ustar", "v7", "posix"])
+@table("how", ["gnu", "oldgnu", "ustar", "v7", "posix"])
 def test_shards_of_gnu_tar_are_read_as_by_tarfile(tmp_path: Path, how: str) -> None:
     (tmp_path / "grüße").mkdir()
     names = ["a.txt", "grüße/b", "n" * 99] + ([] if how in ("ustar", "v7") else ["m" * 180])
@@ -184,7 +185,7 @@ def test_shards_of_gnu_tar_are_read_as_by_tarfile(tmp_path: Path, how: str) -> N
     assert set(served(tar)) == {*names, "hard"}
 
 
-@pytest.mark.parametrize("how", ["gnu", "0.0", "0.1", "1.0"])
+@table("how", ["gnu", "0.0", "0.1", "1.0"])
 def test_sparse_files_are_refused_and_the_message_says_so(tmp_path: Path, how: str) -> None:
     with (tmp_path / "holes").open("wb") as file:
         file.truncate(10 << 20)
@@ -197,7 +198,7 @@ def test_sparse_files_are_refused_and_the_message_says_so(tmp_path: Path, how: s
         index_of(tar)
 
 
-@pytest.mark.parametrize("path", sorted(WRITTEN_BY_BSDTAR.glob("*.tar")), ids=lambda path: path.stem)
+@table("path", sorted(WRITTEN_BY_BSDTAR.glob("*.tar")), ids=lambda path: path.stem)
 def test_shards_of_bsdtar_are_read_as_by_tarfile(path: Path) -> None:
     tar = path.read_bytes()
     assert served(tar) == tar_members(tar)
@@ -244,7 +245,7 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize(("tar", "message"), DAMAGED.values(), ids=DAMAGED.keys())
+@table(("tar", "message"), DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_tar_is_told_with_the_byte_where_it_is(tar: bytes, message: str) -> None:
     with pytest.raises(ArchiveDamaged, match=message):
         index_of(tar)
@@ -255,7 +256,7 @@ def test_multi_volume_parts_are_refused() -> None:
         index_of(header(b"a", b"00000000000", b"M"))
 
 
-@pytest.mark.parametrize(
+@table(
     ("limits", "message"),
     [
         (Limits(members=2), "more than 2 entries"),

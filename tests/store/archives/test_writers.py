@@ -25,6 +25,7 @@ from tests.store.archives.archive_kit import (
     tar_members,
     zip_members,
 )
+from tests.table import table
 
 LONG = "m" * 200
 DEEP = "/".join(["d" * 90] * 3) + "/deep.txt"  # longer than the 256 bytes that ustar can hold
@@ -72,8 +73,8 @@ def held(name: str) -> bytes:
     return FILES[LINKS.get(name, name)]
 
 
-@pytest.mark.parametrize("how", FORMATS)
-@pytest.mark.parametrize("options", [[], ["-b", "1"], ["--label=a volume"]], ids=["plain", "blocks of one", "label"])
+@table("how", FORMATS)
+@table("options", [[], ["-b", "1"], ["--label=a volume"]], ids=["plain", "blocks of one", "label"])
 def test_gnu_tar(tree: Path, how: str, options: list[str]) -> None:
     names, others = FORMATS[how], ["soft", "dir"]
     if how in ("v7", "ustar"):

@@ -35,6 +35,7 @@ from tests.store.archives.archive_kit import (
     served,
     zip_members,
 )
+from tests.table import table
 
 FILES = {"a.wav": content(1, 5000), "dir/zeros": bytes(3_000_000), "empty": b"", "grüße/日本": b"text" * 100}
 
@@ -178,7 +179,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@table("lie", LIES)
 def test_a_lying_zip_is_told_with_the_byte_where_it_is(lie: str) -> None:
     with pytest.raises(ArchiveDamaged, match=r"byte \d+:.*" + lie):
         served(LIES[lie], "s.zip")

@@ -12,6 +12,7 @@ import pytest
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.locations import MAX_KEY_BYTES, LocationsPython, StoredFilePython, find_python
 from storage_node.store.format import CatalogEntry
+from tests.table import table
 
 KINDS: dict[str, tuple[Any, Any, Any]] = {"python": (LocationsPython, find_python, StoredFilePython)}
 try:
@@ -66,7 +67,7 @@ def test_keys_are_compared_in_full(kind: tuple[Any, Any, Any]) -> None:
     assert found(kind, (table,), ["x"], b"p" + bytes(16)) == [None]
 
 
-@pytest.mark.parametrize("names", [["a", "missing"], ["missing", "a"], ["a", "\ud800"]])
+@table("names", [["a", "missing"], ["missing", "a"], ["a", "\ud800"]])
 def test_unknown_names_are_told_from_known_ones(kind: tuple[Any, Any, Any], names: list[str]) -> None:
     table = kind[0](1, LARGE)
     table.add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
@@ -174,8 +175,8 @@ def refused(kind: tuple[Any, Any, Any], *columns: Any) -> None:
 
 
 @pytest.mark.skipif("native" not in KINDS, reason="there is no native module")
-@pytest.mark.parametrize("wrong", range(4))
-@pytest.mark.parametrize("other", ["type", "length"])
+@table("wrong", range(4))
+@table("other", ["type", "length"])
 def test_wrong_columns_are_refused(wrong: int, other: str) -> None:
     columns: list[Any] = [np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint32)]
     columns[wrong] = np.zeros(1, np.float64) if other == "type" else np.zeros(2, columns[wrong].dtype)
@@ -183,7 +184,7 @@ def test_wrong_columns_are_refused(wrong: int, other: str) -> None:
         refused(KINDS["native"], *columns)
 
 
-@pytest.mark.parametrize("row", [(b"k", b"p", -1, 1, 1), (b"k", b"p", 0, -1, 1), (b"k", b"p", 0, 1 << 32, 1)])
+@table("row", [(b"k", b"p", -1, 1, 1), (b"k", b"p", 0, -1, 1), (b"k", b"p", 0, 1 << 32, 1)])
 def test_wrong_ranges_are_refused(kind: tuple[Any, Any, Any], row: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="not a range"):
         kind[0](1, LARGE).add([row])

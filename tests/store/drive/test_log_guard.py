@@ -23,6 +23,7 @@ from storage_node.store.fsck.fsck import check, rebuild, repair
 from storage_node.store.store import Store
 from tests.store.drive.test_catalog_log import killed_after_work, newest_log
 from tests.store.store_kit import BUCKET, assert_sound, contents, copy_with_attributes, put, store_at
+from tests.table import table
 
 DEADLINE_S = 120
 
@@ -223,8 +224,8 @@ def test_a_log_may_end_anywhere_and_be_read_on_from_there(tmp_path: Path) -> Non
         guard.require_sound()
 
 
-@pytest.mark.parametrize("block", [0, 3])
-@pytest.mark.parametrize("size", [1, 4096, log_guard.BLOCK_BYTES, 100_000])
+@table("block", [0, 3])
+@table("size", [1, 4096, log_guard.BLOCK_BYTES, 100_000])
 def test_damage_that_records_follow_is_refused_and_nothing_is_cut(tmp_path: Path, block: int, size: int) -> None:
     log = sound_log(tmp_path / "drive")
     data = bytearray(log.read_bytes())

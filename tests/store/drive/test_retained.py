@@ -39,11 +39,12 @@ from tests.store.store_kit import (
     read,
     store_at,
 )
+from tests.table import table
 
 # -- what is kept
 
 
-@pytest.mark.parametrize("seed", range(6))
+@table("seed", range(6))
 def test_snapshots_stay_as_they_were_through_any_changes_and_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     draw = random.Random(seed)

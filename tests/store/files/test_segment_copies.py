@@ -44,6 +44,7 @@ from tests.store.store_kit import (
     read,
     store_at,
 )
+from tests.table import table
 
 
 def cut_the_end(file: Path) -> None:
@@ -98,8 +99,8 @@ def test_with_one_copy_damaged_a_rebuild_has_everything_and_a_repair_makes_it_wh
         assert_sound(tmp_path)
 
 
-@pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "dead"])
-@pytest.mark.parametrize("lose", [lose_begin, lose_end])
+@table("reaped", [True, False], ids=["reaped", "dead"])
+@table("lose", [lose_begin, lose_end])
 def test_what_is_deleted_after_a_copy_was_lost_does_not_come_back(
     tmp_path: Path, lose: Callable[[Path], None], reaped: bool
 ) -> None:

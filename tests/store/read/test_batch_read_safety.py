@@ -33,6 +33,7 @@ from tests.store.batch_read_kit import (
     folder_on,
     whole_files,
 )
+from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 
@@ -239,7 +240,7 @@ WRONG: list[tuple[tuple[Any, ...], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("args", "error", "message"), WRONG)
+@table(("args", "error", "message"), WRONG)
 def test_wrong_columns_are_refused_before_anything_is_opened(
     reader: Reader, args: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
@@ -249,7 +250,7 @@ def test_wrong_columns_are_refused_before_anything_is_opened(
         reader.read_frame(b"", -1, *args)
 
 
-@pytest.mark.parametrize("checksum_at", [1, 2, 8, 9, 2**62])
+@table("checksum_at", [1, 2, 8, 9, 2**62])
 def test_checksums_that_do_not_fit_in_the_prefix_are_refused(reader: Reader, checksum_at: int) -> None:
     with pytest.raises(ValueError, match=f"2 checksums at {checksum_at} do not fit in a prefix of 8 bytes"):
         reader.read_frame(bytes(8), checksum_at, *GOOD)
