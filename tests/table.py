@@ -96,7 +96,7 @@ def _named_rows(names: list[str], rows: list[Any], ids: Callable[[Any], object] 
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = getattr(value, "__name__", "") or repr(value)
     return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}…"
 
 

@@ -39,12 +39,13 @@ def test_a_table_above_another_has_all_combinations_and_the_test_keeps_its_fixtu
 
     @table("a", [1, 2], ids=lambda value: f"a{value}")
     @table(("b",), "xy", ids=["ex", "why"])
-    def check(fixture: str, a: int, b: str) -> None:
+    @table("make", [list])
+    def check(fixture: str, a: int, b: str, make: type) -> None:
         ran.append((fixture, a, b))
         assert (a, b) != (2, "x")
 
     assert list(inspect.signature(check).parameters) == ["fixture"]
-    with pytest.raises(pytest.fail.Exception, match=r"^1 of 4 rows failed: a2, ex\n"):
+    with pytest.raises(pytest.fail.Exception, match=r"^1 of 4 rows failed: a2, ex, make=list\n"):
         check(fixture="f")
     assert ran == [("f", 1, "x"), ("f", 1, "y"), ("f", 2, "x"), ("f", 2, "y")]
 
