@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 from _pytest.mark.expression import Expression
+from hypothesis import is_hypothesis_test
 
 _MODULE_MARK = re.compile(r"^pytestmark = \[?pytest\.mark\.(slow|exhaustive)\b", re.MULTILINE)
 _SETS = ("slow", "exhaustive")
@@ -75,6 +76,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
         for cases in by_set.values():
             _mark_beyond(cases, *marks["sampled"].args, "exhaustive")
     names = {mark.name for mark in metafunc.definition.iter_markers()}
+    if is_hypothesis_test(metafunc.function):
+        names.add("hypothesis")  # which its plugin adds to items, later
     asked_for = [call for call in calls if _is_asked_for(metafunc.config, names | {mark.name for mark in call.marks})]
     calls[:] = asked_for or calls[:1]  # with none, the test would be created without its parameters
 

@@ -51,6 +51,16 @@ assert {import_it}
 def test_in_a_slow_module():
     pass
 """
+PROPERTIES = """
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+@pytest.mark.parametrize("case", range(3))
+@given(number=st.integers())
+def test_property(case, number):
+    assert case >= 0
+"""
 MARKERS = "markers =\n  every_transport:\n  slow:\n  exhaustive:\n  sampled(n):\n  quick_cases(n):\n"
 
 
@@ -102,6 +112,16 @@ def test_a_slow_module_is_not_imported_by_a_quick_run_and_too_many_cases_fail(su
     assert run(suite, "-m", "slow")[0] != 0
     code, said = run(suite, "--collect-only", "-m", "not slow", "--at-most", "7")
     assert code == pytest.ExitCode.USAGE_ERROR and "8 cases are selected, 7 are allowed" in said, said
+
+
+@pytest.mark.slow
+def test_all_cases_of_a_property_can_be_asked_for(suite: Path) -> None:
+    """The marker `hypothesis` comes from its plugin."""
+    (suite / "test_properties.py").write_text(PROPERTIES)
+    exhaustive = collected(suite, "-m", "exhaustive or hypothesis")
+    assert exhaustive.count("test_exhaustive") == 1
+    assert [case for case in exhaustive if "property" in case] == [f"test_property[{case}]" for case in range(3)]
+    assert not [case for case in exhaustive if "quick_cases" in case]
 
 
 @pytest.mark.slow
