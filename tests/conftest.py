@@ -22,9 +22,10 @@ import hypothesis
 import pytest
 
 from ais_loader.testing import throwaway_folder
+from tests.example_count import examples
 
 # No test is timed: machines are shared, and a run that stands still is ended by pytest-timeout.
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples())
 hypothesis.settings.load_profile("untimed")
 pytest_plugins = [
     "ais_loader.testing.fixtures",

@@ -21,6 +21,7 @@ from ais_loader import BatchLoader, Bucket, Client, Lines, errors
 from ais_loader.objects import line_index
 from ais_loader.plans import ShufflePlan
 from ais_loader.wire.line_index import decode_index, encode_index, index_name
+from tests.example_count import examples
 from tests.table import table
 
 _draw = random.Random(11)
@@ -106,7 +107,7 @@ def test_what_a_line_is(local_store: Client, text: bytes, expected: list[bytes])
     assert Lines(local_store, ["ais://text/t.txt"])[:] == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(text=st.text("ab\r\n").map(str.encode), sizes=st.lists(st.integers(1, 5), min_size=1))
 def test_lines_do_not_depend_on_the_pieces_that_are_read(text: bytes, sizes: list[int]) -> None:
     pieces, at = [], 0

@@ -12,13 +12,14 @@ from plans_kit import bucket_groups
 
 from ais_loader.plans import BucketPlan
 from ais_loader.plans.balance import balanced
+from tests.example_count import examples
 from tests.table import table
 
 LENGTHS = st.lists(st.integers(0, 45), max_size=150)
 BINS = [5, 12, 20, 40]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     lengths=LENGTHS,
     sizes=st.lists(st.integers(1, 7), min_size=4, max_size=4),
@@ -48,7 +49,7 @@ def test_epochs_are_those_of_the_slow_way(
     assert sorted([*(one for batch in batches for one in batch), *plan.left_out.tolist()]) == list(range(len(lengths)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 22), st.integers(0, 22)), max_size=120),
     bins=st.sets(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=8),

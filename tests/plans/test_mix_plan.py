@@ -15,11 +15,12 @@ from plans_kit import loaders
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, ShufflePlan
 from ais_loader.plans.mix_order import SCALE, MixOrder
+from tests.example_count import examples
 
 SIZES = st.integers(1, 40)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     weights=st.lists(st.one_of(st.floats(1e-3, 1), st.integers(1, 5).map(float), st.just(1.0)), min_size=1, max_size=8),
     first=st.sampled_from([0, 0, 64, 10**6, 10**9, 2**50]),

@@ -27,6 +27,7 @@ from ais_loader.wire.frame import (
 )
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from tests.example_count import examples
 from tests.table import table
 
 U32_MAX = 2**32 - 1
@@ -197,7 +198,7 @@ def one_entry(payload: bytes = b"0123456789") -> Frame:
 
 
 @given(frame=frames(), end=ends, data=st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_damaged_messages_are_refused_or_still_consistent(
     frame: Frame, end: pb.End | None, data: st.DataObject
 ) -> None:

@@ -22,6 +22,7 @@ from storage_node.remote.write_back.upload_plan import (
     pending_upload,
 )
 from storage_node.store.format import CatalogEntry, Version, encode_metadata, tombstone
+from tests.example_count import examples
 from tests.table import table
 
 UUID = b"u" * 16
@@ -135,7 +136,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(STEPS)
 def test_two_owners_and_others_in_any_order(steps: list[tuple[str, int, bool]]) -> None:
     cloud, owners, counter = Cloud(), [Owner(), Owner()], 0
@@ -170,7 +171,7 @@ def test_two_owners_and_others_in_any_order(steps: list[tuple[str, int, bool]]) 
             assert before.version < after.version
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(STEPS, st.sampled_from([Base(is_absent=True), Base("e1")]))
 def test_a_conditional_write_never_replaces_what_others_have_written(
     steps: list[tuple[str, int, bool]], base: Base

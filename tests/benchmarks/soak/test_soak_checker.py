@@ -15,6 +15,7 @@ from benchmarks.soak import checker, content, history, register
 from benchmarks.soak.checker import Rules, check
 from benchmarks.soak.content import sum_of, value_in, value_of
 from benchmarks.soak.history import FOREVER, Operation, Outcome, Recorder, read_history
+from tests.example_count import examples
 from tests.table import table
 
 KEY = "a/k"
@@ -294,7 +295,7 @@ def fits(order: tuple[Operation, ...]) -> bool:
     return True
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(small_histories())
 def test_a_history_passes_exactly_if_an_order_explains_it(made: History) -> None:
     assert (made.kinds(ATOMIC) == []) == explained(made.operations)

@@ -28,6 +28,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.read.batch_members import status_of
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
+from tests.example_count import examples
 from tests.store.archives.archive_kit import tar_members
 from tests.store.archives.mutations import HARMS, Harm, comparable, harmed, is_plain_speech
 from tests.store.store_kit import BUCKET, put, read, store_at
@@ -134,7 +135,7 @@ def check(store: Store, harm: Harm) -> None:
         assert found == reference
 
 
-@settings(max_examples=250, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(250), derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(harm=HARMS)
 def test_a_harmed_archive_gives_a_typed_error_or_right_bytes(store: Store, harm: Harm) -> None:
     check(store, harm)

@@ -37,6 +37,7 @@ from storage_node.store.archives.restart import MAX_STRETCH_BYTES
 from storage_node.store.archives.source import BytesSource, chunks_of
 from storage_node.store.archives.zstd_frames import MAX_BLOCK_BYTES
 from storage_node.store.checksum import crc32c
+from tests.example_count import examples
 from tests.store.archives.archive_kit import (
     NAMES,
     PACKERS,
@@ -242,7 +243,7 @@ def test_a_frame_that_claims_a_huge_window_is_refused(header: bytes) -> None:
         list(unpacked(ArchiveKind.TAR_ZST, [b"\x28\xb5\x2f\xfd" + header + bytes(100)]))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     way=st.sampled_from(sorted(SMALL)),
     flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=3),
@@ -260,7 +261,7 @@ def test_a_damaged_stream_gives_a_typed_error_or_bytes_of_the_checksum(way: str,
         assert crc32c(read_member(archive, member)) == member.checksum
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @example(way="zstd, by its own tool, of unknown size", flips=[(4, 1)])  # now names a dictionary
 @example(way="zstd, by its own tool, of unknown size", flips=[(4, 8)])  # now has a reserved bit
 @example(way="zstd, by its own tool, of unknown size", flips=[(5, 0xF0)])  # now needs a large window

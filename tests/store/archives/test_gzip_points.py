@@ -18,6 +18,7 @@ from ais_loader.errors import ArchiveDamaged, ArchiveIndexError
 from storage_node.store.archives import gzip_points
 from storage_node.store.archives.gzip_points import GzipPoints, _aligned, build_gzip_points
 from storage_node.store.archives.source import BytesSource
+from tests.example_count import examples
 from tests.store.archives.archive_kit import content
 from tests.table import table
 
@@ -181,7 +182,7 @@ def test_a_file_that_ends_too_early_is_told() -> None:
         list(view.pieces(THIRD, len(CONTENT)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     flips=st.lists(
         st.tuples(st.integers(0, COLUMNS_BYTES - 1) | st.integers(0, len(PLAN) - 1), st.integers(1, 255)),

@@ -28,6 +28,7 @@ from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
+from tests.example_count import examples
 from tests.store.archives.archive_kit import NAMES, content, in_zip, index_of, make_tar, served
 from tests.table import table
 
@@ -115,7 +116,7 @@ def test_a_name_written_and_linked_to_a_hundred_thousand_times_takes_no_longer_t
     assert sorted(columns.offsets.tolist()) == [129_999, 129_999]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from("flo"), st.sampled_from("abcd"), st.sampled_from("abcd")), max_size=25))
 def test_the_last_entry_of_a_name_wins_as_a_dictionary_would_have_it(steps: list[tuple[str, str, str]]) -> None:
     table, model = MemberTable(Limits()), dict[str, int]()
@@ -166,7 +167,7 @@ def test_every_flipped_octet_and_every_cut_is_found_out(tmp_path: Path) -> None:
         MemberIndex.open(path, SHARD)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     flips=st.lists(st.tuples(st.integers(8, HEADER_BYTES + 400), st.integers(1, 255)), min_size=1, max_size=4),
     zipped=st.booleans(),

@@ -20,6 +20,7 @@ from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
 from tests.data import utterances
+from tests.example_count import examples
 from tests.store.archives.archive_kit import (
     NAMES,
     WRITTEN_BY_BSDTAR,
@@ -101,7 +102,7 @@ def test_a_name_that_is_no_utf8_is_asked_for_with_its_odd_bytes_in_hexadecimal()
     assert served(tar) == {r"caf\xe9.wav": b"abc", r"\xff" * 120: b"d"} == tar_members(tar)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     files=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3000)), min_size=1, max_size=8),
     tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
@@ -288,7 +289,7 @@ def test_an_extended_header_that_claims_gigabytes_takes_no_memory() -> None:
         index_of(header(b"L", b"77777777777", b"L"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     data=st.data(),
     tar_format=st.sampled_from(list(FORMATS.values())),

@@ -24,6 +24,7 @@ from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.member import Limits
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.checksum import crc32c
+from tests.example_count import examples
 from tests.store.archives.archive_kit import (
     NAMES,
     WRITTEN_BY_BSDTAR,
@@ -231,7 +232,7 @@ def test_a_member_that_changed_under_its_index_is_found_out() -> None:
         read_member(Archive(BytesSource(changed), index_shard(BytesSource(data), "s.zip")), "a")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     flips=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(1, 255)), max_size=4),
     cut=st.integers(0, 1 << 16),
