@@ -170,7 +170,7 @@ def test_a_client_that_wants_all_or_nothing_gets_the_error_of_the_first_failure(
     assert [answer.status[at] for at in answer.order] == [pb.OK, pb.NOT_FOUND]
 
 
-@pytest.mark.parametrize("fields", [{"start": [0]}, {"bucket_index": [1, 1]}, {"version": ["x"]}], ids=str)
+@table("fields", [{"start": [0]}, {"bucket_index": [1, 1]}, {"version": ["x"]}], ids=str)
 def test_a_request_that_does_not_fit_together_is_refused_as_a_whole(
     cluster: LocalCluster, fields: dict[str, list[int]]
 ) -> None:

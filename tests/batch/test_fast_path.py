@@ -51,7 +51,7 @@ def answer(store: Store, wanted: list[str], **fields: object) -> Response | None
     return None if found is None else decode_response(found[0])
 
 
-@pytest.mark.parametrize("sizes", [[5_000], [5_000, 1, 70_000], [100] * MAX_ENTRIES])
+@table("sizes", [[5_000], [5_000, 1, 70_000], [100] * MAX_ENTRIES])
 def test_a_few_entries_are_one_message_in_request_order(tmp_path: Path, sizes: list[int]) -> None:
     with store_at(tmp_path) as store:
         found = filled(store, sizes)

@@ -175,7 +175,7 @@ def test_who_waits_for_a_node_is_told_for_which(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 1 and result.stderr.startswith(f"waiting for {url} to answer\n")
 
 
-@pytest.mark.parametrize("columns", [20, 40, 80])
+@table("columns", [20, 40, 80])
 def test_a_bar_of_a_narrow_terminal_keeps_its_figures(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

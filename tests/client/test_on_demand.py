@@ -23,6 +23,7 @@ from ais_loader.testing import NodeProcess, seeded_bytes
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.table import table
 
 TIMEOUT_S = 100.0
 OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
@@ -159,7 +160,7 @@ def test_a_stale_address_is_not_used(url: str) -> None:
             foreign.accept()  # nobody has connected
 
 
-@pytest.mark.parametrize(
+@table(
     ("changed", "error", "message"),
     [
         ({"version": "0.0.9"}, errors.Unsupported, r"runs ais-loader 0.0.9.*`kill \d+`"),

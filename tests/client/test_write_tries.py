@@ -87,7 +87,7 @@ def test_a_drive_that_cannot_take_a_repeat_is_tried_again(doubt: bool) -> None:
     assert tries.judged(errors.DriveFull("no room")).retryable is doubt
 
 
-@pytest.mark.parametrize("answer", [errors.VersionConflict, errors.ObjectNotFound, errors.SilenceTimeout])
+@table("answer", [errors.VersionConflict, errors.ObjectNotFound, errors.SilenceTimeout])
 def test_what_is_said_of_all_tries_is_told_as_it_is(answer: type[errors.LoaderError]) -> None:
     tries = WriteTries(doubtful_since_s=time.monotonic())
     with pytest.raises(answer) as caught, tries.raise_if_unknown():

@@ -414,7 +414,7 @@ def test_a_wrong_use_says_what_was_wrong_and_what_to_do(
     assert sorted(typed["bucket"]) == [*NAMES, "shard.tar"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("package", "line", "told"),
     [
         (

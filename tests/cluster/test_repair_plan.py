@@ -171,7 +171,7 @@ def test_what_an_owner_lacks_by_another_map_is_pushed_to_it_all_the_same() -> No
     assert repair_plan.plan(page(state(5), [1, 2]), 0, NODES, {1: {"a": None}}, ()).push == {1: ["a"]}
 
 
-@pytest.mark.parametrize("lagging", [1, 2, 3])
+@table("lagging", [1, 2, 3])
 def test_a_ripe_tombstone_stays_while_a_node_places_objects_by_another_map(lagging: int) -> None:
     answers: dict[int, Answer] = {1: {"a": None}, 2: {"a": None}, 3: {"a": None}}
     ripe = page(state(5, dead=True), [0, 1], ripe=True)
@@ -185,7 +185,7 @@ def test_an_old_version_is_not_pushed_where_another_owner_has_a_newer_one() -> N
         assert bool(work.older_local) == (0 in owners)
 
 
-@pytest.mark.parametrize("third", [state(4), UNKNOWN, "silent"])
+@table("third", [state(4), UNKNOWN, "silent"])
 def test_a_ripe_tombstone_stays_while_a_node_may_have_what_it_guards_against(third: State | str) -> None:
     answers = {1: {"a": None}, 2: {"a": None}}
     if not isinstance(third, str):

@@ -64,12 +64,12 @@ class TestIndices:
     def test_no_indices_are_no_samples(self, local_store: Client) -> None:
         assert MapDataset(local_store, URLS).__getitems__([]) == []
 
-    @pytest.mark.parametrize("index", [len(URLS), -len(URLS) - 1, 10**20])
+    @table("index", [len(URLS), -len(URLS) - 1, 10**20])
     def test_an_index_that_the_dataset_does_not_have_is_an_index_error(self, local_store: Client, index: int) -> None:
         with pytest.raises(IndexError, match=f"dataset of {len(URLS)} entries"):
             MapDataset(local_store, URLS)[index]
 
-    @pytest.mark.parametrize("index", [1.0, "1", None])
+    @table("index", [1.0, "1", None])
     def test_an_index_that_is_no_integer_is_a_type_error(self, local_store: Client, index: Any) -> None:
         with pytest.raises(TypeError):
             MapDataset(local_store, URLS)[index]

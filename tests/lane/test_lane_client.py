@@ -105,7 +105,7 @@ def test_a_message_that_is_cut_is_never_taken_for_one(cut: int) -> None:
         lane().receive()
 
 
-@pytest.mark.parametrize(
+@table(
     "header",
     [HEADER.pack(MAX_RESPONSE_BYTES + 1, MESSAGE), b"\xff" * 8, HEADER.pack(3, 77)],
     ids=["size", "ff", "kind"],

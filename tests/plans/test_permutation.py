@@ -60,7 +60,7 @@ def test_large_n_never_gives_a_number_twice(n: int, seed: int, data: st.DataObje
     assert 0 <= found.min() <= found.max() < n
 
 
-@pytest.mark.parametrize("n", [100_003, 2**17, 2**17 + 1])
+@table("n", [100_003, 2**17, 2**17 + 1])
 def test_a_whole_large_order(n: int) -> None:
     assert np.array_equal(np.sort(permuted(np.arange(n), n, seed=1, epoch=1)), np.arange(n))
 

@@ -207,7 +207,7 @@ def test_a_position_inside_an_update_needs_ranks_that_divide_the_rest() -> None:
         loaders(plan, 2, state)
 
 
-@pytest.mark.parametrize("tail, steps", [("repeat", 8), ("drop", 4), ("uneven", 5)])
+@table("tail, steps", [("repeat", 8), ("drop", 4), ("uneven", 5)])
 def test_the_tail(tail: Any, steps: int) -> None:
     plan = ShufflePlan(9, 2, group=4, tail=tail)
     assert plan.steps(0) == steps

@@ -31,6 +31,7 @@ from storage_node.settings.sources import WrongSetting, configured, read_assignm
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of, copies_of, held, staged_files
+from tests.table import table
 
 LARGE = (1 << 20) + 4321
 REPAIRED_S = 90.0
@@ -111,7 +112,7 @@ def test_a_node_without_roots_says_what_to_set(tmp_path: Path) -> None:
             bucket.promote(tmp_path)
 
 
-@pytest.mark.parametrize("root", ["relative", "/a/../b", ""])
+@table("root", ["relative", "/a/../b", ""])
 def test_roots_are_absolute_paths(root: str) -> None:
     with pytest.raises(ValueError, match="promote_roots"):
         ServerConfig(promote_roots=(root,))

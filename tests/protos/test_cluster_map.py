@@ -149,7 +149,7 @@ def test_a_name_without_a_utf8_form_has_an_owner_that_will_not_find_it() -> None
     assert view.holders(view.buckets["b"], ["\ud800"])[0][0] in (0, 1, 2)
 
 
-@pytest.mark.parametrize(("uuid", "weight"), [(b"short", 1.0), (b"x" * 16, 0.0), (b"x" * 16, float("nan"))])
+@table(("uuid", "weight"), [(b"short", 1.0), (b"x" * 16, 0.0), (b"x" * 16, float("nan"))])
 def test_a_map_that_cannot_be_is_refused(uuid: bytes, weight: float) -> None:
     map_ = pb.ClusterMap(cluster_uuid=b"c" * 16)
     map_.node.add(uuid=uuid, host="h", endpoint="h:1", weight=weight)

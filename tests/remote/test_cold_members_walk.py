@@ -86,7 +86,7 @@ def test_a_walk_finds_what_indexing_finds(name: str) -> None:
     assert places(walk.finish()) == places(index_shard(BytesSource(tar), "a.tar"))
 
 
-@pytest.mark.parametrize("name", zips())
+@table("name", zips())
 def test_the_directory_of_a_zip_is_enough(name: str) -> None:
     data = zips()[name]
     assert read_by_range(ColdIndex(directory_of(data), IndexSource.DIRECTORY), data) == members_of(data, "a.zip")

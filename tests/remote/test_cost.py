@@ -284,9 +284,7 @@ def test_a_waiter_that_is_cancelled_leaves_the_rate_to_others() -> None:
     assert asyncio.run(asyncio.wait_for(check(), 10)) == 5
 
 
-@pytest.mark.parametrize(
-    "limits", [{"max_requests_per_s": -1}, {"max_requests_per_s": True}, {"max_bytes_per_day": 1.5}]
-)
+@table("limits", [{"max_requests_per_s": -1}, {"max_requests_per_s": True}, {"max_bytes_per_day": 1.5}])
 def test_what_is_no_limit_is_refused(limits: dict[str, float]) -> None:
     with pytest.raises(errors.InvalidRequest, match="max_"):
         Remote("s3://b", **limits)  # type: ignore[arg-type]

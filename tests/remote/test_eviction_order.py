@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from storage_node.remote import eviction_order
 from storage_node.remote.eviction_order import EvictionOrder, NeededAt
+from tests.table import table
 
 UUID = b"u" * 16
 
@@ -180,7 +181,7 @@ class Epochs:
         return fetched / len(names)
 
 
-@pytest.mark.parametrize("window", [1, 8, 64])
+@table("window", [1, 8, 64])
 def test_a_cache_for_half_of_the_objects_saves_half_of_the_requests(window: int) -> None:
     names = [f"n{at}" for at in range(4000)]
     epochs = Epochs(window=window, capacity=2000)

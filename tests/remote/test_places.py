@@ -19,6 +19,7 @@ from ais_loader.testing.node import NodeProcess
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
+from tests.table import table
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_an_embedded_store_is_refused_with_the_way_out(tmp_path: Path) -> None:
         MapDataset(tmp_path / "store", "s3://corpus/en/")
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "place", "name", "prefix"),
     [
         ("s3://corpus/v3/en/", "s3://corpus", "s3-corpus", "v3/en/"),

@@ -69,7 +69,7 @@ def test_a_refusal_says_what_to_do(reply: Reply, said: str, caplog: pytest.LogCa
         assert secret not in f"{errors} {caplog.text}"
 
 
-@pytest.mark.parametrize(
+@table(
     ("status", "kind", "retry"),
     [(403, RemoteDenied, False), (404, ObjectNotFound, False), (503, RemoteUnavailable, True)],
 )

@@ -186,7 +186,7 @@ def test_a_log_goes_on_after_a_torn_end(tmp_path: Path, torn: bytes) -> None:
     assert not verify([path]).problem
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage\n", b"garbage"])
+@table("content", [b"", b"garbage\n", b"garbage"])
 def test_a_log_goes_on_after_a_file_without_a_line(tmp_path: Path, content: bytes) -> None:
     files = filled(tmp_path)
     before = lines_in(tmp_path)[-1]

@@ -214,7 +214,7 @@ def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(tmp_path: P
         member(store, "s.tar.zst", "39")
 
 
-@pytest.mark.parametrize("name", ["s.tar.zst", "s.tar.gz", "s.tar"])
+@table("name", ["s.tar.zst", "s.tar.gz", "s.tar"])
 def test_a_shard_that_was_damaged_never_gives_other_bytes_with_its_index_or_without(tmp_path: Path, name: str) -> None:
     zstandard = pytest.importorskip("zstandard")
     members = {"zeros": bytes(17 << 20), **MEMBERS}  # with so long a stretch a tar.zst is read through a copy

@@ -227,7 +227,7 @@ def test_bytes_that_are_not_those_of_their_value_are_found(harm: str) -> None:
     assert [wrong.kind for wrong in found] == ["wrong length" if harm == "size" else "torn bytes"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("item", "found"),
     [
         (["", "node-unavailable", None, None, None], ["not answered"]),

@@ -62,7 +62,7 @@ def test_a_source_that_is_not_taken_is_nobodys_rival() -> None:
 SAME = {"bucket": "a", "to_bucket": "a"}
 
 
-@pytest.mark.parametrize(
+@table(
     "fields",
     [
         {"prefix": "raw/", "to_prefix": "wav/", "strip_prefix": "raw/"},

@@ -243,7 +243,7 @@ def test_nothing_listens_before_it_is_needed() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(
+@table(
     ("advertise", "url"),
     [("", "http://127.0.0.1:PORT"), ("a.example", "http://a.example:PORT"), ("a.example:80", "http://a.example:80"),
      ("::1", "http://[::1]:PORT"), ("[::1]", "http://[::1]:PORT"), ("[::1]:80", "http://[::1]:80")],

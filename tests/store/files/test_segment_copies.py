@@ -132,7 +132,7 @@ def test_parts_of_both_copies_make_a_whole(tmp_path: Path) -> None:
     assert_holds(tmp_path, now, seen)
 
 
-@pytest.mark.parametrize("what", ["state", "place", "identity"])
+@table("what", ["state", "place", "identity"])
 def test_of_what_is_lost_in_both_copies_one_object_is_missed_and_nothing_removed_unasked(
     tmp_path: Path, what: str
 ) -> None:
@@ -219,7 +219,7 @@ def test_a_file_that_was_cut_inside_an_object_is_not_made_longer_before_that_is_
         assert contents(store) == left
 
 
-@pytest.mark.parametrize("kept", [0, 20, 39])
+@table("kept", [0, 20, 39])
 def test_holes_spare_the_copy(tmp_path: Path, kept: int) -> None:
     with store_at(tmp_path) as store:
         put_group(store, OBJECTS)
