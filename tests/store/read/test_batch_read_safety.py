@@ -61,8 +61,8 @@ def open_descriptors(folder: Folder) -> set[tuple[str, str]]:
 # ---- Descriptors and references ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cold", [False, True])
-@pytest.mark.parametrize("damage", ["none", "missing", "short", "flipped"])
+@table("cold", [False, True])
+@table("damage", ["none", "missing", "short", "flipped"])
 def test_no_descriptor_is_left_open_after(reader: Reader, folder: Folder, damage: str, cold: bool) -> None:
     paths, contents = folder.add_many(50, 4096)
     # Runs of one file around the damage: their shared descriptor is the one most easily lost.
