@@ -62,7 +62,7 @@ FIELDS: dict[str, Callable[[Random], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["alone", "in a cluster"])
+@pytest.fixture(scope="module", params=["alone", pytest.param("in a cluster", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     with ExitStack() as held:
         folder = held.enter_context(throwaway_folder())

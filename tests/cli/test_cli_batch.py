@@ -31,6 +31,7 @@ def listing(filled: str, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.every_transport
 def test_files_come_in_the_order_of_the_list_with_failures_in_place(
     run: Run, objects: dict[str, bytes], listing: Path, filled: str, tmp_path: Path
 ) -> None:

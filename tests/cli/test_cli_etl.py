@@ -86,6 +86,7 @@ def test_commands_of_the_operator_are_listed_and_made_transforms(store: str) -> 
     assert etl(store, "rm", "flip").exit_code == 0
 
 
+@pytest.mark.every_transport
 def test_it_is_listed_shown_stopped_started_and_deleted(store: str) -> None:
     assert etl(store, "init", "tr", "--command", "tr a-z 'A-Z'").exit_code == 0
     (line,) = map(json.loads, etl(store, "ls", "--json").stdout.splitlines())

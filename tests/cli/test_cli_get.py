@@ -79,6 +79,7 @@ def test_a_pipe_or_device_is_written_to_and_stays_what_it_is(run: Run, filled: s
     assert (tmp_path / "pipe").is_fifo()
 
 
+@pytest.mark.every_transport
 def test_a_failure_leaves_no_file(run: Run, filled: str, tmp_path: Path) -> None:
     cases: list[tuple[list[str | Path], str]] = [
         ([f"{filled}/none", tmp_path / "f"], "no object 'none'"),

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from ais_loader.objects.client import connect
 from ais_loader.values.entry_table import EntryTable
 from tests.cli.kit import Run, Stored
@@ -245,6 +247,7 @@ def test_a_bucket_is_made_once_and_deleted_when_empty_or_forced(run: Run, bucket
     assert run("bucket", "rm", bucket_name).exit_code == 1
 
 
+@pytest.mark.every_transport
 def test_properties_of_a_bucket_are_shown_and_changed(run: Run, bucket_name: str) -> None:
     assert run("bucket", "create", bucket_name, "--reframe").exit_code == 0
     shown = json.loads(run("bucket", "show", bucket_name, "--json").stdout)

@@ -9,19 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
 
-from ais_loader import (
-    BatchLoader,
-    BatchTiming,
-    Bucket,
-    Client,
-    MapDataset,
-    ShufflePlan,
-    Status,
-    connect,
-    errors,
-)
+from ais_loader import BatchTiming, Bucket, Client, ShufflePlan, Status, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess
 from ais_loader.values.timing import TimingStopwatch
 
@@ -60,6 +49,7 @@ def behind_slow_link(slow_link: FaultyLink, node: NodeProcess, bucket_name: str)
         near.delete_bucket(bucket_name, force=True)
 
 
+@pytest.mark.every_transport
 def test_what_arrived_is_counted_to_the_byte_however_the_batch_is_taken(filled: Bucket) -> None:
     for take in (list, lambda batch: batch.tobytes(), lambda batch: batch.packed()):
         batch = filled.get_batch(NAMES)
@@ -78,6 +68,7 @@ def test_a_large_entry_in_pieces_is_one_entry(bucket: Bucket) -> None:
     assert (batch.timing.entries, batch.timing.payload_bytes) == (1, 9 << 20)
 
 
+@pytest.mark.every_transport
 def test_entries_without_their_data_are_failures(filled: Bucket) -> None:
     batch = filled.get_batch([NAMES[0], "missing", NAMES[1]], on_error="placeholder")
     assert [item.status for item in batch] == [Status.OK, Status.NOT_FOUND, Status.OK]
@@ -185,6 +176,10 @@ def slow_decode(item: object) -> int:
 def test_a_dataset_hands_the_record_of_each_batch_to_its_callback(
     node: NodeProcess, bucket_name: str, tmp_path: Path, workers: int
 ) -> None:
+    from torch.utils.data import DataLoader
+
+    from ais_loader import MapDataset
+
     recorder = Recorder(tmp_path / "map")
     with connect(node.url) as client:
         client.create_bucket(bucket_name).put_many((name, bytes(1000)) for name in NAMES)
@@ -199,6 +194,8 @@ def test_a_dataset_hands_the_record_of_each_batch_to_its_callback(
 
 
 def test_a_planned_dataset_has_the_callback_too(client: Client, filled: Bucket, tmp_path: Path) -> None:
+    from ais_loader import BatchLoader, MapDataset
+
     recorder = Recorder(tmp_path / "planned")
     samples = MapDataset(client, filled, on_batch=recorder)
     assert len(list(BatchLoader(samples, ShufflePlan(len(NAMES), batch_size=10)))) == 2

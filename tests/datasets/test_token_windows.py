@@ -57,14 +57,13 @@ def as_lists(samples: list[Any]) -> list[list[int]]:
     return [sample.tolist() for sample in samples]
 
 
-@pytest.fixture(params=["embedded", "grpc"])
-def tokens(request: pytest.FixtureRequest) -> Iterator[Bucket]:
-    client: Client = request.getfixturevalue("local_store" if request.param == "embedded" else "node_store")
-    bucket = client.create_bucket("tokens")
+@pytest.fixture
+def tokens(store: Client) -> Iterator[Bucket]:
+    bucket = store.create_bucket("tokens")
     for name, array in ARRAYS.items():
         bucket.put(f"train/{name}", npy(array) if name.endswith(".npy") else array.tobytes())
     yield bucket
-    client.delete_bucket("tokens", force=True)
+    store.delete_bucket("tokens", force=True)
 
 
 @pytest.fixture

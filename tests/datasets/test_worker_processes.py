@@ -57,6 +57,7 @@ class TestErrors:
         assert [sample for batch in loader for sample in batch] == contents(URLS)
 
 
+@pytest.mark.every_transport
 class TestFork:
     """Workers inherit a client that the parent has used, and must use nothing of it but the address."""
 

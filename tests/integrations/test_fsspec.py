@@ -9,10 +9,6 @@ from pathlib import Path
 
 import fsspec
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.dataset
-import pyarrow.parquet as pq
 import pytest
 
 from ais_loader.integrations.fsspec import AISFileSystem
@@ -79,6 +75,7 @@ def test_names_with_common_beginnings_are_listed_as_folders(files: AISFileSystem
     assert files.du("b") == sum(map(len, FILES.values()))
 
 
+@pytest.mark.every_transport
 def test_what_is_not_there_is_a_file_that_is_not_found(files: AISFileSystem) -> None:
     for call in (
         lambda: files.info("b/nothing"),
@@ -200,6 +197,8 @@ def test_it_goes_to_another_process_as_its_address(files: AISFileSystem) -> None
 
 
 def test_pandas_writes_and_reads_tables_by_url(files: AISFileSystem, url: str) -> None:
+    import pandas as pd
+
     table = pd.DataFrame({"a": np.arange(1_000), "b": [f"row {at}" for at in range(1_000)]})
     options = {"store": url}
     table.to_parquet("ais://b/table.parquet", storage_options=options)
@@ -209,6 +208,10 @@ def test_pandas_writes_and_reads_tables_by_url(files: AISFileSystem, url: str) -
 
 
 def test_pyarrow_reads_columns_and_folders_of_parquet(files: AISFileSystem) -> None:
+    import pyarrow as pa
+    import pyarrow.dataset
+    import pyarrow.parquet as pq
+
     table = pa.table({"a": np.arange(200_000), "b": np.random.default_rng(1).random(200_000)})
     for part in range(3):
         with files.open(f"b/parts/{part}.parquet", "wb") as file:

@@ -203,6 +203,7 @@ def test_pinned_batches_are_page_locked(tmp_path: Path) -> None:
         del batches
 
 
+@pytest.mark.every_transport
 @pytest.mark.slow
 @pytest.mark.fresh_process
 def test_workers_are_forked_while_sessions_are_open(client: Client, bucket_name: str) -> None:
