@@ -142,6 +142,7 @@ def test_json_is_the_whole_report_and_keeps_the_exit_code(drives: list[Path]) ->
     assert [finding["kind"] for finding in found["findings"]] == ["corrupt"]
 
 
+@pytest.mark.slow
 def test_a_store_in_use_can_be_examined_but_not_repaired(drives: list[Path]) -> None:
     with NodeProcess(drives) as node:
         result = doctor(*drives, "--checksums")

@@ -148,6 +148,7 @@ def test_a_shell_is_offered_commands_buckets_and_one_level_of_names(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="about bash")
 def test_bash_completes_a_name_by_the_script(store: str, tmp_path: Path) -> None:
     script = CliRunner().invoke(main, ["completion", "bash"])

@@ -52,6 +52,7 @@ def test_serve_ends_cleanly_when_told_to(tmp_path: Path, number: signal.Signals)
     assert run_process("ls", store=str(tmp_path / "s")).stdout == b"b\n"
 
 
+@pytest.mark.slow
 def test_serve_takes_options_before_set_and_set_before_a_file(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text(
@@ -197,6 +198,7 @@ def heeding_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeding_ctrl_c")
 def test_ctrl_c_stops_a_put_quietly_and_stores_no_part_of_it(store: str) -> None:
     process = subprocess.Popen(
@@ -215,6 +217,7 @@ def test_ctrl_c_stops_a_put_quietly_and_stores_no_part_of_it(store: str) -> None
         assert [info.name for info in client.bucket("b").objects()] == ["big", "bin", "t"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["ls", "b"], ["get", "b/bin"], ["get", "b/big"], ["ls", "--help"]])
 def test_a_reader_that_stops_reading_ends_it_quietly(store: str, arguments: list[str]) -> None:
     read, write = os.pipe()
@@ -233,6 +236,7 @@ def test_a_reader_that_stops_reading_ends_it_quietly(store: str, arguments: list
     assert (result.returncode, said) == (141, b"")
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_the_command_is_imported_is_no_traceback() -> None:
     interrupt = """
 import sys
@@ -247,6 +251,7 @@ from ais_loader.cli import main
     assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"")
 
 
+@pytest.mark.slow
 def test_head_of_a_listing_is_its_first_line(store: str) -> None:
     listing = " ".join(command("ls", "b"))
     result = subprocess.run(

@@ -61,6 +61,7 @@ def test_help_fits_80_columns_and_explains_every_option(command: tuple[str, ...]
     assert [option.name for option in found.params if isinstance(option, click.Option) and not option.help] == []
 
 
+@pytest.mark.slow
 def test_help_of_the_root_imports_no_command_of_a_trainer_and_nothing_that_takes_long() -> None:
     code = (
         "import sys; from ais_loader.cli import main\n"
@@ -95,6 +96,7 @@ def test_exit_codes_are_documented_at_the_root() -> None:
         assert f"\n    {code} " in text
 
 
+@pytest.mark.every_transport
 def test_a_failure_is_one_line_and_a_traceback_only_on_request(run: Run) -> None:
     plain = run("ls", "no-such-bucket")
     assert plain.exit_code == 1
@@ -167,6 +169,7 @@ def test_a_node_that_does_not_answer_is_given_up_on_after_a_while() -> None:
     assert result.stderr.startswith("Error: 127.0.0.1:1: ") and result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_missing_rocksdb_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['rocksdict'] = None; from ais_loader.cli import main; "

@@ -48,6 +48,7 @@ def test_a_node_that_was_killed_comes_back_on_its_port_with_its_objects() -> Non
         assert node.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"not a folder")
     with pytest.raises(RuntimeError, match="file"):

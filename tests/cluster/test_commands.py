@@ -78,6 +78,7 @@ def test_ending_what_never_was_leaves_nothing_behind(tmp_path: Path, command: li
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_status_needs_no_ray_and_remembers_the_map_when_nodes_are_down(tmp_path: Path) -> None:
     (made,) = make_nodes(tmp_path, 1, 1)
     peer_secret.make(tmp_path)
@@ -105,6 +106,7 @@ def test_status_needs_no_ray_and_remembers_the_map_when_nodes_are_down(tmp_path:
     assert [drive["path"] for drive in shown["drives"]] == [str(made.drives[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["up", "down", "add"])
 def test_nodes_that_another_ray_runs_are_not_started_a_second_time(tmp_path: Path, command: str) -> None:
     (made,) = make_nodes(tmp_path, 1, 1)
@@ -213,6 +215,7 @@ def test_who_holds_a_change_of_the_map_up_is_named() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) -> None:
     """The file remembers a Ray of an earlier life, whose session's number somebody else has now."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
@@ -231,6 +234,7 @@ def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) 
     assert other.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_ray_does_not_answer_where_another_process_listens(tmp_path: Path) -> None:
     """Two that are started in the same moment may choose the same port; one of them gets it."""
     listen = (
@@ -261,6 +265,7 @@ def test_a_ray_does_not_answer_where_another_process_listens(tmp_path: Path) -> 
     assert not head(port).answers()
 
 
+@pytest.mark.slow
 def test_describing_the_commands_loads_neither_ray_nor_the_store() -> None:
     code = (
         "import sys; from ais_loader.cli import main\n"

@@ -307,6 +307,7 @@ def test_a_command_signals_no_other_process(held: Place, free: Place) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.slow
 @NEEDS_SECCOMP
 def test_a_command_sets_limits_of_no_other_process(held: Place, free: Place) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
@@ -320,6 +321,7 @@ def test_a_command_sets_limits_of_no_other_process(held: Place, free: Place) -> 
             other.kill()
 
 
+@pytest.mark.slow
 @NEEDS_SECCOMP
 def test_a_command_changes_the_scheduling_of_no_other_process(held: Place, free: Place) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:

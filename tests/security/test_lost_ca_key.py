@@ -82,6 +82,7 @@ def commands_of_the_page() -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the page uses openssl")
 def test_another_ca_takes_over_while_both_are_trusted(
     tmp_path: Path, node: NodeServer, identity: IdentityFolder

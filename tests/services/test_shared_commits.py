@@ -31,6 +31,7 @@ def objects_of(seed: int, count: int = 160) -> dict[str, bytes]:
     return {f"{at:03}{drawn.choice(suffixes)}": drawn.randbytes(drawn.choice(sizes)) for at in range(count)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", ["auto", "grpc"])
 def test_puts_of_many_threads_are_all_there_before_and_after_a_kill(
     tmp_path: Path, lane: Literal["auto", "grpc"]

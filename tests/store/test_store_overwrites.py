@@ -85,6 +85,7 @@ def overwrite(store: Store, stop: threading.Event, pause: Callable[[], None]) ->
     return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grace", [pytest.param("usual grace", marks=pytest.mark.slow), "no grace"])
 def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_path: Path, grace: str) -> None:
     """Without grace, nearly every look-up meets a file that is gone by the time that it is opened."""

@@ -313,6 +313,7 @@ with Store.open(sys.argv[1:], mode="r") as store:
 """
 
 
+@pytest.mark.slow
 def test_a_reader_in_another_process_follows_every_move(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put_all(store, NAMES, group=len(NAMES))

@@ -263,6 +263,7 @@ def test_damage_inside_a_table_is_an_error_and_never_a_shorter_list(tmp_path: Pa
     assert kinds(check([tmp_path / "drive"])) == ["drive-unusable"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [bytes(200), b"\xff" * 200, *map(os.urandom, (2, 200, 5000))], ids=len)
 def test_a_log_that_ends_in_garbage_after_a_crash_gives_what_was_written_before(tmp_path: Path, garbage: bytes) -> None:
     code = f"""

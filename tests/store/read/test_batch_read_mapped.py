@@ -210,6 +210,7 @@ def outcome(folder: Path, before: str, then: str) -> tuple[int, str]:
 HANDLER = "signal.signal(signal.SIGBUS, lambda *_: print('theirs', flush=True))"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("native" not in READERS, reason="there is no native module")
 @pytest.mark.parametrize(
     ("before", "then", "code", "says"),

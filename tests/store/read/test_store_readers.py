@@ -224,6 +224,7 @@ def test_a_reader_changes_nothing_on_the_drive(tmp_path: Path) -> None:
     assert state() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_many_reader_processes_follow_one_writer(tmp_path: Path, count: int) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
@@ -254,6 +255,7 @@ def test_many_reader_processes_follow_one_writer(tmp_path: Path, count: int) -> 
         assert [reader.returncode for reader in readers] == [0] * count
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
