@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from ais_loader import Bucket
-from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import SeededObjects, eventually, throwaway_folder
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
@@ -17,7 +17,7 @@ from tests.node.node_kit import RawSession, batch_of, bucket_of, columns, servin
 from tests.table import table
 
 MiB = 1 << 20
-OBJECTS = {f"{at:03d}": seeded_bytes(100_000 + at, seed=at) for at in range(60)} | {"large": seeded_bytes(9 * MiB)}
+OBJECTS = SeededObjects({**{f"{at:03d}": (100_000 + at, at) for at in range(60)}, "large": (9 * MiB, 0)})
 NAMES = [name for name in OBJECTS if name != "large"]
 
 

@@ -11,18 +11,15 @@ import grpc
 import pytest
 
 from ais_loader import Client, ClusterOptions, connect, errors
-from ais_loader.testing import FaultyLink, eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import FaultyLink, SeededObjects, eventually, throwaway_folder
 from ais_loader.transport.session import raw_stream as direct
 from storage_node.server import NodeServer
 from tests.node.node_kit import bucket_of, serving
 from tests.table import table
 
-OBJECTS = {
-    "empty": b"",
-    "small": seeded_bytes(10_000, seed=1),
-    "one frame": seeded_bytes(3 << 20, seed=2),
-    "pieces": seeded_bytes((9 << 20) + 17, seed=3),
-}
+OBJECTS = SeededObjects(
+    {"empty": (0, 0), "small": (10_000, 1), "one frame": (3 << 20, 2), "pieces": ((9 << 20) + 17, 3)}
+)
 
 
 @pytest.fixture(scope="module")

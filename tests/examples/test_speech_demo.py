@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 import ais_loader
@@ -31,6 +30,8 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture(autouse=True)
 def threads_as_before() -> Iterator[None]:
     """The demo sets how many threads torch uses, for its whole process."""
+    import torch
+
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -133,6 +134,8 @@ def test_the_help_names_every_option() -> None:
 
 @pytest.mark.slow
 def test_the_padding_of_a_batch_changes_neither_loss_nor_transcript() -> None:
+    import torch
+
     picked = utterances()[:100:33]
     alphabet = Alphabet(spoken_text(utterance.text) for utterance in picked)
     samples = [make_sample(u.path.read_bytes(), alphabet.encode(spoken_text(u.text))) for u in picked]

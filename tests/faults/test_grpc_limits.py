@@ -19,6 +19,7 @@ import pytest
 from ais_loader import Client, ClusterOptions, Entry, ObjectInfo, connect, errors
 from ais_loader.testing import (
     NodeProcess,
+    SeededObjects,
     eventually,
     peak_rss_bytes,
     reset_peak_rss,
@@ -31,7 +32,7 @@ from storage_node.settings.config import ServerConfig
 from tests.store.small_drive import small_drive
 
 MiB = 1 << 20
-OBJECTS = {f"{at:03d}": seeded_bytes(MiB, seed=at) for at in range(64)}
+OBJECTS = SeededObjects({f"{at:03d}": (MiB, at) for at in range(64)})
 GIGABYTE = [*OBJECTS] * 16
 
 

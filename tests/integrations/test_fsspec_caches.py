@@ -8,9 +8,6 @@ from typing import Any
 
 import fsspec
 import fsspec.parquet
-import pandas as pd
-import pyarrow.fs
-import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.cached import CachingFileSystem
 
@@ -136,6 +133,8 @@ def test_blocks_are_of_the_version_that_was_opened(files: AISFileSystem) -> None
 
 
 def test_pyarrow_opens_files_and_says_what_is_not_there(files: AISFileSystem) -> None:
+    import pyarrow.fs
+
     through = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(files))
     for opening in (through.open_input_stream, through.open_input_file):
         with opening("b/small") as file:
@@ -153,6 +152,8 @@ def counted() -> Iterator[NodeProcess]:
 
 
 def test_a_file_costs_one_request_and_another_if_pyarrow_asks_whether_it_is_one(counted: NodeProcess) -> None:
+    import pyarrow.fs
+
     AISFileSystem.clear_instance_cache()
     files = fsspec.filesystem("ais", store=counted.url)
     names = [f"b/{at:02d}" for at in reversed(range(20))]  # in no order in which they are fetched together
@@ -186,6 +187,9 @@ def test_a_file_costs_one_request_and_another_if_pyarrow_asks_whether_it_is_one(
 
 
 def test_parquet_by_pandas_and_by_known_parts(files: AISFileSystem, store: str, tmp_path: Path) -> None:
+    import pandas as pd
+    import pyarrow.parquet as pq
+
     table = pd.DataFrame({"a": range(50_000), "b": [f"{at:08d}" for at in range(50_000)]})
     with files.open("b/t.parquet", "wb") as file:
         table.to_parquet(file)

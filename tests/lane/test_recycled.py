@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,13 @@ from ais_loader.wire import recycled
 from tests.node.node_kit import serving
 from tests.table import table
 
+
+def _torch() -> Any:
+    import torch  # takes a second, which only the tests with tensors need
+
+    return torch
+
+
 KIB = 1 << 10
 SIZES = [256 * KIB, 256 * KIB + 1, 300 * KIB, 512 * KIB, 1024 * KIB]
 HOLDERS: dict[str, Callable[[memoryview], Any]] = {
@@ -31,8 +37,8 @@ HOLDERS: dict[str, Callable[[memoryview], Any]] = {
     "slice": lambda view: view[7:-9][3:].toreadonly(),
     "array": lambda view: np.frombuffer(view, np.uint8),
     "slice of an array": lambda view: np.frombuffer(view, np.uint8, offset=5)[::3],
-    "tensor": lambda view: torch.frombuffer(view, dtype=torch.uint8),
-    "slice of a tensor": lambda view: torch.from_numpy(np.frombuffer(view, np.uint8))[4:90],
+    "tensor": lambda view: _torch().frombuffer(view, dtype=_torch().uint8),
+    "slice of a tensor": lambda view: _torch().from_numpy(np.frombuffer(view, np.uint8))[4:90],
     "cast": lambda view: view[:1024].cast("I"),
     "pickle buffer": lambda view: pickle.PickleBuffer(view),
     "object": lambda view: view.obj,
@@ -43,8 +49,8 @@ BENEATH: dict[str, Callable[[memoryview], Any]] = {
     "array of the object": lambda view: np.asarray(view.obj),
     "slice of an array of the object": lambda view: np.asarray(view.obj)[3:-5],
     "array of a view of the object": lambda view: np.frombuffer(memoryview(view.obj), np.uint8),
-    "tensor of the object": lambda view: torch.from_numpy(np.asarray(view.obj)),
-    "tensor of the object by dlpack": lambda view: torch.from_dlpack(np.asarray(view.obj)),
+    "tensor of the object": lambda view: _torch().from_numpy(np.asarray(view.obj)),
+    "tensor of the object by dlpack": lambda view: _torch().from_dlpack(np.asarray(view.obj)),
     "array of the object by dlpack": lambda view: np.from_dlpack(np.asarray(view.obj)),
     "base": lambda view: view.obj.base,  # type: ignore[attr-defined]
     "array of the base": lambda view: np.asarray(view.obj.base)[:],  # type: ignore[attr-defined]

@@ -14,13 +14,13 @@ import grpc
 import pytest
 
 from ais_loader import ClusterOptions, connect
-from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.testing import SeededObjects, eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 
 MiB = 1 << 20
-OBJECTS = {f"{at:02d}": seeded_bytes(MiB, seed=at) for at in range(32)}
+OBJECTS = SeededObjects({f"{at:02d}": (MiB, at) for at in range(32)})
 STILL_S = 0.2
 LIMIT = 16
 SERVED_S = 10.0

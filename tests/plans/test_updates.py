@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans_kit import Numbers, divisors, finished, loaders, samplers, shuffled_batches, tokens_of
 
-from ais_loader import BatchLoader
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, NumberPlan, PackPlan, ShufflePlan
 from tests.table import table
@@ -209,6 +208,8 @@ def test_a_position_inside_an_update_needs_ranks_that_divide_the_rest() -> None:
 
 @table("tail, steps", [("repeat", 8), ("drop", 4), ("uneven", 5)])
 def test_the_tail(tail: Any, steps: int) -> None:
+    from ais_loader import BatchLoader
+
     plan = ShufflePlan(9, 2, group=4, tail=tail)
     assert plan.steps(0) == steps
     assert [plan.batch(0, step).tolist() for step in range(steps)] == finished(shuffled_batches(9, 2, 0, 0), 4, tail)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Entry, MapDataset, Remote, connect, errors
+from ais_loader import Entry, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from tests.remote.backend_kit import Asked, DecidedServer, Reply, content
@@ -356,6 +356,8 @@ def test_an_index_of_lhotse_beside_a_tar_is_asked_for_once(
 def test_a_map_dataset_reads_members(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, tar: bytes, members: dict[str, bytes]
 ) -> None:
+    from ais_loader import MapDataset
+
     remote_bucket.put(NAME, tar)
     entries = [one.entry() for one in cold.members(NAME)]
     dataset = MapDataset(client, entries)

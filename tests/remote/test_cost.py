@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ais_loader import BatchLoader, Entry, MapDataset, Remote, ShufflePlan, Status, errors
+from ais_loader import Entry, Remote, ShufflePlan, Status, errors
 from ais_loader.cli import main
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
@@ -89,6 +89,8 @@ def test_the_time_that_readers_wait_counts_to_the_epoch(
 
 @ALONE
 def test_the_epochs_of_a_loader_are_counted_apart(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
+    from ais_loader import BatchLoader, MapDataset
+
     names = filled(remote_bucket, 40)
     samples = MapDataset(client, names, bucket=cold.name)
     loader = BatchLoader(samples, ShufflePlan(len(names), 4, seed=3), in_flight=1, expect_steps=10)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ais_loader import BatchLoader, MapDataset, Remote, ShufflePlan, errors
+from ais_loader import Remote, ShufflePlan, errors
 from ais_loader.cli.main import main
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
@@ -60,6 +60,8 @@ def test_listings_read_the_inventory_and_ask_the_cloud_nothing(
 def test_a_dataset_of_a_prefix_asks_the_cloud_for_its_objects_alone(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
+    from ais_loader import MapDataset
+
     names = filled(remote_bucket, 10)
     cold.refresh_inventory()
     proxy.forget()
@@ -71,6 +73,8 @@ def test_a_dataset_of_a_prefix_asks_the_cloud_for_its_objects_alone(
 def test_a_plan_that_has_its_names_lists_nothing(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
+    from ais_loader import BatchLoader, MapDataset
+
     names = filled(remote_bucket, 8)
     proxy.forget()
     samples = MapDataset(client, names, bucket=cold.name)

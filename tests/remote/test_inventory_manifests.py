@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote_plus
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from ais_loader import Remote, errors
@@ -75,6 +73,9 @@ def write_jsonl(path: Path) -> Path:
 
 
 def write_parquet(path: Path) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
     columns = list(zip(*rows(), strict=True))
     table = pyarrow.table(
         {
@@ -91,6 +92,9 @@ def write_parquet(path: Path) -> Path:
 
 def write_s3(path: Path, *, form: str = "CSV", versions: bool = False) -> Path:
     """Write a manifest.json with two files in data/."""
+    import pyarrow
+    import pyarrow.parquet
+
     header = ["Bucket", "Key", *(["VersionId", "IsLatest", "IsDeleteMarker"] if versions else [])]
     header += ["Size", "LastModifiedDate", "ETag"]
     records: Rows = []

@@ -9,7 +9,6 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -208,6 +207,8 @@ def test_shards_of_bsdtar_are_read_as_by_tarfile(path: Path) -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_shards_of_webdataset_with_real_speech_are_read_as_by_tarfile(tmp_path: Path, compress: bool) -> None:
+    import webdataset
+
     path = tmp_path / ("shard.tar.gz" if compress else "shard.tar")
     spoken = utterances()[::9]
     with webdataset.TarWriter(str(path)) as writer:

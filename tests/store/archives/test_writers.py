@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import webdataset
 
 from ais_loader.errors import ArchiveDamaged, ArchiveUnsupported
 from tests.store.archives.archive_kit import (
@@ -152,6 +151,8 @@ def test_extended_headers_of_every_size_around_a_block() -> None:
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tgz"])
 def test_webdataset(tmp_path: Path, suffix: str) -> None:
+    import webdataset
+
     path = tmp_path / f"shard.{suffix}"
     samples = {
         "0001": content(1, 3000),
