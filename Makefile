@@ -108,6 +108,8 @@ test-integrations: setup
 test-docs: setup
 	$(QUICK) $(DOCS_TESTS)
 
+# Properties draw at most 50 examples in the quick set (tests/example_count.py).
+test-slow: export TESTS_EXAMPLES := all
 test-slow: setup
 	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(FAILURES) $(TIMES) -m "slow and not exhaustive"
 
@@ -119,8 +121,9 @@ test-seeds: setup
 
 # The day draws the examples and the places of objects; the head of the run names its seed.
 test-exhaustive: export TESTS_SEED ?= $(shell date +%Y%m%d)
+test-exhaustive: export TESTS_EXAMPLES := all
 test-exhaustive: setup
-	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(FAILURES) $(TIMES) --timeout 3600 -m exhaustive
+	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(FAILURES) $(TIMES) --timeout 3600 -m "exhaustive or (hypothesis and not slow)"
 
 $(EMULATORS)/.azurite-$(AZURITE):
 	@npm --version >/dev/null 2>&1 || { echo "npm is not installed, which Azurite needs; on Debian: apt-get install npm"; exit 1; }
