@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import pytest
 
 from tests.example_count import QUICK_EXAMPLES, examples
 
@@ -43,6 +44,7 @@ def uncapped(node: ast.AST) -> Iterator[int]:
         yield from uncapped(child)
 
 
+@pytest.mark.slow
 def test_quick_tests_draw_no_more_examples_than_the_quick_set_has() -> None:
     found = []
     for path in TESTS.rglob("test_*.py"):

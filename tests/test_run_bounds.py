@@ -136,6 +136,7 @@ def test_a_run_that_stands_still_ends_and_names_the_test_with_its_stack(
     assert "  tests/test_it.py::test_b\n" in said and 'test_it.py", line 8 in test_b' in said, said
 
 
+@pytest.mark.slow
 def test_outside_a_checkout_nothing_is_compared(checkout: Path) -> None:
     (checkout / ".git").rename(checkout.parent / "elsewhere")
     assert run(checkout)[0] == 0

@@ -97,6 +97,7 @@ def test_a_row_that_is_interrupted_is_the_last(monkeypatch: pytest.MonkeyPatch) 
     assert ran == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_be_meant_is_refused() -> None:
     def check(a: int) -> None: ...
 

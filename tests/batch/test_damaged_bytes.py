@@ -305,6 +305,7 @@ def refuse_whole(stores: Stores, place: Place, way: Way) -> None:
         assert data.startswith(came) and len(came) <= bad_at(data)
 
 
+@pytest.mark.slow
 @table("place, way", [*every_value_once(QUICK, WAYS), *product(QUICK, [by_get, by_batch])])
 def test_a_whole_object_with_a_damaged_byte_is_refused_before_the_byte_is_returned(
     stores: Stores, place: Place, way: Way

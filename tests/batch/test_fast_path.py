@@ -72,6 +72,7 @@ def test_a_few_entries_are_one_message_in_request_order(tmp_path: Path, sizes: l
         assert end.digest == digest(frame.status, frame.checksum)
 
 
+@pytest.mark.slow
 @table("field", [name for name in pb.BatchRequest.DESCRIPTOR.fields_by_name if name not in ANSWERED])
 def test_a_field_that_it_does_not_know_is_left_to_the_ordinary_way(tmp_path: Path, field: str) -> None:
     with store_at(tmp_path) as store:
@@ -261,6 +262,7 @@ def test_a_large_or_empty_object_is_only_described(tmp_path: Path, size: int, wh
         assert (response.frame is None) == (size == 0 or size > whole_up_to)
 
 
+@pytest.mark.slow
 @table("size", [0, 100, 131_072, 131_073, 600_000])
 def test_a_session_describes_what_is_opened_and_sends_it_only_if_it_is_small(tmp_path: Path, size: int) -> None:
     with serving(tmp_path) as node, bucket_of(node) as bucket, RawSession(node.url) as session:

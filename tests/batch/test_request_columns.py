@@ -110,6 +110,7 @@ def ask(session: RawSession, batch_id: int, request: pb.BatchRequest) -> tuple[l
                 return frames, response.end
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1))
 def test_any_columns_are_answered_with_words(url: str, seed: int) -> None:
     request_ = drawn(Random(seed))

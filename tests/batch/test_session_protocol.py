@@ -197,6 +197,7 @@ def test_a_deadline_refuses_a_batch_that_takes_longer(session: RawSession) -> No
     assert session.ask(2, batch_of(NAMES, deadline_ms=60_000))[1].outcome == pb.End.COMPLETE
 
 
+@pytest.mark.slow
 @table(
     ("request_fields", "word"),
     [

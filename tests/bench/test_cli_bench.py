@@ -31,6 +31,7 @@ def test_there_is_a_command_for_each_workload() -> None:
     assert all(f"  {workload} " in said for workload in (*WORKLOADS, "compare"))
 
 
+@pytest.mark.slow
 def test_a_node_is_measured_and_two_results_compared(node: NodeProcess, bucket_name: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     told = run(

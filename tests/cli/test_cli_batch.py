@@ -170,6 +170,7 @@ def test_a_line_at_fault_is_named(line: bytes, reason: str) -> None:
     assert reason in caught.value.message
 
 
+@pytest.mark.slow
 @given(name=st.text(min_size=1, max_size=1024), member=st.none() | st.text(min_size=1))
 def test_any_name_makes_a_file_name_that_stays_in_its_folder(name: str, member: str | None) -> None:
     file = f"000000-{safe_name(Entry('b', name, member))}.failed"

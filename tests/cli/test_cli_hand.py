@@ -112,6 +112,7 @@ def test_what_is_near_to_a_wrong_name_is_told(store: str, line: list[str], hint:
     assert result.stdout == "" and "pattern=" not in result.stderr  # which is for Python
 
 
+@pytest.mark.slow
 @table("words", [[], ["put"], ["bucket"], ["bucket", "create"], ["serve"]])
 def test_help_is_shown_for_the_word_help_too(words: list[str]) -> None:
     shown = CliRunner().invoke(main, [*words, "--help"], prog_name="ais-loader")
@@ -168,6 +169,7 @@ def test_bash_completes_a_name_by_the_script(store: str, tmp_path: Path) -> None
         assert "_AIS_LOADER_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).stdout
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_node_is_told_for_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "WAIT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:

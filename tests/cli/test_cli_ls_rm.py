@@ -55,6 +55,7 @@ def test_folders_alone_are_listed_without_the_names_in_them(run: Run, url: str, 
     assert run("ls", f"{bucket_name}/p/x").stdout.split() == [f"{bucket_name}/p/{n}" for n in ("x", "x/1", "x/3")]
 
 
+@pytest.mark.slow
 def test_a_folder_is_the_same_in_every_command_and_the_beginning_of_names_is_asked_for(
     run: Run, filled: str, stored: Stored, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def all_commands() -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_help_of_any_command_loads_neither_grpc_nor_the_store() -> None:
     code = (
         "import sys; from ais_loader.cli import main\n"
@@ -47,6 +48,7 @@ def test_help_of_any_command_loads_neither_grpc_nor_the_store() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 @table("command", all_commands(), ids="-".join)
 def test_help_fits_80_columns_and_explains_every_option(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, [*command, "--help"], terminal_width=80)
@@ -200,6 +202,7 @@ def test_printable_changes_only_what_a_terminal_would_obey() -> None:
     assert printable("a\tb\x9bc\ud800\u2028") == "a\\tb\\x9bc\\ud800\\u2028"
 
 
+@pytest.mark.slow
 def test_version_and_no_command() -> None:
     assert run_process("--version").stdout.startswith(b"ais-loader, version ")
     assert run_process().returncode == 2

@@ -24,6 +24,7 @@ def pinned(run: Run, filled: str) -> Iterator[str]:
     assert run("snapshot", "ls", filled).stdout == ""
 
 
+@pytest.mark.slow
 def test_what_a_bucket_was_is_listed_and_read_by_its_pinned_name(
     run: Run, pinned: str, objects: dict[str, bytes]
 ) -> None:

@@ -45,6 +45,7 @@ def test_an_embedded_store_has_the_limits_given_and_its_pickled_readers_too(tmp_
         connect(tmp_path / "store", options=EmbeddedOptions(open_shards=0))
 
 
+@pytest.mark.slow
 def test_a_node_has_the_limits_of_its_settings_and_shows_them(tmp_path: Path) -> None:
     with serving(tmp_path, shard_copy_bytes=1 << 20, open_shards=3) as node, connect(node.url) as client:
         client.create_bucket("b").put("s.tar.zst", one_frame())

@@ -89,6 +89,7 @@ def test_the_record_of_a_consumed_batch_is_final(filled: Bucket) -> None:
     assert broken.timing.failures == 1
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_wire_time(behind_slow_link: Bucket) -> None:
     batch = behind_slow_link.get_batch(NAMES)
     list(batch)
@@ -97,6 +98,7 @@ def test_a_slow_link_is_wire_time(behind_slow_link: Bucket) -> None:
     assert timing.wire_s > timing.queue_s + timing.ahead_s + timing.consumer_s + timing.decode_s
 
 
+@pytest.mark.slow
 def test_a_slow_consumer_is_consumer_time(filled: Bucket) -> None:
     began_s, dawdled_s = time.perf_counter(), 0.0
     batch = filled.get_batch(NAMES)
@@ -120,6 +122,7 @@ def test_time_before_a_batch_has_its_turn_is_spent_ahead(filled: Bucket) -> None
     assert second.timing.ahead_s > second.timing.wire_s + second.timing.consumer_s
 
 
+@pytest.mark.slow
 def test_the_causes_add_up_to_the_life_of_the_batch(behind_slow_link: Bucket) -> None:
     watch = TimingStopwatch()
     batch = behind_slow_link.get_batch(NAMES)
@@ -133,6 +136,7 @@ def test_the_causes_add_up_to_the_life_of_the_batch(behind_slow_link: Bucket) ->
     assert min(timing.ahead_s, timing.wire_s, timing.consumer_s) > SLOW_S
 
 
+@pytest.mark.slow
 def test_pauses_before_asking_again_are_queue_time(slow_link: FaultyLink, node: NodeProcess, bucket_name: str) -> None:
     with connect(node.url) as near, connect(slow_link.url) as far:
         near.create_bucket(bucket_name).put_many((name, bytes(SIZE_BYTES)) for name in NAMES)

@@ -242,6 +242,7 @@ class World:
         return ListedPage(page, page[-1].name if len(found) > 3 else None, (), known, known, since)
 
 
+@pytest.mark.slow
 @example(seed=9994)  # an object goes to a node that has said that it has no more
 @example(seed=13465)
 @settings(max_examples=examples(300))

@@ -65,6 +65,7 @@ def test_an_object_that_is_missing_is_an_error_and_harms_no_later_get(client: Cl
         assert bucket.get("small") == OBJECTS["small"]
 
 
+@pytest.mark.slow
 def test_many_threads_get_their_own_answers(client: Client) -> None:
     bucket = client.bucket("data")
     names = ["empty", "small", "one frame"] * 60
@@ -72,6 +73,7 @@ def test_many_threads_get_their_own_answers(client: Client) -> None:
         assert list(pool.map(bucket.get, names, timeout=60)) == [OBJECTS[name] for name in names]
 
 
+@pytest.mark.slow
 def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeServer, kind: str) -> None:
     with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=20.0)) as client:
         bucket = client.bucket("data")
@@ -83,6 +85,7 @@ def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeServer, k
         assert bucket.get("small") == OBJECTS["small"]
 
 
+@pytest.mark.slow
 @table("after_bytes", [1, 500, 5_000, 1 << 20, 6 << 20])
 def test_a_connection_cut_in_the_answer_is_made_good(filled: NodeServer, kind: str, after_bytes: int) -> None:
     with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=20.0)) as client:

@@ -167,6 +167,7 @@ def test_latency_and_bandwidth_of_a_link_can_be_limited(link: FaultyLink) -> Non
         assert time.monotonic() - started >= 0.1  # latency on the way there and on the way back
 
 
+@pytest.mark.slow
 def test_a_link_that_ends_while_connections_come_leaves_no_socket_open(
     echo_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_drives_are_listed_added_retired_disabled_enabled_and_replaced(cluster: 
     assert status.exit_code == 0 and f"  {cluster.folder(1, 2)}: active" in status.output
 
 
+@pytest.mark.slow
 @table(
     ("words", "reason"),
     [
@@ -106,6 +107,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(cluster: DriveCluster, words
     assert listed(cluster, 0) == {"drive-0": "active", "drive-1": "active"}
 
 
+@pytest.mark.slow
 def test_a_drive_with_the_only_other_copies_is_given_up_only_as_lost(cluster: DriveCluster) -> None:
     for number in range(2):
         done(cluster, "disable", "drive-0", "--node", f"node-{number}")

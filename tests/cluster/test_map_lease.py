@@ -20,6 +20,7 @@ TIMEOUT_S = 20.0
 # -- all orders of two and three nodes
 
 
+@pytest.mark.slow
 @table("has", [(1, 0), (1, 1), (2, 1), (1, 2)])
 def test_two_nodes_that_become_owners_in_turn_never_both_let_go(has: tuple[int, int]) -> None:
     assert Model([(0,), (1,), (0,), (1,)]).lost(has) is None

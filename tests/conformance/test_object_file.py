@@ -84,6 +84,7 @@ def test_opening_what_is_not_there_says_so(bucket: Bucket) -> None:
         bucket.open("nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_ahead_bytes", [0, 100_000, 2 << 20, 64 << 20])
 def test_random_reads_and_seeks_are_those_of_a_file(bucket: Bucket, read_ahead_bytes: int) -> None:
     data = seeded_bytes((5 << 20) + 12_345)

@@ -68,6 +68,7 @@ def joined_packs(packs: list[list[bytes]]) -> list[bytes]:
     return [collate_joined(pack) for pack in packs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_state_goes_on_with_the_next_batch_on_other_ranks(local_store: Client, kind: str, num_workers: int) -> None:

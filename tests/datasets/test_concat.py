@@ -289,6 +289,7 @@ class TestAhead:
         with pytest.raises(Closed):
             next(other)
 
+    @pytest.mark.slow
     def test_a_part_with_a_way_of_its_own_is_read_by_it(self, node_store: Client) -> None:
         class Doubled(MapDataset):
             def __getitems__(self, indices: Any) -> list[Any]:

@@ -106,6 +106,7 @@ def test_what_a_line_is(local_store: Client, text: bytes, expected: list[bytes])
     assert Lines(local_store, ["ais://text/t.txt"])[:] == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
 @given(text=st.text("ab\r\n").map(str.encode), sizes=st.lists(st.integers(1, 5), min_size=1))
 def test_lines_do_not_depend_on_the_pieces_that_are_read(text: bytes, sizes: list[int]) -> None:
@@ -134,6 +135,7 @@ def test_an_index_applies_to_its_version_alone_and_may_be_damaged() -> None:
         assert decode_index(damaged, "1.2.3", 2**32 + 9) is None
 
 
+@pytest.mark.slow
 def test_a_batch_is_one_request_and_indexes_are_kept(recorded: RecordingTransport, local_store: Client) -> None:
     reader = Client(recorded)
     Lines(reader, "ais://corpus/train/")

@@ -134,6 +134,7 @@ class _EveryThird(Sampler[int]):  # type: ignore[misc]  # torch is not type-chec
 class TestSamplers:
     """Samplers are torch's or the trainer's own, unchanged; each is drawn twice from equal seeds and compared."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_random_weighted_distributed_and_home_made_samplers_decide_the_order(
         self, store: Client, num_workers: int

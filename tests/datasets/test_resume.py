@@ -35,6 +35,7 @@ def state_after(loader: BatchLoader, batches: int) -> dict[str, Any]:
 
 
 class TestLoader:
+    @pytest.mark.slow
     @table("batches", range(STEPS + 1))
     def test_a_new_loader_goes_on_with_the_very_next_batch(self, local_store: Client, batches: int) -> None:
         state = state_after(loader_of(local_store), batches)

@@ -121,12 +121,14 @@ def test_an_error_names_the_sample_and_the_entry(store: Client, how: str) -> Non
     assert raised.value.__notes__[0] == f"sample 4 of its dataset, entry 'text': {MISSING}"
 
 
+@pytest.mark.slow
 def test_a_worker_tells_the_sample_and_the_entry(store: Client) -> None:
     loader = DataLoader(MapDataset(store, [PAIRS[0], (URLS[0], MISSING)]), batch_size=2, num_workers=1)
     with pytest.raises(errors.ObjectNotFound, match=re.escape(f"sample 1 of its dataset, entry 1: {MISSING}")):
         list(loader)
 
 
+@pytest.mark.slow
 def test_a_sample_with_a_missing_entry_is_a_placeholder(store: Client) -> None:
     samples = [PAIRS[0], (URLS[0], MISSING), (MISSING, MISSING), PAIRS[1]]
     dataset = MapDataset(store, samples, on_error="placeholder")

@@ -123,6 +123,7 @@ def test_what_has_no_samples_is_told(shards: Bucket) -> None:
     assert len(shards.samples("empty")) == 0
 
 
+@pytest.mark.slow
 def test_a_million_samples_would_take_their_names_and_little_more() -> None:
     count = 20_000
 

@@ -93,6 +93,7 @@ def test_windows_are_slices_of_the_arrays(tokens: Bucket, window: int, stride: i
         dataset[len(expected)]
 
 
+@pytest.mark.slow
 def test_headers_are_one_request_and_a_batch_is_one(recorded: RecordingTransport) -> None:
     client = Client(recorded)
     dataset = TokenWindows(client, "ais://tokens/train/", 64, dtype=np.uint16)
@@ -119,6 +120,7 @@ def test_bytes_in_another_order_and_other_sizes(tokens: Bucket) -> None:
     assert TokenWindows(tokens.client, [Entry("tokens", "long.npy")], 5, dtype=int)[0].tolist() == values.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_plan_draws_windows_and_resumes(tokens: Bucket) -> None:
     def loader(stride: int = 64) -> BatchLoader:

@@ -61,6 +61,7 @@ class TestErrors:
 class TestFork:
     """Workers inherit a client that the parent has used, and must use nothing of it but the address."""
 
+    @pytest.mark.slow
     def test_parent_and_workers_read_at_the_same_time(self, store: Client) -> None:
         bucket = store.bucket(BUCKET)
         own = iter(store.get_batch(URLS))
@@ -74,6 +75,7 @@ class TestFork:
         assert os.getpid() not in {sample.pid for sample in seen}
         assert [item.tobytes() for item in own] == contents(URLS[1:])
 
+    @pytest.mark.slow
     def test_a_dataset_that_was_read_in_the_parent_by_its_url_is_read_in_workers(self, store: Client) -> None:
         dataset = MapDataset(store.url, URLS)
         assert dataset[3] == contents(URLS[3:4])[0]
@@ -93,6 +95,7 @@ class TestSpawn:
         assert os.getpid() not in {sample.pid for sample in seen}
 
 
+@pytest.mark.slow
 def test_a_reader_beside_the_writer_sees_what_was_put_before_its_workers_started(tmp_path: Path) -> None:
     with connect(tmp_path / "store") as writer:
         bucket = writer.create_bucket(BUCKET)

@@ -88,6 +88,7 @@ def test_what_comes_from_the_wire_has_bounds() -> None:
             check_transform(one)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_opened_again_has_its_transforms_and_a_reader_runs_but_does_not_make_them(
     tmp_path: Path,
 ) -> None:
@@ -160,6 +161,7 @@ def test_what_was_taken_on_is_made_by_the_version_that_there_was(
         assert eventually(lambda: not etl.transforms._closing)  # the version before is closed by now
 
 
+@pytest.mark.slow
 def test_replacing_while_it_is_asked_gives_the_result_of_a_version_there_was(tmp_path: Path) -> None:
     with connect(tmp_path / "s") as client:
         bucket = client.create_bucket("b")

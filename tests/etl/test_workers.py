@@ -160,6 +160,7 @@ def test_what_streams_needs_no_more_memory_for_more_bytes(tmp_path: Path) -> Non
 # -- commands
 
 
+@pytest.mark.slow
 def test_a_command_reads_stdin_and_writes_stdout(tmp_path: Path) -> None:
     data = seeded_bytes(300_000, seed=3)
     assert run_one(tmp_path, of_command("cat"), data) == data

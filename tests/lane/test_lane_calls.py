@@ -242,6 +242,7 @@ def test_a_put_without_its_end_is_refused_and_the_next_one_is_taken(node: NodeSe
         assert stored(lane).size_bytes == 1
 
 
+@pytest.mark.slow
 def test_who_says_nothing_in_the_middle_of_a_put_is_told_and_let_go(node: NodeServer) -> None:
     with open_lane(node) as lane:
         lane.socket.sendall(PUT + header_of("silent") + frame(DATA, b"1"))

@@ -215,6 +215,7 @@ def test_who_ends_a_lane_while_much_is_due_to_him_leaves_nothing(node: NodeServe
         eventually(lambda: batches.resources.reserved_bytes == 0, 20.0)
 
 
+@pytest.mark.slow
 def test_idle_lanes_cost_no_thread(node: NodeServer) -> None:
     before = threading.active_count()
     lanes = [open_lane(node) for _ in range(100)]
@@ -263,6 +264,7 @@ def test_a_lane_that_is_refused_goes_by_grpc(tmp_path: Path) -> None:
             lane.socket.close()
 
 
+@pytest.mark.slow
 def test_two_processes_of_another_pid_namespace_are_two_peers() -> None:
     """The node is in a namespace of its own, where those who connect have the number 0."""
     there = f"peers-{os.getpid()}"
@@ -303,6 +305,7 @@ def test_two_processes_of_another_pid_namespace_are_two_peers() -> None:
         assert len(set(peers)) == 3
 
 
+@pytest.mark.slow
 @table(
     "begun",
     [b"AB", HEADER.pack(11, CALL), PUT, PUT + HEADER.pack(1000, MESSAGE) + b"1", HEADER.pack(1000, MESSAGE) + b"1"],

@@ -131,6 +131,7 @@ def test_a_buffer_is_not_used_again_while_anything_refers_to_it(holder: str) -> 
     assert bytes_of(held) == expected and b"x" in expected
 
 
+@pytest.mark.slow
 def test_what_lies_in_a_cycle_comes_back_when_the_cycle_has_gone_and_not_while_its_finalizers_run() -> None:
     seen = []
 
@@ -230,6 +231,7 @@ def refuse_unix(self: Lanes, offer: object) -> NoReturn:
     raise ConnectionRefusedError
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The given (buffer|NumPy array) is not writable:UserWarning")
 @pytest.mark.parametrize("socket", ["unix", "tcp"])
 def test_whatever_is_kept_of_items_stays_right_while_later_batches_come_into_the_buffers_of_dropped_ones(
@@ -269,6 +271,7 @@ def test_whatever_is_kept_of_items_stays_right_while_later_batches_come_into_the
         assert len(used) < frames, "no buffer was used twice"
 
 
+@pytest.mark.slow
 def test_what_a_file_received_is_freed_with_it_and_not_by_the_collector(tmp_path: Path) -> None:
     """Reading a file that is larger than what comes with its opening leaves no batch behind."""
     size_bytes = 1 << 20

@@ -118,6 +118,7 @@ def test_who_is_cancelled_in_the_moment_of_the_grant_gives_it_back() -> None:
     run(check())
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 15), st.booleans()), max_size=30), st.randoms(use_true_random=False))
 def test_whatever_is_acquired_released_and_cancelled_adds_up(steps: list[tuple[int, bool]], random: Any) -> None:
     async def check() -> None:

@@ -360,6 +360,7 @@ def fill(node: NodeServer) -> None:
         bucket.put_many((f"{at}", bytes([at]) * SIZE_BYTES) for at in range(PER_BATCH))
 
 
+@pytest.mark.slow
 def test_three_modest_tenants_keep_their_quarters_beside_a_greedy_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,6 +375,7 @@ def test_three_modest_tenants_keep_their_quarters_beside_a_greedy_one(
             assert abs(served[tenant] - total / 4) <= 2 * BATCH_BYTES
 
 
+@pytest.mark.slow
 def test_tenants_are_served_by_the_weights_that_the_operator_gave_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

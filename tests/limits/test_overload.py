@@ -58,6 +58,7 @@ def fill(node: NodeServer) -> None:
         bucket.put_many(DATA.items())
 
 
+@pytest.mark.slow
 def test_a_client_that_was_turned_away_comes_back_and_gets_everything(tmp_path: Path) -> None:
     with serving(tmp_path, critical_memory_bytes=MARK, reject_retry_after_ms=1) as node:
         fill(node)
@@ -70,6 +71,7 @@ def test_a_client_that_was_turned_away_comes_back_and_gets_everything(tmp_path: 
         eventually(lambda: batches_of(node).node.metrics.batches["many"]["complete"] == 1)  # after its end is sent
 
 
+@pytest.mark.slow
 def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
     with serving(tmp_path, critical_memory_bytes=MARK, reject_retry_after_ms=1) as node:
         with bucket_of(node) as bucket:
@@ -160,6 +162,7 @@ def test_throttled_batches_are_whole_and_their_pauses_counted(tmp_path: Path, ca
         assert set(others.values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_mapped_files_do_not_count_as_memory(tmp_path: Path) -> None:
     size_bytes = 256 << 20
     path = tmp_path / "file"

@@ -88,6 +88,7 @@ def test_a_packed_batch_arrives_without_a_copy() -> None:
     assert np.shares_memory(got.values, np.frombuffer(channel.reader._slots[0], np.uint8))
 
 
+@pytest.mark.slow
 def test_a_slot_is_written_again_when_the_last_view_is_dropped() -> None:
     channel = Channel(most=1)
     batch = channel.pass_on([torch.zeros(LARGE), np.zeros(LARGE)])
@@ -104,6 +105,7 @@ def test_a_slot_is_written_again_when_the_last_view_is_dropped() -> None:
     assert other[0][0] == 1
 
 
+@pytest.mark.slow
 def test_a_cap_bounds_the_slots_and_larger_batches_replace_one() -> None:
     channel = Channel(most=2)
     held = [channel.pass_on(torch.full((LARGE,), at)) for at in range(5)]
@@ -115,6 +117,7 @@ def test_a_cap_bounds_the_slots_and_larger_batches_replace_one() -> None:
     assert channel.parcel.slot is not None and len(channel.writer._slots) == 2
 
 
+@pytest.mark.slow
 def test_full_memory_is_told_once_and_nothing_is_lost() -> None:
     channel = Channel(most=3)
     kept = channel.pass_on(torch.zeros(LARGE))
@@ -131,6 +134,7 @@ def test_full_memory_is_told_once_and_nothing_is_lost() -> None:
     assert channel.parcel.slot == 0
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_drops_views_does_not_give_the_slot_back() -> None:
     channel = Channel(most=1)
     batch = channel.pass_on(np.zeros(LARGE))
@@ -145,6 +149,7 @@ def test_a_forked_child_that_drops_views_does_not_give_the_slot_back() -> None:
     assert not batch.any()
 
 
+@pytest.mark.slow
 def test_no_descriptor_is_left() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -165,6 +170,7 @@ ARRAYS = st.builds(
 TREES = st.recursive(ARRAYS | st.binary(max_size=9) | st.none(), lambda tree: st.lists(tree) | st.tuples(tree, tree))
 
 
+@pytest.mark.slow
 @given(st.lists(TREES, max_size=6))
 def test_any_sequence_of_batches_arrives_while_all_are_held(trees: list[Any]) -> None:
     channel = Channel(most=3)

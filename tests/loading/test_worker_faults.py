@@ -36,6 +36,7 @@ from ais_loader.testing import eventually
 EXIT_TIMEOUT_S = 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("fault", [kill_before, kill_during])
 def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, fault: Any, workers: int) -> None:
@@ -44,6 +45,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, fault: Any, w
     assert (tmp_path / "fault").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_s", ["0.0001", "0.0003", "0.001", "0.003", "0.01"])
 def test_a_worker_killed_while_it_delivers(tmp_path: Path, kill_s: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KILL_S", kill_s)
@@ -52,6 +54,7 @@ def test_a_worker_killed_while_it_delivers(tmp_path: Path, kill_s: str, monkeypa
         assert numbers_of(loader(tmp_path, kill_soon, collate=collate)) == EXPECTED
 
 
+@pytest.mark.slow
 def test_a_trainer_that_ignores_the_ends_of_children_loses_nothing_either(tmp_path: Path) -> None:
     """The kernel then reaps them, and their status is not known."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -70,6 +73,7 @@ def test_a_killed_worker_with_other_start_methods(tmp_path: Path, context: str) 
     assert numbers_of(loader(tmp_path, kill_during, context=context)) == EXPECTED
 
 
+@pytest.mark.slow
 def test_workers_killed_by_others_at_any_time(tmp_path: Path) -> None:
     with nothing_left():
         batches = loader(tmp_path, max_restarts=20)
@@ -83,6 +87,7 @@ def test_workers_killed_by_others_at_any_time(tmp_path: Path) -> None:
         del got, batch
 
 
+@pytest.mark.slow
 def test_a_batch_that_always_kills_its_worker_is_an_error(tmp_path: Path) -> None:
     with nothing_left():
         running = iter(loader(tmp_path, kill_always, workers=1))
@@ -121,6 +126,7 @@ def leave(folder: Path, when: str) -> None:
     os._exit(3)
 
 
+@pytest.mark.slow
 def test_a_worker_that_exits_is_named_with_its_status(tmp_path: Path) -> None:
     with pytest.raises(LoaderError, match="ended with status 3"):
         numbers_of(loader(tmp_path, leave, max_restarts=0))
@@ -144,11 +150,13 @@ def test_a_stalled_worker_is_ended_and_its_stack_told(
     assert "is in stage 'decode' since" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_stall_is_raised_and_its_worker_ended(tmp_path: Path) -> None:
     with nothing_left(), pytest.raises(SilenceTimeout, match=r"worker \d \(pid \d+\) is in stage 'decode'"):
         numbers_of(loader(tmp_path, sleep_in_fault, stall_s=0.5, on_stall="raise"))
 
 
+@pytest.mark.slow
 def test_an_abandoned_iteration_ends_a_worker_that_sleeps(tmp_path: Path) -> None:
     with nothing_left():
         batches = loader(tmp_path, sleep_in_fault)

@@ -121,6 +121,7 @@ def join_cluster(node: NodeServer, version: int) -> None:
 # -- connections
 
 
+@pytest.mark.slow
 def test_idle_connections_take_few_threads_and_end(node: NodeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert node.metrics_port is not None
     before = threading.active_count()
@@ -144,6 +145,7 @@ def test_idle_connections_take_few_threads_and_end(node: NodeServer, monkeypatch
 # -- numbers
 
 
+@pytest.mark.slow
 def test_batches_their_objects_and_bytes_are_counted_exactly(node: NodeServer) -> None:
     with connect(node.url) as client:
         bucket = client.bucket("b")
@@ -171,6 +173,7 @@ def test_batches_their_objects_and_bytes_are_counted_exactly(node: NodeServer) -
     assert payload < value(node, "session_sent_bytes_total") < 1.1 * payload
 
 
+@pytest.mark.slow
 def test_entries_that_failed_are_soft_errors_where_the_batch_went_on_and_hard_where_it_ended(node: NodeServer) -> None:
     with connect(node.url) as client:
         bucket = client.bucket("b")
@@ -184,6 +187,7 @@ def test_entries_that_failed_are_soft_errors_where_the_batch_went_on_and_hard_wh
     assert batches(node, "many", "abandoned") == 0
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_refused_rejected_or_abandoned_is_counted_as_that(node: NodeServer) -> None:
     with RawSession(node.url) as session:
         session.send(1, batch_of(NAMES, member=["only one"]))
@@ -203,6 +207,7 @@ def test_a_batch_that_is_refused_rejected_or_abandoned_is_counted_as_that(node: 
     assert (value(node, "memory_held_bytes", kind="answers"), value(node, "active_batches")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_client_that_grants_no_credit_is_client_wait(node: NodeServer) -> None:
     before_s = value(node, "client_wait_seconds_total")
     with RawSession(node.url) as session:
@@ -217,6 +222,7 @@ def test_a_client_that_grants_no_credit_is_client_wait(node: NodeServer) -> None
     assert 0 < waited_s <= lasted_s
 
 
+@pytest.mark.slow
 def test_a_part_is_kept_apart_from_whole_batches(node: NodeServer) -> None:
     with RawSession(node.url) as session:
         session.ask(1, batch_of(NAMES[:1], local=True))
@@ -226,6 +232,7 @@ def test_a_part_is_kept_apart_from_whole_batches(node: NodeServer) -> None:
     assert (batches(node, "many", "complete"), batches(node, "single", "complete")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_calls_on_single_objects_are_counted_with_their_bytes_and_errors(node: NodeServer) -> None:
     with connect(node.url) as client:
         bucket = client.bucket("b")
@@ -266,6 +273,7 @@ def test_a_value_on_a_bound_falls_into_its_bucket_and_one_beyond_all_into_the_la
     assert (BOUNDS_S[0], BOUNDS_S[-1]) == (0.0005, 60.0)
 
 
+@pytest.mark.slow
 def test_drives_and_the_map_are_told(node: NodeServer) -> None:
     with connect(node.url) as client:
         (drive,) = client.describe()["drives"]  # type: ignore[misc]
@@ -277,6 +285,7 @@ def test_drives_and_the_map_are_told(node: NodeServer) -> None:
     assert (value(node, "map_version"), value(node, "map_nodes", state="active")) == (3, 1)
 
 
+@pytest.mark.slow
 def test_tenants_with_a_weight_are_counted_apart_and_all_others_together(tmp_path: Path) -> None:
     with serving(tmp_path, metrics_port=0, tenant_weights={"asr": 2.0}) as node:
         with bucket_of(node) as bucket:
@@ -290,6 +299,7 @@ def test_tenants_with_a_weight_are_counted_apart_and_all_others_together(tmp_pat
         assert value(node, "tenant_bytes_total", tenant="other") == 3 * whole
 
 
+@pytest.mark.slow
 def test_transforms_are_counted_by_their_names_while_there_are_any(tmp_path: Path) -> None:
     with (
         serving(tmp_path, metrics_port=0, etl_code=True, etl_workers=1) as node,
@@ -334,6 +344,7 @@ def test_transforms_are_counted_by_their_names_while_there_are_any(tmp_path: Pat
 # -- serving
 
 
+@pytest.mark.slow
 def test_nodes_of_one_process_do_not_mix_and_stop_serving_with_the_node(tmp_path: Path) -> None:
     with serving(tmp_path / "a", metrics_port=0) as first, serving(tmp_path / "b", metrics_port=0) as second:
         with bucket_of(first) as bucket:
@@ -357,6 +368,7 @@ def test_without_the_library_only_the_option_is_refused(tmp_path: Path, monkeypa
         assert bucket.get_batch(["x"]).tobytes() == [b"x"]
 
 
+@pytest.mark.slow
 def test_serve_says_where_its_metrics_are(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ais_loader.cli", "serve", "--drive", str(tmp_path / "drive"), "--port", "0"]
     with subprocess.Popen([*command, "--metrics-port", "0", "--json"], stdout=subprocess.PIPE) as process:

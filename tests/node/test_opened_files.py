@@ -16,6 +16,8 @@ from tests.store.store_kit import flip_a_byte
 from tests.table import table
 from tests.tar_kit import packed_tar
 
+pytestmark = pytest.mark.slow
+
 DATA = seeded_bytes(700_000)
 
 

@@ -20,6 +20,7 @@ from tests.example_count import examples
 SIZES = st.integers(1, 40)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     weights=st.lists(st.one_of(st.floats(1e-3, 1), st.integers(1, 5).map(float), st.just(1.0)), min_size=1, max_size=8),
@@ -60,6 +61,7 @@ def mixtures(draw: Any) -> tuple[MixPlan, dict[str, int]]:
     return MixPlan(sizes, schedule, batch_size=draw(st.integers(1, 8)), seed=4, at_end=at_end), sizes
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(mixture=mixtures(), epoch=st.integers(0, 2))
 def test_a_source_comes_in_its_own_order(mixture: tuple[MixPlan, dict[str, int]], epoch: int) -> None:

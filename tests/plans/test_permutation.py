@@ -39,6 +39,7 @@ def image(number: int, n: int, seed: int, epoch: int) -> int:
             return number
 
 
+@pytest.mark.slow
 @table("first", range(0, 2001, 100))
 def test_every_small_n_is_permuted(first: int) -> None:
     for n in range(first, min(first + 100, 2001)):
@@ -65,6 +66,7 @@ def test_a_whole_large_order(n: int) -> None:
     assert np.array_equal(np.sort(permuted(np.arange(n), n, seed=1, epoch=1)), np.arange(n))
 
 
+@pytest.mark.slow
 def test_every_order_of_four_is_as_likely_as_another() -> None:
     counts: dict[bytes, int] = {}
     for epoch in range(2400):

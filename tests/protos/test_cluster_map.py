@@ -39,6 +39,7 @@ def test_owners_are_those_of_the_wire_contract() -> None:
     assert found == EXPECTED, "a change of these moves every object of every cluster"
 
 
+@pytest.mark.slow
 @table("copies", [1, 2, 3, 9])
 @table("hosts", [1, 3, 16, 17])
 def test_one_object_is_placed_as_it_is_among_others(hosts: int, copies: int) -> None:

@@ -87,6 +87,7 @@ def assert_same(found: Frame | None, expected: Frame) -> None:
     assert found.errors == expected.errors
 
 
+@pytest.mark.slow
 @given(batch_id=batch_ids, frame=frames(), end=ends)
 def test_what_is_encoded_is_decoded(batch_id: int, frame: Frame, end: pb.End | None) -> None:
     response = decode_response(encode_frame(batch_id, frame, end))
@@ -94,6 +95,7 @@ def test_what_is_encoded_is_decoded(batch_id: int, frame: Frame, end: pb.End | N
     assert_same(response.frame, frame)
 
 
+@pytest.mark.slow
 @given(batch_id=batch_ids, frame=frames(), end=ends)
 def test_any_protobuf_reader_reads_what_is_encoded(batch_id: int, frame: Frame, end: pb.End | None) -> None:
     message = pb.SessionResponse.FromString(encode_frame(batch_id, frame, end))
@@ -111,6 +113,7 @@ def test_any_protobuf_reader_reads_what_is_encoded(batch_id: int, frame: Frame, 
     assert {e.index: EntryFault(e.message, e.kind) for e in message.frame.error} == frame.errors
 
 
+@pytest.mark.slow
 @given(batch_id=batch_ids, frame=frames(), end=ends)
 def test_frames_of_any_protobuf_writer_are_decoded(batch_id: int, frame: Frame, end: pb.End | None) -> None:
     written = pb.SessionResponse.FromString(encode_frame(batch_id, frame, end)).SerializeToString()
@@ -119,6 +122,7 @@ def test_frames_of_any_protobuf_writer_are_decoded(batch_id: int, frame: Frame, 
     assert_same(response.frame, frame)
 
 
+@pytest.mark.slow
 @given(frame=frames(), cut=st.integers(0, 100))
 def test_arrays_in_two_parts_and_fields_of_a_later_version_are_legal(frame: Frame, cut: int) -> None:
     message = pb.SessionResponse.FromString(encode_frame(5, frame)).frame
@@ -138,6 +142,7 @@ def test_arrays_in_two_parts_and_fields_of_a_later_version_are_legal(frame: Fram
     assert_same(decode_response(data + later).frame, frame)
 
 
+@pytest.mark.slow
 @given(frame=frames())
 def test_entries_are_the_same_wherever_they_lie(frame: Frame) -> None:
     apart = frame.entries()
@@ -197,6 +202,7 @@ def one_entry(payload: bytes = b"0123456789") -> Frame:
     return Frame(column, np.array([len(payload)], np.uint32), column, flag, flag, memoryview(payload))
 
 
+@pytest.mark.slow
 @given(frame=frames(), end=ends, data=st.data())
 @settings(max_examples=examples(300))
 def test_damaged_messages_are_refused_or_still_consistent(

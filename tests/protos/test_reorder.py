@@ -117,6 +117,7 @@ class Consumer:
         assert set(frame.errors) <= set(frame.index.tolist())
 
 
+@pytest.mark.slow
 @given(data=st.data(), ordered=st.booleans())
 def test_every_entry_comes_out_once_with_its_bytes_whatever_the_lanes_do(data: st.DataObject, ordered: bool) -> None:
     n = data.draw(st.integers(0, 40), label="entries")

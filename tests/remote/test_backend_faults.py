@@ -104,6 +104,7 @@ def test_an_answer_of_another_length_than_its_range_is_never_taken_for_the_objec
         asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_host_that_throttles_is_asked_less_and_then_again() -> None:
     def decide(asked: Asked) -> Reply:
         return _error(503, "SlowDown", "Reduce your rate") if asked.number < 3 else content(asked, b"data")
@@ -128,6 +129,7 @@ def test_failures_of_the_server_are_repeated_and_then_unavailable(status: int) -
     assert len(asked) > 1 and backend.counts.throttled == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_up_or_is_gone_is_unavailable() -> None:
     _failing(lambda _: None, RemoteUnavailable, retry_s=0.4)
 
@@ -240,6 +242,7 @@ def test_parts_of_a_put_are_repeated() -> None:
         asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_slow_first_answer_is_overtaken_by_a_second() -> None:
     ended = threading.Event()
 

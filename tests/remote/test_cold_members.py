@@ -59,6 +59,7 @@ def is_stored(bucket: Bucket, name: str = NAME) -> bool:
     return bucket.head(name).is_stored
 
 
+@pytest.mark.slow
 def test_members_of_a_tar_cost_a_small_share_of_it(s3: S3Server, client: Client, bucket_name: str) -> None:
     members = members_of(640, 102_000)
     tar, names = packed_tar(members), list(members)
@@ -88,6 +89,7 @@ def test_members_of_a_tar_cost_a_small_share_of_it(s3: S3Server, client: Client,
         client.delete_bucket(bucket_name, force=True)
 
 
+@pytest.mark.slow
 def test_members_keep_their_places_and_bytes(
     client: Client,
     cold: Bucket,

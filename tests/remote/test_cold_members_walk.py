@@ -130,6 +130,7 @@ def test_a_walk_is_complete_or_too_dear(sizes: list[int], seed: int, share: floa
         assert walk.is_too_dear and share < NO_LIMIT
 
 
+@pytest.mark.slow
 @table(
     "sizes, most_share, most_waits",
     [
@@ -149,6 +150,7 @@ def test_a_walk_costs_little_of_a_tar_of_large_members(sizes: list[int], most_sh
     assert walk.requests <= 1.3 * len(sizes) + 10
 
 
+@pytest.mark.slow
 def test_a_tar_of_small_members_is_given_up_early() -> None:
     tar = tar_of([2000] * 8000)
     walk, _ = walked(tar)
@@ -218,6 +220,7 @@ def test_a_sparse_source_has_what_was_added_and_nothing_else(
         assert missing.value.start == next(at for at in wanted if at not in known)
 
 
+@pytest.mark.slow
 def test_a_zip_of_many_members_takes_few_reads() -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as made:

@@ -54,6 +54,7 @@ def run(url: str) -> Callable[..., Result]:
 # -- epochs
 
 
+@pytest.mark.slow
 def test_requests_for_what_a_loader_has_announced_count_to_its_epoch(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -75,6 +76,7 @@ def test_requests_for_what_a_loader_has_announced_count_to_its_epoch(
     assert sum(row.wait_s for row in rows if row.epoch is None) > 0
 
 
+@pytest.mark.slow
 def test_the_time_that_readers_wait_counts_to_the_epoch(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -87,6 +89,7 @@ def test_the_time_that_readers_wait_counts_to_the_epoch(
     assert 0 < sum(row.wait_s for row in usage(client, cold) if row.epoch == 3) < 10
 
 
+@pytest.mark.slow
 @ALONE
 def test_the_epochs_of_a_loader_are_counted_apart(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
     from ais_loader import BatchLoader, MapDataset
@@ -169,6 +172,7 @@ def limited(cold: Bucket, remote_bucket: RemoteBucket, **limits: float) -> None:
     cold.set(remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, **limits))
 
 
+@pytest.mark.slow
 @ALONE
 def test_a_bucket_that_has_received_its_limit_fetches_no_more(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
@@ -225,6 +229,7 @@ def test_a_day_ends_at_midnight_utc() -> None:
 # -- a limit of requests per second
 
 
+@pytest.mark.slow
 @ALONE
 def test_requests_wait_for_the_rate_of_their_bucket(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy

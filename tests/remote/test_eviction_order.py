@@ -40,6 +40,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(STEPS)
 def test_bytes_are_exact_and_what_may_not_go_stays(steps: list[tuple]) -> None:
     needed: dict[str, int] = {}
@@ -140,6 +141,7 @@ def test_removing_and_adding_again_does_not_grow_without_end() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_of_a_copy() -> None:
     names = [f"speech/en/{at:08}.flac" for at in range(20_000)]
     order = cache()

@@ -97,6 +97,7 @@ def test_what_the_cloud_has_beside_the_inventory_is_read_all_the_same(
     assert names_of(cold) == ["en/000.bin", "en/002.bin", "en/later"]
 
 
+@pytest.mark.slow
 def test_changes_through_the_store_are_listed_as_they_are(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -122,6 +123,7 @@ def test_changes_through_the_store_are_listed_as_they_are(
     assert names_of(cold) == left and proxy.count("*") == 0  # no object is marked any more
 
 
+@pytest.mark.slow
 def test_a_change_during_a_refresh_is_kept(cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
     names = filled(remote_bucket, 4)
     cold.refresh_inventory()

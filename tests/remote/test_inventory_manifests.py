@@ -149,6 +149,7 @@ def read(file: Path, remote: Remote = S3) -> list[Row]:
     return [row for block in Manifest(file, remote).blocks() for row in rows_of(block)]
 
 
+@pytest.mark.slow
 @table("write", WRITERS, ids=lambda write: write.__name__.removeprefix("write_"))
 def test_every_form_has_the_same_rows(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     expected = [Row(name.encode(), at * 1000, WHEN_NS, f'"{TAG}"'.encode()) for at, name in enumerate(NAMES)]
@@ -220,6 +221,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
+@pytest.mark.slow
 @table("fault", FAULTS)
 def test_a_manifest_with_a_fault_leaves_the_old_inventory(
     cold: Bucket, remote_bucket: RemoteBucket, tmp_path: Path, fault: str
@@ -257,6 +259,7 @@ def test_a_manifest_is_listed_as_the_cloud_would_be(
         cold.refresh_inventory(manifest=tmp_path / "none.csv")
 
 
+@pytest.mark.slow
 def test_names_of_any_length_are_marked_and_sent(cold: Bucket, remote_bucket: RemoteBucket, tmp_path: Path) -> None:
     names = [f"{number:04}" + "ü" * 510 for number in range(5000)]  # 1,024 bytes each
     (file := tmp_path / "m.csv").write_text("name,size\n" + "".join(f"{name},1\n" for name in names))

@@ -90,6 +90,7 @@ def new_bucket(client: Client, remote_bucket: RemoteBucket) -> Bucket:
 # -- fetched ahead
 
 
+@pytest.mark.slow
 def test_objects_of_the_next_steps_are_fetched_before_they_are_read(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -103,6 +104,7 @@ def test_objects_of_the_next_steps_are_fetched_before_they_are_read(
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
+@pytest.mark.slow
 def test_a_plan_over_numbers_is_sent_too(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_plan_over_numbers_is_sent_too(
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
+@pytest.mark.slow
 def test_without_it_only_what_is_read_is_fetched(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -127,6 +130,7 @@ def test_without_it_only_what_is_read_is_fetched(
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
+@pytest.mark.slow
 def test_a_resumed_loader_announces_what_is_left(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -140,6 +144,7 @@ def test_a_resumed_loader_announces_what_is_left(
     assert list(batches) == [contents(plan, step) for step in range(6, 12)]
 
 
+@pytest.mark.slow
 def test_two_loaders_of_one_bucket_cause_one_request_for_each_object(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -151,6 +156,7 @@ def test_two_loaders_of_one_bucket_cause_one_request_for_each_object(
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
+@pytest.mark.slow
 def test_objects_are_fetched_in_the_order_of_need(
     tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -164,6 +170,7 @@ def test_objects_are_fetched_in_the_order_of_need(
     assert list(dict.fromkeys(paths)) == names
 
 
+@pytest.mark.slow
 def test_a_reader_does_not_wait_for_what_is_fetched_ahead(
     tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -184,6 +191,7 @@ def test_a_reader_does_not_wait_for_what_is_fetched_ahead(
         assert_fetched_once(client, bucket, remote_bucket, proxy, names)
 
 
+@pytest.mark.slow
 @NODES
 def test_requests_are_those_of_the_loader_s_tenant(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
     plan = plan_of(cold, filled(remote_bucket, 20))
@@ -197,6 +205,7 @@ def test_requests_are_those_of_the_loader_s_tenant(client: Client, cold: Bucket,
     assert +requests == {"team": 20}
 
 
+@pytest.mark.slow
 def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_its_place(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -219,6 +228,7 @@ def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_i
 # -- what is announced goes with its loader
 
 
+@pytest.mark.slow
 def test_a_loader_that_stops_early_leaves_nothing(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -310,6 +320,7 @@ def test_a_node_of_a_cluster_that_restarts_is_told_its_part_again(
 # -- failures do not stop the training
 
 
+@pytest.mark.slow
 @NODES
 @pytest.mark.parametrize(
     "error", [errors.Unsupported("old"), errors.NodeUnavailable("away"), errors.Overloaded("full")]
@@ -349,6 +360,7 @@ def test_nothing_is_sent_for_other_buckets(client: Client, bucket: Bucket, monke
     assert not sent
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_fails_in_its_place(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
     plan = plan_of(cold, filled(remote_bucket, 30))
 
@@ -412,6 +424,7 @@ def test_invalid_requests_are_refused(client: Client, cold: Bucket, bucket_name:
     assert transport.expect(pb.ExpectRequest(loader=LOADER, done=True))
 
 
+@pytest.mark.slow
 @ALONE
 def test_a_window_that_is_too_large_is_refused(cold: Bucket, transport: Transport) -> None:
     full = [pb.ExpectedStep()] * MAX_KEYS

@@ -35,6 +35,7 @@ def _error(status: int, code: str, said: str = "no", more: str = "") -> Reply:
     return Reply(status, f"<Error><Code>{code}</Code><Message>{said}</Message>{more}</Error>".encode())
 
 
+@pytest.mark.slow
 @table(
     ("reply", "said"),
     [
@@ -95,6 +96,7 @@ def test_a_bucket_that_can_be_listed_but_not_read() -> None:
         asyncio.run(run())
 
 
+@pytest.mark.slow
 @table("call", ["get", "head", "list", "put", "delete"])
 def test_credentials_that_expire_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """The request in which they are found to have expired is repeated with what the file has now."""

@@ -73,6 +73,7 @@ class Place:
         return [name for one in ranges for name in found.get(id(one), ())], sum(one.skipped.count for one in ranges)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150), deadline=None)
 @given(
     st.sets(
@@ -116,6 +117,7 @@ KINDS: dict[str, Callable[[], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @table("kind", KINDS)
 def test_streams_share_the_pages_and_ask_little_more(kind: str) -> None:
     names = sorted(KINDS[kind]())

@@ -85,6 +85,7 @@ def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_
             assert bucket.get(name) == now[name], "nothing old is on the drive that is back"
 
 
+@pytest.mark.slow
 def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_path: Path) -> None:
     with (
         drive_cluster(tmp_path, 2, buckets={ONE: 1}) as cluster,

@@ -50,6 +50,7 @@ def test_a_node_reads_nothing_without_a_lease_from_the_map_on_that_has_leases(tm
         assert said(cluster, 0, "a") == DOUBT
 
 
+@pytest.mark.slow
 def test_a_bucket_that_gets_a_second_copy_is_read_under_a_lease_from_that_map_on(tmp_path: Path, cuts: Cuts) -> None:
     with LocalCluster(tmp_path, 3, copies=1, read_lease_s=LEASE_S) as cluster:
         name = name_with(cluster, lambda owners: owners == [1])

@@ -19,6 +19,8 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import RawSession, batch_of, serving
 from tests.table import table
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["a", "nope"]
 
 

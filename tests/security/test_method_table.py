@@ -53,6 +53,7 @@ def bearer(token: str) -> tuple[str, str]:
     return "authorization", f"Bearer {token}"
 
 
+@pytest.mark.slow
 @table("method", ALL)
 def test_the_listener_of_clients(node: SecureNode, clients: grpc.Channel, method: str) -> None:
     of_clients = bool(TABLE[method] & Role.CLIENT)
@@ -70,12 +71,14 @@ def test_the_listener_of_clients(node: SecureNode, clients: grpc.Channel, method
         assert (sufficient not in (UNAUTHENTICATED, UNIMPLEMENTED)) == of_clients
 
 
+@pytest.mark.slow
 @table("method", ALL)
 def test_the_listener_of_peers_without_a_proof(node: SecureNode, bare: grpc.Channel, method: str) -> None:
     for shown in ((), (bearer(node.token(EVERYTHING)),), (("ais-role", "operator"),), (("ais-role", "node"),)):
         assert outcome(bare, method, *shown) is UNAUTHENTICATED, shown
 
 
+@pytest.mark.slow
 def test_the_listener_of_peers_with_a_wrong_proof(node: SecureNode) -> None:
     with operator_of(node.server, WRONG) as operator, peer_of(node.server, secret=WRONG) as peer:
         for method in ALL:

@@ -88,6 +88,7 @@ def test_every_method_of_clients_has_its_needs() -> None:
     assert sorted(needs_of_methods(lambda _: None)) == OF_CLIENTS
 
 
+@pytest.mark.slow
 @table("method", OF_CLIENTS)
 def test_no_method_without_a_token(node: SecureNode, method: str) -> None:
     request = requests()[method].SerializeToString()
@@ -109,6 +110,7 @@ OPEN = {
 }
 
 
+@pytest.mark.slow
 @table("method", OF_CLIENTS)
 def test_no_method_with_other_rights(node: SecureNode, method: str) -> None:
     request = requests()[method].SerializeToString()
@@ -136,6 +138,7 @@ SEEN_BY_LISTERS = {
 }
 
 
+@pytest.mark.slow
 @table("method", OF_CLIENTS)
 def test_every_method_with_all_rights(node: SecureNode, method: str) -> None:
     if method in ("Buckets/DeleteBucket", "Promote/Run"):
@@ -344,6 +347,7 @@ def test_revocations_survive_a_restart(tmp_path: Path) -> None:
         assert call(node, "Buckets/ListBuckets", b"", node.token("*:list"))[0] == grpc.StatusCode.OK
 
 
+@pytest.mark.slow
 def test_a_token_file_is_read_again(node: SecureNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_source, "_LOOK_EVERY_S", 0.0)
     path = tmp_path / "token"

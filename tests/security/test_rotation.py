@@ -55,6 +55,7 @@ def changed(node: NodeServer, before: int) -> int:
     return now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", ["auto", "grpc"])
 def test_a_stream_of_batches_continues_while_the_certificate_changes(
     node: NodeServer, identity: IdentityFolder, lane: str

@@ -62,6 +62,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, secret_file: Path) -> Iterat
         yield found
 
 
+@pytest.mark.slow
 @table("assembly", ["direct", "target"])
 @table("lane", ["auto", "grpc"])
 def test_entries_are_refused_in_their_places(nodes: list[SecureNode], assembly: Any, lane: Any) -> None:

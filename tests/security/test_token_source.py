@@ -66,6 +66,7 @@ def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert source is not None and source.read() == "in.a.file"
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "token"
     source = TokenSource.file(path)

@@ -134,6 +134,7 @@ def intact(store: Store, name: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster: LocalCluster) -> None:
     with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60)) as client:
         bucket = client.bucket(BUCKET)
@@ -157,6 +158,7 @@ def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster:
     eventually(lambda: staged_files(cluster) == 0)  # the copies that nobody can mend are tried again now and then
 
 
+@pytest.mark.slow
 def test_a_copy_is_made_from_the_holders_that_are_left(cluster: LocalCluster) -> None:
     with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60)) as client:
         bucket = client.bucket(BUCKET)

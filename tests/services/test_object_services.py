@@ -275,6 +275,7 @@ class TestListing:
         assert page(start_after="9") == ([], False)
         assert page(start_after="not a name//") == ([], False)
 
+    @pytest.mark.slow
     def test_a_list_of_more_than_a_page_of_the_node_is_whole(self, bucket: Bucket) -> None:
         bucket.put_many((f"{at:05d}", b"") for at in range(10_010))
         found = [info.name for info in bucket.objects(page_size=50_000)]

@@ -64,6 +64,7 @@ def test_published_vectors_give_the_published_checksums(checksum: Crc32c, data: 
     assert checksum(data) == expected
 
 
+@pytest.mark.slow
 @each_implementation
 @given(size=sizes, seed=st.integers(0, 2**32 - 1), start=st.integers(0, 2**32 - 1), skip=st.integers(0, 9))
 def test_every_implementation_agrees_with_the_library_at_any_size_alignment_and_start(

@@ -116,6 +116,7 @@ FOLDERS = {f"{folder}/{at:04}": b"" for folder in ("a", "b/x", "b/y", "c-", "c")
 
 
 class TestLevels:
+    @pytest.mark.slow
     @pytest.mark.parametrize("drives", [1, 2])
     def test_a_level_has_objects_and_the_folders_of_the_others(self, tmp_path: Path, drives: int) -> None:
         roots = [tmp_path / f"{at}" for at in range(drives)]

@@ -50,6 +50,7 @@ def test_a_shard_that_is_put_has_its_index_before_anybody_asks(tmp_path: Path) -
             member(store, "s.tar", "7.bin")
 
 
+@pytest.mark.slow
 @table("harm", ["lost", "damaged", "empty", "of another shard", "folder lost"])
 def test_an_index_that_is_no_good_is_made_again(tmp_path: Path, harm: str) -> None:
     root = tmp_path / "drive"
@@ -198,6 +199,7 @@ def test_a_shard_without_members_is_an_object_and_says_why_each_time(tmp_path: P
         assert member(store, "s.tar", "7.bin") == MEMBERS["7.bin"]
 
 
+@pytest.mark.slow
 def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     members = {f"{at}": seeded_bytes(1 << 20, seed=at) for at in range(40)}
@@ -214,6 +216,7 @@ def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(tmp_path: P
         member(store, "s.tar.zst", "39")
 
 
+@pytest.mark.slow
 @table("name", ["s.tar.zst", "s.tar.gz", "s.tar"])
 def test_a_shard_that_was_damaged_never_gives_other_bytes_with_its_index_or_without(tmp_path: Path, name: str) -> None:
     zstandard = pytest.importorskip("zstandard")

@@ -92,6 +92,7 @@ def test_opening_twice_for_writing_in_one_process_names_this_process(tmp_path: P
         assert contents(again) == {"a": b"still mine"}
 
 
+@pytest.mark.slow
 def test_opening_beside_a_writer_in_another_process_names_that_process(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path / "drive")],

@@ -165,6 +165,7 @@ def test_writers_of_one_name_in_many_threads_end_with_the_highest_version(tmp_pa
     assert_sound(tmp_path / "drive")
 
 
+@pytest.mark.slow
 def test_threads_that_put_and_delete_one_name_leave_one_state(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
 

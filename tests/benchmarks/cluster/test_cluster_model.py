@@ -55,6 +55,7 @@ def test_a_faster_network_is_never_slower(mode: Literal["target", "direct"]) -> 
     assert rates[-1] > 2 * rates[0]
 
 
+@pytest.mark.slow
 def test_where_only_the_network_costs_a_target_moves_each_byte_twice() -> None:
     hardware = Hardware(nic_bytes_s=1e9, latency_s=0.0, drive_bytes_s=1e15, drive_latency_s=0.0)
     setup = Setup(8, "direct", MIB, entries=32, per_owner=4, in_flight=8, batches=400)
@@ -95,6 +96,7 @@ def test_the_page_is_made_with_its_pictures(tmp_path: Path) -> None:
     assert "nan" not in page
 
 
+@pytest.mark.slow
 def test_predictions_of_one_node_are_within_a_third_of_what_was_measured() -> None:
     assert {name: predicted / measured for name, measured, predicted in validate()} == {
         name: pytest.approx(1.0, abs=0.34) for name, _, _ in MEASURED_RATES

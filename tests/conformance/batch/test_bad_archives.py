@@ -90,6 +90,7 @@ def bad() -> dict[str, tuple[bytes, type[errors.LoaderError]]]:
     }
 
 
+@pytest.mark.slow
 def test_archives_that_cannot_be_served_say_why_and_are_objects_like_any_other(client: Client, bucket: Bucket) -> None:
     bucket.put("good.tar", packed_tar(GOOD))
     for name, (data, _) in bad().items():
@@ -205,6 +206,7 @@ def shard_of(kind: str, seed: int) -> tuple[dict[str, bytes], bytes]:
     }[kind]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["s.tar", "s.tar.gz", "s.tar.zst", "s.zip"])
 def test_a_shard_overwritten_while_it_is_read_gives_old_or_new_bytes(client: Client, bucket: Bucket, name: str) -> None:
     old, new = shard_of(name, 1), shard_of(name, 2)

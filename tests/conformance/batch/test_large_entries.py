@@ -23,12 +23,14 @@ def mixed(bucket: Bucket) -> Mapping[str, bytes]:
     return MIXED
 
 
+@pytest.mark.slow
 def test_large_entries_arrive_whole_among_small_ones(bucket: Bucket, mixed: Mapping[str, bytes]) -> None:
     order = random.Random(5).choices(list(mixed), k=14)
     for item, name in zip(bucket.get_batch(order), order, strict=True):
         assert item.tobytes() == mixed[name]
 
 
+@pytest.mark.slow
 def test_large_entries_can_be_taken_as_bytes_or_packed(bucket: Bucket, mixed: Mapping[str, bytes]) -> None:
     assert bucket.get_batch(list(mixed)).tobytes() == list(mixed.values())
     packed = bucket.get_batch(list(mixed)).packed()

@@ -133,6 +133,7 @@ def test_failures_have_their_status_in_their_place(client: Client, bucket: Bucke
     assert (items[0].tobytes(), items[7].tobytes()) == (MEMBERS["en/0001.wav"], MEMBERS["en/0002.wav"])
 
 
+@pytest.mark.slow
 def test_shards_of_other_writers_are_read_as_by_tarfile(client: Client, bucket: Bucket, tmp_path: Path) -> None:
     import webdataset
 

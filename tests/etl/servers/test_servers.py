@@ -272,6 +272,7 @@ def test_a_class_has_exactly_one_form() -> None:
         new_server("http", both)
 
 
+@pytest.mark.slow
 def test_objects_are_spread_over_several_websockets(address: Address) -> None:
     async def main() -> None:
         async with open_stage(address("fastapi", "transform"), WS, connections=4) as (stage, _):

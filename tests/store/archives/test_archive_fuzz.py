@@ -33,6 +33,8 @@ from tests.store.archives.archive_kit import tar_members
 from tests.store.archives.mutations import HARMS, Harm, comparable, harmed, is_plain_speech
 from tests.store.store_kit import BUCKET, put, read, store_at
 
+pytestmark = pytest.mark.slow
+
 MORE_MEMORY_BYTES = 400 << 20
 """What one window of zstd, pieces and the allocator's slack may take, whatever an archive claims."""
 COMPLAINTS = (
@@ -141,7 +143,6 @@ def test_a_harmed_archive_gives_a_typed_error_or_right_bytes(store: Store, harm:
     check(store, harm)
 
 
-@pytest.mark.slow
 @settings(max_examples=LONG, suppress_health_check=[HealthCheck.too_slow])
 @given(harm=HARMS)
 def test_many_harmed_archives_give_typed_errors_or_right_bytes(store: Store, harm: Harm) -> None:

@@ -74,6 +74,7 @@ def small() -> dict[str, tuple[str, bytes]]:
 each_way = table("way", PACKERS)
 
 
+@pytest.mark.slow
 @each_way
 def test_members_and_their_ranges_are_those_of_the_tar_inside(way: str) -> None:
     name, data = ways()[way]
@@ -204,6 +205,7 @@ def test_a_bomb_is_stopped_long_before_it_has_unpacked() -> None:
             index_shard(BytesSource(bomb), name, Limits(expansion=20, free_bytes=1 << 20))
 
 
+@pytest.mark.slow
 def test_pieces_stay_small_whatever_a_block_claims() -> None:
     tar = make_tar([("zeros", bytes(20_000_000))])
     for name, data in packed_in_every_way(tar).values():
@@ -331,6 +333,7 @@ def test_reframed_shards_are_what_standard_tools_read_and_their_table_is_right()
     assert (tar, packed_at) == (TAR, len(once) - len(table))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 3000), max_size=30),

@@ -66,6 +66,7 @@ def points(plan: bytes | None = None, packed: bytes | None = None, content_bytes
     return GzipPoints(source, memoryview(kept_plan() if plan is None else plan), content_bytes)
 
 
+@pytest.mark.slow
 @table("bits", range(1, 8))
 def test_data_that_begins_at_any_bit_is_brought_into_place(bits: int) -> None:
     deflater = zlib.compressobj(wbits=-15)

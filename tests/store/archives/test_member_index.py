@@ -167,6 +167,7 @@ def test_every_flipped_octet_and_every_cut_is_found_out(tmp_path: Path) -> None:
         MemberIndex.open(path, SHARD)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(300), deadline=None)
 @given(
     flips=st.lists(st.tuples(st.integers(8, HEADER_BYTES + 400), st.integers(1, 255)), min_size=1, max_size=4),
@@ -287,6 +288,7 @@ def test_a_million_members_are_indexed_and_found_in_bounded_memory(tmp_path: Pat
     assert grown_mib < 500
 
 
+@pytest.mark.slow
 @table("prefix", ["", "a", "ab", "é", "日本", "zzz/", "a\0", "name that is longer than all the others"])
 def test_a_prefix_finds_what_comparing_each_name_finds(prefix: str) -> None:
     draw = random.Random(prefix)

@@ -101,6 +101,7 @@ def test_a_name_that_is_no_utf8_is_asked_for_with_its_odd_bytes_in_hexadecimal()
     assert served(tar) == {r"caf\xe9.wav": b"abc", r"\xff" * 120: b"d"} == tar_members(tar)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(
     files=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3000)), min_size=1, max_size=8),
@@ -290,6 +291,7 @@ def test_an_extended_header_that_claims_gigabytes_takes_no_memory() -> None:
         index_of(header(b"L", b"77777777777", b"L"))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(300), deadline=None)
 @given(
     data=st.data(),

@@ -120,6 +120,7 @@ def test_memory_is_bounded(kind: tuple[Any, Any, Any]) -> None:
     assert len(table) < 20_000
 
 
+@pytest.mark.slow
 def test_a_small_table_stays_beside_one_that_fills_the_memory(kind: tuple[Any, Any, Any]) -> None:
     """Other tables of this process may exist, so that the limit is large, and the shares are not known exactly."""
     small, large = kind[0](1, 16 << 20), kind[0](2, 16 << 20)
@@ -150,6 +151,7 @@ def test_keys_that_are_longer_than_any_name_are_not_kept(kind: tuple[Any, Any, A
     assert found(kind, (table,), names) == [(b"00/00/f.1", 1, 0, 1, 1), None]
 
 
+@pytest.mark.slow
 def test_many_keys_are_those_of_a_dictionary(kind: tuple[Any, Any, Any]) -> None:
     """Over many growths of the table, with removals, replacements and names of all sizes."""
     draw, table, expected = random.Random(7), kind[0](3, LARGE), dict[str, tuple[bytes, int, int, int, int]]()

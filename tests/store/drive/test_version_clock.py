@@ -139,6 +139,7 @@ def test_what_is_the_last_number_of_all_can_be_gone_beyond(tmp_path: Path) -> No
 # -- over the lives of a store
 
 
+@pytest.mark.slow
 @table("how", ["copy", "tombstone", "tombstones", "heard", "cut"])
 @table("ending", ["closed", "killed"])
 def test_what_was_heard_of_outlives_the_process(tmp_path: Path, how: str, ending: str) -> None:

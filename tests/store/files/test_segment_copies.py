@@ -99,6 +99,7 @@ def test_with_one_copy_damaged_a_rebuild_has_everything_and_a_repair_makes_it_wh
         assert_sound(tmp_path)
 
 
+@pytest.mark.slow
 @table("reaped", [True, False], ids=["reaped", "dead"])
 @table("lose", [lose_begin, lose_end])
 def test_what_is_deleted_after_a_copy_was_lost_does_not_come_back(

@@ -66,6 +66,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
+@pytest.mark.slow
 @table("damage", DAMAGES)
 @table("name", ["small", "large"])
 @table("mode", ["a", "r"])
@@ -247,6 +248,7 @@ def test_a_catalog_that_cannot_be_opened_says_how_to_make_it_anew(tmp_path: Path
     assert kinds(report) == ["drive-unusable"] and "--rebuild" in report.errors[0].message
 
 
+@pytest.mark.slow
 def test_damage_inside_a_table_is_an_error_and_never_a_shorter_list(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         for number in range(3000):

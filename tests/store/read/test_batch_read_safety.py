@@ -61,6 +61,7 @@ def open_descriptors(folder: Folder) -> set[tuple[str, str]]:
 # ---- Descriptors and references ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @table("cold", [False, True])
 @table("damage", ["none", "missing", "short", "flipped"])
 def test_no_descriptor_is_left_open_after(reader: Reader, folder: Folder, damage: str, cold: bool) -> None:
@@ -343,6 +344,7 @@ def answer_of(entries: list[Wanted], checksum_at: int, prefix: bytes) -> bytes |
     return bytes(frame)
 
 
+@pytest.mark.slow
 @given(entries=st.lists(wanted, max_size=60), gap=st.integers(0, 3), with_sums=st.booleans())
 def test_every_reader_gives_the_frame_that_the_contract_describes_and_closes_its_files(
     numbered_files: tuple[Folder, list[int]], entries: list[Wanted], gap: int, with_sums: bool
