@@ -95,7 +95,7 @@ def test_the_seed_decides_the_losses_whether_batches_come_through_workers_or_not
 def test_a_loss_that_does_not_fall_is_an_exit_status_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("examples.speech.train.PEAK_LEARNING_RATE", 1e-12)
+    monkeypatch.setattr("examples.speech.trainer.PEAK_LEARNING_RATE", 1e-12)
     output = tmp_path / "speech.png"
     result = invoke("--steps", "4", "--batch-size", "25", "--output", output)
     assert result.exit_code == 1
