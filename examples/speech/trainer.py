@@ -19,7 +19,7 @@ from examples.speech.features import Batch, Sample, collate, make_sample
 from examples.speech.model import SpeechModel
 from examples.speech.report import Example, StepLog
 
-PEAK_LEARNING_RATE = 3e-3
+PEAK_LEARNING_RATE = 4e-3
 
 
 def decode(item: Item) -> Sample:
@@ -82,7 +82,7 @@ def train(model: SpeechModel, loader: DataLoader[Batch], *, steps: int, num_work
         log.add(loss=loss_value, next_s=received - asked, decode_s=batch.decode_s, compute_s=done - received)
         if step % every == 0:
             recent_s = log.step_s(step - every)
-            rate = every * len(batch.frames) / recent_s
+            rate = every * len(batch.frame_counts) / recent_s
             share = sum(log.wait_s[-every:]) / recent_s
             recent_loss = sum(log.loss[-every:]) / every
             click.echo(f"{step:7d} {recent_loss:7.3f} {rate:10.0f} {share:17.1%}", err=quiet)
