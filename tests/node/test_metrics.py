@@ -88,10 +88,10 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
             assert len(list(bucket.objects())) == len(NAMES) - 1
             with pytest.raises(errors.ObjectNotFound):
                 bucket.head("missing")
+        found = exported(scrape(running))  # transforms are gone with the map's buckets
         join_cluster(running, version=1)
-        found = exported(scrape(running))
         eventually(lambda: "ais_loader_remote_cached_bytes" in exported(scrape(running)))
-        found = {**exported(scrape(running)), **found}  # transforms are gone with the map's buckets
+        found = {**found, **exported(scrape(running))}
     identity = IdentityFolder(tmp_path_factory.mktemp("identity"))
     identity.make()
     config = ServerConfig(port=0, metrics_port=0)

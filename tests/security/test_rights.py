@@ -292,6 +292,23 @@ def test_a_session_ends_with_its_token(node: SecureNode, lane: Any, monkeypatch:
         assert not _is_refused(client)
 
 
+@pytest.mark.slow
+def test_a_token_ends_at_its_time_and_not_when_the_node_looks_next(
+    node: SecureNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_gate, "SWEEP_S", 3600.0)
+    batches = node.server.batches
+    assert batches is not None
+    with connect(node.url, token=node.token("*:read", lifetime_s=600)) as client:
+        assert not _is_refused(client)
+        before = batches.open_sessions
+        later(monkeypatch, 598)
+        with connect(node.url, token=node.token("*:read", lifetime_s=6000)) as other:  # the node looks once more
+            assert not _is_refused(other)
+        eventually(lambda: batches.open_sessions < before, 20.0)
+        assert _is_refused(client)
+
+
 def later(monkeypatch: pytest.MonkeyPatch, more_s: float) -> None:
     """Move the clock of the nodes on."""
     monkeypatch.setattr(token_gate, "now_s", lambda: time.time() + more_s)
@@ -318,7 +335,8 @@ def revoke(node: SecureNode, token: str) -> None:
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_a_revoked_token_ends_what_it_has_begun(node: SecureNode, lane: Any) -> None:
+def test_a_revoked_token_ends_what_it_has_begun(node: SecureNode, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_gate, "SWEEP_S", 3600.0)
     token, other = node.token("*:read"), node.token("*:read")
     with (
         connect(node.url, token=token, options=ClusterOptions(lane=lane)) as client,
