@@ -319,6 +319,6 @@ def test_an_object_is_not_called_corrupt_while_a_drive_that_may_have_it_is_missi
 
         is_unavailable()
         # The node notices, and looks for the drive: what is left of it must not be used as an empty one.
-        problem = eventually(lambda: cluster.nodes[1].drives.problem_at(root), 60)
+        problem = eventually(lambda: cluster.nodes[1].drives.problem_at(root))
         assert f"{root / 'objects'} is missing" in problem and not (root / "objects").exists()
         is_unavailable()

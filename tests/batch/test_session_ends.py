@@ -17,7 +17,7 @@ from storage_node.server import NodeServer
 from tests.node.loop_kit import settle
 from tests.node.node_kit import batch_of, bucket_of, serving
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 NAMES = [f"{at:02}" for at in range(6)]
 REQUESTS: dict[str, Callable[[], list[pb.BatchRequest]]] = {
     "END": lambda: [batch_of([], tenant="x" * (MAX_TENANT + 1))],

@@ -13,7 +13,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.membership import Membership, reported_version
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 # -- all orders of two and three nodes

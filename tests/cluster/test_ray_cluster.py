@@ -67,7 +67,7 @@ def contents(url: str) -> dict[str, bytes]:
             except NodeUnavailable:
                 return None
 
-    return eventually(read, timeout_s=60.0, interval_s=0.2)
+    return eventually(read, interval_s=0.2)
 
 
 def test_up_makes_the_nodes_and_a_map_of_them(operator: Operator, cluster: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def test_a_killed_node_is_back_on_its_drives_at_its_address(operator: Operator, 
         begun = (node["pid"] not in (0, before[uuid]["pid"]) for uuid, node in now.items())
         return now if all(begun) and all(node["state"] == "serving" for node in now.values()) else None
 
-    back = eventually(all_back, timeout_s=30.0)
+    back = eventually(all_back)
     for uuid, node in before.items():
         assert (back[uuid]["endpoint"], back[uuid]["state"]) == (node["endpoint"], "serving")
         assert [drive["uuid"] for drive in back[uuid]["drives"]] == [drive["uuid"] for drive in node["drives"]]
@@ -133,9 +133,7 @@ def test_settings_are_taken_over_by_nodes_that_run_and_kept_for_those_that_start
         uuid: len(operator.run("logs", now[uuid]["name"]).splitlines()) - len(lines) > 0 for uuid, lines in logs.items()
     } == {first: True} | dict.fromkeys(others, False)
     os.kill(now[first]["pid"], signal.SIGKILL)
-    back = eventually(
-        lambda: (node := operator.nodes()[first])["pid"] not in (0, now[first]["pid"]) and node, timeout_s=60.0
-    )
+    back = eventually(lambda: (node := operator.nodes()[first])["pid"] not in (0, now[first]["pid"]) and node)
     assert back and back["changed_limits"] == {"max_active_batches": "77"}
     wrong = operator.run("up", "--set", "nodes.node-9.read_threads=1", code=1)
     assert wrong == ""

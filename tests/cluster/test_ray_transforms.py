@@ -87,7 +87,7 @@ def test_a_job_of_ten_thousand_objects_survives_the_loss_of_rays_head(
     client.bucket("from").put_many(NAMES.items())
     client.etl.init("upper", counting(str(tmp_path)))
     client.bucket("from").transform("to", etl="upper", name="j", wait=False)
-    eventually(lambda: len(runs(tmp_path)) > 2000, timeout_s=60, interval_s=0.1)
+    eventually(lambda: len(runs(tmp_path)) > 2000, interval_s=0.1)
     head = ray_head.remembered(operator.root)
     assert head is not None
     gcs = [pid for pid in head.processes() if "gcs_server" in Path(f"/proc/{pid}/cmdline").read_text()]
@@ -95,7 +95,7 @@ def test_a_job_of_ten_thousand_objects_survives_the_loss_of_rays_head(
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert gcs and len(runs(tmp_path)) < OBJECTS
-    eventually(lambda: not head.answers(), timeout_s=60)
+    eventually(lambda: not head.answers())
     operator.json("up", "--no-dashboard")
     job = find_job(client._transport, "j")
     counts = job.wait(timeout_s=UP_AGAIN_S)

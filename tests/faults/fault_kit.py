@@ -186,8 +186,8 @@ class Leftovers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            eventually(lambda: threading.active_count() <= self._threads, timeout_s=30)
-            eventually(lambda: self._descriptors_now() <= self._descriptors, timeout_s=30)
+            eventually(lambda: threading.active_count() <= self._threads)
+            eventually(lambda: self._descriptors_now() <= self._descriptors)
             for now, before, limit in zip(
                 (allocated_bytes(), rss_bytes()), self._used_bytes, self._limits_bytes, strict=True
             ):
@@ -204,6 +204,6 @@ def nothing_held(cluster: ClusterProcesses) -> None:
         return not held
 
     try:
-        eventually(nothing, timeout_s=60, interval_s=0.1)
+        eventually(nothing, interval_s=0.1)
     except AssertionError:
         raise AssertionError(f"nodes still hold {held}") from None

@@ -75,9 +75,9 @@ class Cluster:
         it serves them; returns when it has done both, and is behind its link again."""
         self.running.nodes[node].start()
         own = self.running.nodes[node].url.removeprefix("grpc://")
-        eventually(lambda: self._newest().node[node].endpoint == own, timeout_s=30)
+        eventually(lambda: self._newest().node[node].endpoint == own)
         # Before its link is in the map again: it tells its peers that it is back under the address that it listens on.
-        eventually(lambda: self._serves(node), timeout_s=60, interval_s=0.1)
+        eventually(lambda: self._serves(node), interval_s=0.1)
         serve_all(self.running)
         self.change()
 
@@ -292,7 +292,7 @@ def test_a_client_with_an_old_map_is_told_and_asks_the_nodes_of_the_new_one(clus
     batch = bucket.get_batch(MIXED, assembly="direct")
     items = list(itertools.islice(batch, 30))
     # Nodes that find everything in its place make a newer one by themselves.
-    eventually(lambda: cluster._newest().node[1].state == pb.MapNode.ACTIVE, timeout_s=60, interval_s=0.1)
+    eventually(lambda: cluster._newest().node[1].state == pb.MapNode.ACTIVE, interval_s=0.1)
     cluster.running.map.node[1].state = pb.MapNode.ACTIVE
     check(items + list(batch), MIXED)
     check(list(bucket.get_batch(MIXED, assembly="direct")), MIXED)

@@ -160,7 +160,7 @@ def test_a_node_that_dies_while_it_makes_a_snapshot_leaves_nothing_and_holds_nob
         assert bucket.snapshots() == []
         del maker._environment["AIS_LOADER_FAILPOINT"]
         cluster.start([0])
-        eventually(lambda: not any(kept(cluster, number) for number in range(3)), timeout_s=40)
+        eventually(lambda: not any(kept(cluster, number) for number in range(3)))
         assert not any(one.snapshot for one in current_map(cluster.nodes).bucket)
         serve_all(cluster)
         bucket.snapshot("s")
@@ -183,5 +183,5 @@ def test_of_an_unfinished_snapshot_nothing_stays_though_its_maker_never_comes_ba
             make(pb.CreateSnapshotRequest(bucket=BUCKET, name="s"), timeout=60)
         assert any(one.snapshot for one in current_map(cluster.nodes).bucket) and kept(cluster, 1)
         client.bucket(BUCKET).put("a", b"2")
-        eventually(lambda: not any(kept(cluster, number) for number in (1, 2)), timeout_s=60)
+        eventually(lambda: not any(kept(cluster, number) for number in (1, 2)))
         assert not any(one.snapshot for one in current_map(cluster.nodes).bucket)

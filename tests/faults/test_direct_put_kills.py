@@ -68,7 +68,7 @@ def test_a_killed_owner_loses_no_result_that_was_on_its_way_to_it(tmp_path: Path
         client.bucket("from").put_many(SOURCES.items())
         job = client.bucket("from").transform("to", etl="twice", wait=False)
         try:
-            eventually(lambda: server.begun > 12, timeout_s=30)
+            eventually(lambda: server.begun > 12)
             cluster.kill([VICTIM])
         finally:
             server.let.set()

@@ -345,7 +345,7 @@ def test_a_thousand_idle_sessions_and_32_busy_ones_share_a_node() -> None:
             for process in crowd:
                 process.kill()
                 process.communicate()
-        eventually(lambda: int(str(client.describe()["open_sessions"])) < 10, timeout_s=60)
+        eventually(lambda: int(str(client.describe()["open_sessions"])) < 10)
 
 
 def random_order(seed: int) -> list[str]:

@@ -318,7 +318,7 @@ def test_a_link_that_is_cut_every_few_megabytes_still_delivers_everything(link: 
         while not stop.is_set():
             link.cut_after(7 * MiB)
             seen = link.bytes_to_client + 7 * MiB
-            eventually(lambda seen=seen: stop.is_set() or link.bytes_to_client >= seen, timeout_s=60)  # type: ignore[misc]
+            eventually(lambda seen=seen: stop.is_set() or link.bytes_to_client >= seen)  # type: ignore[misc]
 
     cutting = threading.Thread(target=keep_cutting)
     cutting.start()

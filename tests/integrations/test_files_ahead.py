@@ -129,11 +129,11 @@ def test_what_others_write_is_seen_after_a_second_or_on_demand(files: AISFileSys
     bucket.put(NEXT, b"another")
     began_s = time.monotonic()
     path = f"b/{NEXT}"
-    eventually(lambda: files.info(path)["size"] == 7, timeout_s=10)
+    eventually(lambda: files.info(path)["size"] == 7)
     assert time.monotonic() - began_s < MAX_AGE_S + 1
     assert read(files, NEXT) == b"another"
     bucket.delete(NEXT)
-    eventually(lambda: not files.exists(path), timeout_s=10)
+    eventually(lambda: not files.exists(path))
 
 
 def test_a_file_that_appears_between_two_others_is_found(files: AISFileSystem, bucket: Bucket) -> None:

@@ -41,9 +41,9 @@ def test_reads_during_a_request_are_the_next_one() -> None:
     source = Source(dataset)
     with ThreadPoolExecutor(8) as threads:
         first = threads.submit(source.__getitem__, 5)
-        eventually(lambda: dataset.requests == [[5]], timeout_s=30)
+        eventually(lambda: dataset.requests == [[5]])
         others = [threads.submit(source.__getitem__, at) for at in range(20, 27)]
-        eventually(lambda: len(source._waiting) == 7, timeout_s=30)
+        eventually(lambda: len(source._waiting) == 7)
         dataset.may_answer.release(2)
         assert first.result(30) == -5
         assert [one.result(30) for one in others] == [-at for at in range(20, 27)]
@@ -55,9 +55,9 @@ def test_an_error_belongs_to_its_sample() -> None:
     source = Source(dataset)
     with ThreadPoolExecutor(4) as threads:
         first = threads.submit(source.__getitem__, 0)
-        eventually(lambda: len(dataset.requests) == 1, timeout_s=30)
+        eventually(lambda: len(dataset.requests) == 1)
         others = {at: threads.submit(source.__getitem__, at) for at in (12, 13, 14)}
-        eventually(lambda: len(source._waiting) == 3, timeout_s=30)
+        eventually(lambda: len(source._waiting) == 3)
         dataset.may_answer.release(5)
         assert first.result(30) == 0
         assert (others[12].result(30), others[14].result(30)) == (-12, -14)
@@ -87,11 +87,11 @@ def test_a_thread_that_is_interrupted_leaves_the_others_their_turn() -> None:
 
     threads = [threading.Thread(target=read, args=(0,))]
     threads[0].start()
-    eventually(lambda: len(dataset.requests) == 1, timeout_s=30)
+    eventually(lambda: len(dataset.requests) == 1)
     for number, at in enumerate((7, 8, 9), 1):
         threads.append(threading.Thread(target=read, args=(at,)))
         threads[-1].start()
-        eventually(lambda number=number: len(source._waiting) == number, timeout_s=30)
+        eventually(lambda number=number: len(source._waiting) == number)
     dataset.may_answer.release(10)
     for thread in threads:
         thread.join(30)

@@ -89,7 +89,7 @@ def test_half_calls_leave_descriptors_to_clients_and_end(tmp_path: Path) -> None
             tell(lanes, HEADER.pack(11, CALL))
             assert_served(node, "meanwhile")
             assert len(lanes) > 100
-            eventually(lambda: open_descriptors(node) <= quiet + 10, 30.0)
+            eventually(lambda: open_descriptors(node) <= quiet + 10)
             assert_served(node, "afterwards")
 
 

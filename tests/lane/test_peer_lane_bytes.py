@@ -27,7 +27,7 @@ from storage_node.batch.peer_lane import PeerLane
 
 TOKEN = bytes(range(TOKEN_BYTES))
 WELCOMED = HEADER.pack(0, WELCOME)
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def message(data: bytes, kind: int = MESSAGE) -> bytes:

@@ -161,12 +161,12 @@ def test_a_client_that_goes_in_the_middle_of_its_bytes_stores_nothing(
 ) -> None:
     assert node.batches is not None
     slots = node.batches.node.streams.slots
-    eventually(lambda: node.lanes.open_lanes == 0, 20.0)  # those of tests before
+    eventually(lambda: node.lanes.open_lanes == 0)  # those of tests before
     with open_lane(node) as lane:
         begun = PUT + header_of("gone") + HEADER.pack(len(DATA_OF_FIVE_PIECES), DATA)
         lane.socket.sendall(begun + DATA_OF_FIVE_PIECES[:cut])
     # The slot is free before the call has begun, too. The lane closes when the call has ended.
-    eventually(lambda: node.lanes.open_lanes == 0 and slots.held == 0, 20.0)
+    eventually(lambda: node.lanes.open_lanes == 0 and slots.held == 0)
     assert all(not list((Path(drive) / "staging").iterdir()) for drive in node._drives)
     assert not client.bucket("b").exists("gone")
 

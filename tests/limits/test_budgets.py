@@ -23,7 +23,7 @@ MiB = 1 << 20
 OBJECTS = {f"{at:02d}": seeded_bytes(MiB, seed=at) for at in range(32)}
 STILL_S = 0.2
 LIMIT = 16
-SERVED_S = 10.0
+SERVED_S = 60.0
 """By when a neighbour has to be served, on a machine that has other things to do."""
 
 

@@ -11,7 +11,7 @@ from ais_loader.errors import DriveFull, LoaderError, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.limits.put_groups import PutGroups
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class Committer:

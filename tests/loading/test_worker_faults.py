@@ -33,7 +33,7 @@ from process_kit import (
 from ais_loader.errors import LoaderError, SilenceTimeout
 from ais_loader.testing import eventually
 
-EXIT_TIMEOUT_S = 5
+EXIT_TIMEOUT_S = 60
 
 
 @pytest.mark.parametrize("workers", [1, 2])

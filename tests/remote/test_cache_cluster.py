@@ -71,7 +71,6 @@ def after_passes(cluster: ClusterProcesses, count: int = 2) -> None:
     before = [node.numbers()[passes] for node in cluster.nodes]
     eventually(
         lambda: all(node.numbers()[passes] > at + count for node, at in zip(cluster.nodes, before, strict=True)),
-        30,
     )
 
 

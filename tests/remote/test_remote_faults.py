@@ -128,7 +128,7 @@ def test_an_object_that_is_replaced_while_it_is_fetched_is_never_a_mix(
         assert found in (first, second)
         return found == second
 
-    eventually(is_second, 20.0)
+    eventually(is_second)
 
 
 def test_an_object_that_is_deleted_while_it_is_fetched_is_not_found(
@@ -206,7 +206,7 @@ def test_a_deletion_is_not_undone_by_a_fetch_in_progress(
         reading = pool.submit(cold.get, "a")
         held.wait_for(1)
         deleting = pool.submit(cold.delete, "a")
-        eventually(lambda: proxy.count("DELETE", remote_bucket.path("a")) == 1, 10.0)
+        eventually(lambda: proxy.count("DELETE", remote_bucket.path("a")) == 1)
         held.release()
         deleting.result(20)
         assert reading.exception(20) is None or isinstance(reading.exception(), errors.ObjectNotFound)

@@ -160,7 +160,7 @@ def test_an_object_that_is_replaced_before_its_entry_is_due_comes_in_its_new_ver
         held.wait_for(1)
         remote_bucket.put("a", changed)
         held.release()
-        eventually(lambda: cold.head("a").is_stored, 20.0)
+        eventually(lambda: cold.head("a").is_stored)
         before.release()
         if isinstance(reading.exception(30), errors.ObjectReplaced):
             assert "," in client.url  # another node than that of "b" has sent its first bytes already
@@ -178,7 +178,7 @@ def test_objects_that_are_stored_before_their_entries_are_due_are_read_from_the_
     with proxy.held("GET", remote_bucket.path("b")) as before, ThreadPoolExecutor(1) as pool:
         entries = [Entry(cold.name, "b"), *(Entry(cold.name, name) for name in names), Entry(cold.name, "c", start=4)]
         reading = pool.submit(lambda: [item.data.tobytes() for item in client.get_batch(entries)])
-        eventually(lambda: all(cold.head(name).is_stored for name in names), 20.0)
+        eventually(lambda: all(cold.head(name).is_stored for name in names))
         before.release()
         whole = [name.encode() + data[: 5 << 20] for name in names]
         assert reading.result(30) == [b"b", *whole, whole[1][4:]]

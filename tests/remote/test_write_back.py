@@ -272,7 +272,7 @@ def test_an_embedded_store_resumes_its_uploads(remote_bucket: RemoteBucket, prox
         assert remote_bucket.keys() == []
     down.remove()
     with connect(tmp_path / "store"):
-        eventually(lambda: sorted(remote_bucket.keys()) == ["0", "2"], 30.0)
+        eventually(lambda: sorted(remote_bucket.keys()) == ["0", "2"])
 
 
 def test_the_version_of_a_cold_object_is_a_condition(back: Bucket, remote_bucket: RemoteBucket) -> None:

@@ -301,7 +301,7 @@ def test_a_catalog_that_finds_no_room_where_there_is_some_is_opened_again(
                 return False
             return True
 
-        eventually(taken, 15.0)
+        eventually(taken)
         assert stuck.refused
         assert bucket.get_batch(["before", "after"]).tobytes() == [b"1", b"2"]
 

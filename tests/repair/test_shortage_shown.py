@@ -23,7 +23,7 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import scrape
 from tests.store.store_kit import file_of, flip_a_byte
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture

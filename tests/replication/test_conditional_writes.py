@@ -132,7 +132,7 @@ def test_with_the_first_owner_gone_nobody_decides(cluster: LocalCluster) -> None
                 call()
         assert (bucket.get(name), bucket.head(name)) == (b"1", info)
         bucket.put(name, b"2")  # without a condition another owner takes its place
-    eventually(lambda: sum(staged_files_of(cluster, number) for number in (0, 2)) == 0, 60)
+    eventually(lambda: sum(staged_files_of(cluster, number) for number in (0, 2)) == 0)
 
 
 def staged_files_of(cluster: LocalCluster, number: int) -> int:

@@ -25,7 +25,7 @@ from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import Writer, cluster_of, copies_of
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 ID = b"W1".rjust(16, b"i")
 
 

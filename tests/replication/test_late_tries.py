@@ -89,7 +89,7 @@ def test_a_try_that_stood_still_undoes_nothing_that_came_after_its_repeat(
         still.go_on.set()
         assert isinstance(late.exception(40), grpc.RpcError | None)
         cluster.links[0].flow()
-        eventually(lambda: set(copies_of(cluster, NAME).values()) == {acknowledged}, 30.0)
+        eventually(lambda: set(copies_of(cluster, NAME).values()) == {acknowledged})
 
 
 def test_a_try_that_its_repeat_has_overtaken_gives_it_no_second_version(

@@ -231,7 +231,7 @@ def test_what_a_silent_node_may_have_done_alone_is_not_done_over_what_came_after
                 except grpc.RpcError:
                     return False
 
-            eventually(known, 30.0)
+            eventually(known)
             assert {data for _, data in copies_of(cluster, name).values()} <= {b"W1", b"W2"}
             assert copies_of(cluster, name)[1][1] == b"W2"
 

@@ -112,7 +112,7 @@ def test_a_node_on_demand_is_reached_by_its_own_user_alone(tmp_path: Path) -> No
                 assert "PermissionError" in said.stderr, said
         finally:
             os.kill(pid, signal.SIGTERM)
-    eventually(lambda: not Path(path).exists(), timeout_s=20.0)
+    eventually(lambda: not Path(path).exists())
 
 
 CONNECT = """
@@ -136,7 +136,7 @@ def test_a_socket_whose_path_would_be_too_long_is_elsewhere(tmp_path: Path) -> N
             assert len(str(path)) < 100 and mode(path.parent) == 0o700
         finally:
             os.kill(pid, signal.SIGTERM)
-    eventually(lambda: not path.parent.exists(), timeout_s=20.0)
+    eventually(lambda: not path.parent.exists())
 
 
 def mode(path: Path) -> int:

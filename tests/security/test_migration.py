@@ -194,7 +194,7 @@ class Traffic:
 
     def goes_on(self) -> None:
         before = self.rounds
-        eventually(lambda: self.error is not None or self.rounds > before + 1, timeout_s=60.0)
+        eventually(lambda: self.error is not None or self.rounds > before + 1)
         if self.error is not None:
             raise self.error
 

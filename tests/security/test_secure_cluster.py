@@ -51,7 +51,7 @@ def test_batches_survive_the_kill_of_a_node(tmp_path: Path, lane: str) -> None:
             except NodeUnavailable:
                 return False
 
-        eventually(newest, timeout_s=60.0)
+        eventually(newest)
 
 
 @pytest.fixture(scope="module")

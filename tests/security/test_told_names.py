@@ -17,7 +17,7 @@ from ais_loader.wire.generated import ais_etl_pb2_grpc as rpc
 from tests.peer_kit import OPTIONS
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 MINE = "mine:read,list,write,delete,admin,etl-job"
 
 

@@ -43,7 +43,7 @@ def grow(cluster: LocalCluster) -> None:
     cluster.learn()
     for node in cluster.nodes:
         node.repair.wake()
-    eventually(lambda: all(names_on(cluster, at) == owned_by(cluster, at) for at in range(5)), 60.0)
+    eventually(lambda: all(names_on(cluster, at) == owned_by(cluster, at) for at in range(5)))
 
 
 def owned_by(cluster: LocalCluster, number: int) -> set[str]:

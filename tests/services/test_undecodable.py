@@ -16,7 +16,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 
 GARBAGE = b"\x0a\xff\xff\xff\xff\x0f"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
