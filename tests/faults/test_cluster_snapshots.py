@@ -14,11 +14,10 @@ from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc
-from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.faults.fault_kit import serve_all
 from tests.faults.ledger_kit import BUCKET, GONE, Ledger, content, current_map, delete, put, writing
-from tests.store.snapshot_kit import retained
+from tests.store.snapshot_kit import contents_at, retained
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
@@ -33,12 +32,8 @@ def cluster() -> Iterator[ClusterProcesses]:
 
 def on_drive(cluster: ClusterProcesses, number: int, snapshot: str) -> Versions:
     """What a node has of it, read beside the node or after its death; every byte is verified."""
-    pinned = f"{BUCKET}@{snapshot}"
     with Store.open(cluster.nodes[number].drives, mode="r") as store:
-        return {
-            name: (str(record.version), b"".join(open_object(store, pinned, name)))
-            for name, record in list(store.objects(pinned))
-        }
+        return contents_at(store, f"{BUCKET}@{snapshot}")
 
 
 def on_all(cluster: ClusterProcesses, snapshot: str) -> Versions:
