@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,10 +44,7 @@ def operator() -> Iterator[Operator]:
             yield operator
         finally:
             ray_head.end(operator.root)
-            deadline = time.monotonic() + 10.0
-            while operator.left_over() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            assert not operator.left_over()
+            eventually(lambda: not operator.left_over(), interval_s=0.05)
 
 
 @pytest.fixture(scope="module")

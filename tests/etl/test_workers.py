@@ -377,7 +377,7 @@ def test_what_short_work_leaves_behind_ends_its_worker_before_it_fills_the_drive
     async def run() -> None:
         async with transforms_of(tmp_path, of_function(leaves, output_bytes=2 << 20), etl_workers=1) as transforms:
             found = set()
-            deadline_s = time.monotonic() + 30
+            deadline_s = time.monotonic() + 60
             while len(found) < 2 and time.monotonic() < deadline_s:
                 made = await transforms.run(call(), ORIGIN, Content.of(b""))
                 found.add(bytes(made.read(0, 99)))

@@ -116,7 +116,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[Client]:
-    with connect(cluster.url, options=ClusterOptions(retry_s=20.0, verify_payload=True)) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=60.0, verify_payload=True)) as client:
         yield client
 
 
@@ -206,7 +206,7 @@ def test_a_large_entry_goes_on_at_another_copy_from_its_last_byte(cluster: Clust
         link.bytes_per_s = 20e6
     before = sum(link.bytes_to_client for link in cluster.links)
     with (
-        connect(cluster.url, options=ClusterOptions(retry_s=20.0, verify_payload=True)) as client,
+        connect(cluster.url, options=ClusterOptions(retry_s=60.0, verify_payload=True)) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         try:
@@ -232,8 +232,8 @@ def test_a_frozen_node_costs_one_time_out_where_there_are_copies(cluster: Cluste
     check(list(bucket.get_batch(MIXED)), MIXED)
     cluster.running.nodes[2].pause()
     try:
-        check(list(bucket.get_batch(MIXED, timeout_s=1.0, assembly="direct")), MIXED)
-        assert bucket.get("s/0000", timeout_s=1.0) == SMALL["s/0000"]
+        check(list(bucket.get_batch(MIXED, timeout_s=3.0, assembly="direct")), MIXED)
+        assert bucket.get("s/0000", timeout_s=3.0) == SMALL["s/0000"]
     finally:
         cluster.running.nodes[2].resume()
     check(list(bucket.get_batch(MIXED)), MIXED)
@@ -246,9 +246,9 @@ def test_entries_whose_only_copy_is_on_a_frozen_node_time_out_in_their_place(clu
     check(list(bucket.get_batch(names)), names)
     cluster.running.nodes[victim].pause()
     try:
-        items = list(bucket.get_batch(names, timeout_s=0.5, on_error="placeholder", assembly="direct"))
+        items = list(bucket.get_batch(names, timeout_s=2.0, on_error="placeholder", assembly="direct"))
         with pytest.raises(errors.SilenceTimeout):
-            list(bucket.get_batch(names, timeout_s=0.5, assembly="direct"))
+            list(bucket.get_batch(names, timeout_s=2.0, assembly="direct"))
     finally:
         cluster.running.nodes[victim].resume()
     assert [item.entry.name for item in items] == names

@@ -46,7 +46,7 @@ def node() -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def client(node: NodeProcess) -> Iterator[Client]:
-    with connect(node.url, options=ClusterOptions(retry_s=20.0)) as client:
+    with connect(node.url, options=ClusterOptions(retry_s=60.0)) as client:
         yield client
 
 
@@ -174,7 +174,7 @@ def test_a_client_that_is_rejected_again_and_again_is_told_so(strict_node: NodeS
         started = time.monotonic()
         with pytest.raises(errors.Overloaded, match=r"2 batches are being served.*gave up after") as caught:
             list(bucket.get_batch(["000"]))
-        assert 0.3 <= time.monotonic() - started < 5
+        assert time.monotonic() - started >= 0.3
         assert caught.value.retryable
         # The batches that were being served are whole.
         for item, batch in zip(items, holding, strict=True):

@@ -327,10 +327,8 @@ def test_documents(served: Served, bucket: str, document: bytes) -> None:
     served.client.bucket(bucket).put("a", b"")
     path = f"/{bucket}?delete"
     headers, _, _ = signed(served, "POST", path, word=hashlib.sha256(document).hexdigest())
-    began_s = time.monotonic()
     answer = send(served, "POST", path, headers, document)
     refused(answer, "MalformedXML")
-    assert time.monotonic() - began_s < 10
     assert served.client.bucket(bucket).exists("a")
     with pytest.raises(S3Error):
         parse(BOMB, "Delete")

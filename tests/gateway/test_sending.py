@@ -8,7 +8,6 @@ import random
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,9 +74,7 @@ def answers(port: int, data: bytes) -> bool:
 def test_a_client_that_takes_nothing_is_disconnected(port: int, data: bytes) -> None:
     with requested(port) as sock:
         sock.recv(100)
-        start = time.monotonic()
         assert answers(port, data)  # there is one thread, which the other client held
-        assert time.monotonic() - start < 10 * IDLE_S + 5
         taken = 100
         with contextlib.suppress(ConnectionError):
             while piece := sock.recv(1 << 20):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -277,7 +276,5 @@ def test_a_node_that_stops_ends_idle_lanes_at_once(tmp_path: Path) -> None:
         assert lane.receive()[0] in (FAILED, REFUSED)
         with connect(node.url, options=AUTO) as client:
             client.create_bucket("b").put("a", b"1")
-            began_s = time.monotonic()
-            node.stop(grace_s=60.0)
-            assert time.monotonic() - began_s < 50.0
+            node.stop(grace_s=600.0)  # longer than a test may take
     lane.socket.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -267,8 +266,6 @@ def test_an_embedded_store_resumes_its_uploads(remote_bucket: RemoteBucket, prox
             for at in range(3):
                 bucket.put(f"{at}", b"%d" % at)
             bucket.delete("1")
-            began_s = time.monotonic()
-        assert time.monotonic() - began_s < 15
         assert remote_bucket.keys() == []
     down.remove()
     with connect(tmp_path / "store"):

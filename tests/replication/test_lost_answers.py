@@ -76,7 +76,7 @@ def lossy(
 ) -> Iterator[tuple[LosingAnswers, Bucket, Bucket]]:
     """What loses answers, the bucket of the client that loses them, and that of another one that does not."""
     losing = LosingAnswers(monkeypatch)
-    options = ClusterOptions(retry_s=30.0)
+    options = ClusterOptions(retry_s=60.0)
     with ExitStack() as held:
         if request.param == "node":
             node = held.enter_context(NodeServer([tmp_path / "drive"], ServerConfig(port=0)))
@@ -254,7 +254,7 @@ def test_a_deletion_waits_for_a_node_that_restarts(tmp_path: Path, many: bool) -
     node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
     again = NodeServer([tmp_path / "drive"], ServerConfig(port=node.port))
     try:
-        with connect(node.url, options=ClusterOptions(retry_s=30.0)) as client, ThreadPoolExecutor(1) as thread:
+        with connect(node.url, options=ClusterOptions(retry_s=60.0)) as client, ThreadPoolExecutor(1) as thread:
             bucket = client.create_bucket(BUCKET)
             bucket.put("a", b"data")
             node.stop(grace_s=0.0)
@@ -293,7 +293,7 @@ def test_a_bulk_put_that_nobody_acknowledges_waits_as_long_as_one_object_does(
                 began_s = time.monotonic()
                 summary = client.bucket(BUCKET).put_many([(name, b"W1") for name in names], on_error="return")
                 took_s = time.monotonic() - began_s
-            assert took_s < 30, "one wait for each node's objects together, rather than 300"
+            assert took_s < len(names) / 3, "one wait for each node's objects together, rather than 300"
         kinds = {failure.name: type(failure.error) for failure in summary.failures}
         assert set(kinds.values()) <= {errors.OutcomeUnknown, errors.NodeUnavailable}
         assert errors.OutcomeUnknown in kinds.values()

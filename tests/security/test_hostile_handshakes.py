@@ -40,11 +40,9 @@ def client_hello() -> bytes:
 
 def require_served(node: NodeServer, identity: IdentityFolder) -> None:
     """Others are served as ever."""
-    began_s = time.monotonic()
     with connect(node.url, ca=identity.ca_file) as client:
         assert client.buckets() == []
     asked(caller(identity.operator_files()), node.peer_endpoint)
-    assert time.monotonic() - began_s < HANDSHAKE_S / 2
 
 
 @pytest.mark.slow
@@ -68,16 +66,19 @@ def test_a_handshake_of_one_byte_a_second_is_ended_and_holds_up_nobody(
                     continue  # the pause between two bytes
                 except ConnectionError:
                     break
+            else:
+                raise AssertionError("it was not ended")
             lasted_s[name] = time.monotonic() - began_s
 
     threads = [threading.Thread(target=dribble, args=[name]) for name in LISTENERS]
     for thread in threads:
         thread.start()
+    served_meanwhile = 0
     while any(thread.is_alive() for thread in threads):
         require_served(node, identity)
-        time.sleep(0.2)
-    assert sorted(lasted_s) == sorted(LISTENERS)
-    assert all(HANDSHAKE_S - 2 < seconds < HANDSHAKE_S + 6 for seconds in lasted_s.values()), lasted_s
+        served_meanwhile += all(thread.is_alive() for thread in threads)
+    assert sorted(lasted_s) == sorted(LISTENERS) and served_meanwhile
+    assert all(seconds > HANDSHAKE_S - 2 for seconds in lasted_s.values()), lasted_s
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="Python's ssl cannot renegotiate")

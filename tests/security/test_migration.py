@@ -129,7 +129,7 @@ def test_nodes_of_neighboring_rounds_write_to_each_other(
 ) -> None:
     def config(plaintext: str) -> ServerConfig:
         settings = {} if plaintext == "without" else {"plaintext": plaintext}
-        return ServerConfig(port=0, peer_secret_file=str(secret_file), **settings)
+        return ServerConfig(port=0, peer_secret_file=str(secret_file), reach_timeout_s=20.0, **settings)
 
     def server(number: int) -> NodeServer:
         folder = None if state[number] == "without" else identity.path
@@ -140,11 +140,11 @@ def test_nodes_of_neighboring_rounds_write_to_each_other(
         secret = read_secret(secret_file)
         credentials = caller(identity.operator_files()).credentials if state[1] != "used" else None
         operator = Caller(secret, credentials=credentials)
-        change_map([one.endpoint for one in members], create_cluster(members), timeout_s=20.0, caller=operator)
+        change_map([one.endpoint for one in members], create_cluster(members), timeout_s=60.0, caller=operator)
         for one in (first, second):
             url = f"grpc://{one.endpoint}" if state[1] != "refused" else f"grpcs://{one.endpoint}"
             ca = identity.ca_file if state[1] == "refused" else None
-            with connect(url, ca=ca, options=ClusterOptions(retry_s=20.0)) as client:
+            with connect(url, ca=ca, options=ClusterOptions(retry_s=60.0)) as client:
                 if one is first:
                     client.create_bucket("b", copies=2, min_copies=2)
                 bucket = client.bucket("b")
@@ -172,7 +172,7 @@ class Traffic:
 
     def _run(self) -> None:
         try:
-            with connect(self._url, options=ClusterOptions(retry_s=30.0)) as client:
+            with connect(self._url, options=ClusterOptions(retry_s=60.0)) as client:
                 bucket = client.bucket("b")
                 while not self._ending.is_set():
                     names = names_of(self.rounds)
@@ -228,7 +228,7 @@ def test_a_cluster_goes_over_while_it_is_read_and_written() -> None:
         said = operator.json("up", "--secure")
         with connect(plain) as client, pytest.raises(NodeUntrusted, match="use grpcs://"):
             client.buckets()
-        with connect(said["url"], ca=said["ca_file"], options=ClusterOptions(retry_s=30.0)) as client:
+        with connect(said["url"], ca=said["ca_file"], options=ClusterOptions(retry_s=60.0)) as client:
             names = [name for round_ in range(traffic.rounds) for name in names_of(round_)]
             batch = client.get_batch([Entry("b", name) for name in names])
             assert [bytes(item.data).decode() for item in batch] == names
