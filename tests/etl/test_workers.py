@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,10 +242,9 @@ def raises(data: memoryview) -> bytes:
 
 
 def hangs(data: memoryview) -> bytes:
-    import time
 
     if data:
-        time.sleep(600)
+        threading.Event().wait()
     return b"quick"
 
 
@@ -257,23 +257,21 @@ def leaks(data: memoryview) -> bytes:
 def leaks_slowly(data: memoryview) -> bytes:
     """In shared memory, which no limit of the kernel counts."""
     import mmap
-    import time
 
     held = mmap.mmap(-1, 400 << 20)
     for at in range(0, 400 << 20, 4096):
         held[at] = 1
-    time.sleep(60)
+    threading.Event().wait()
     return b""
 
 
 def fills(data: memoryview) -> bytes:
     """Its folder, by files none of which is too large."""
-    import time
 
     for at in range(100):
         with open(f"{at}", "wb") as file:
             file.write(bytes(1 << 20))
-    time.sleep(60)
+    threading.Event().wait()
     return b""
 
 
@@ -287,10 +285,9 @@ def exits(data: memoryview) -> bytes:
 
 
 def closes(data: memoryview) -> bytes:
-    import time
 
     os.closerange(3, 200)
-    time.sleep(60)
+    threading.Event().wait()
     return b""
 
 
@@ -410,12 +407,11 @@ def test_children_of_a_worker_end_with_it(tmp_path: Path) -> None:
 
     def forks(data: memoryview, pids: str) -> bytes:
         import subprocess
-        import time
 
         child = subprocess.Popen(["sleep", "600"])
         with open(pids, "w") as file:
             file.write(str(child.pid))
-        time.sleep(600)
+        threading.Event().wait()
         return b""
 
     with pytest.raises(TransformTimeout):
@@ -464,7 +460,6 @@ def test_a_child_that_keeps_the_socket_holds_up_nothing(tmp_path: Path, dies: bo
 
     def leaves_one(data: memoryview, dies: bool, pids: str) -> bytes:
         import ctypes
-        import time
 
         libc = ctypes.CDLL(None)
         pid = libc.fork()
@@ -474,7 +469,8 @@ def test_a_child_that_keeps_the_socket_holds_up_nothing(tmp_path: Path, dies: bo
             libc._exit(0)
         with open(pids, "a") as file:  # one of each try
             file.write(f"{pid}\n")
-        time.sleep(0 if dies else 600)
+        if not dies:
+            threading.Event().wait()
         os._exit(3)
 
     limits = {"timeout_s": 60.0, "retries": 1} if dies else {"timeout_s": 1.0}
@@ -751,12 +747,12 @@ def test_one_that_fails_fails_alone_among_those_that_went_with_it(
             if then == "raises":
                 raise ValueError("not this one")
             if then == "hangs":
-                time.sleep(600)
+                threading.Event().wait()
             if then == "scribbles":
                 for fd in map(int, os.listdir("/proc/self/fd")):
                     if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode):
                         os.write(fd, b"junk" * 100)
-                time.sleep(600)
+                threading.Event().wait()
             os.kill(os.getpid(), signal.SIGKILL)
         return bytes(data).upper()
 
@@ -821,10 +817,10 @@ def test_a_child_that_returns_too_has_no_part_in_a_burst(tmp_path: Path) -> None
 
 def test_each_has_the_whole_time_limit_for_itself(tmp_path: Path) -> None:
     def waits(data: memoryview) -> bytes:
-        time.sleep(0.3)
+        time.sleep(0.6)
         return b"done"
 
-    made, counts = burst_of(tmp_path, waits, [b"x"] * 4, timeout_s=1.0)
+    made, counts = burst_of(tmp_path, waits, [b"x"] * 4, timeout_s=2.0)
     assert made == [b"done"] * 4 and counts.restarts == 0
 
 

@@ -19,6 +19,7 @@ from storage_node.gateway.server.limits import Limits
 from storage_node.gateway.server.request_slots import RequestSlots
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.raw_kit import connected, parsed, received, request
+from tests.node.loop_kit import settle
 
 SLOW, OTHER = Account("slow", "slow-secret"), Account("other", "other-secret")
 LIMITS = Limits(requests=4, batches=2, still_s=0.5, wait_s=60.0)
@@ -119,19 +120,19 @@ def test_slots_pass_in_order_and_by_shares() -> None:
         async with asyncio.TaskGroup() as group:
             for at, client in enumerate(("a", "a", "b")):
                 group.create_task(take(client, f"{client}{at}", ends[at]))
-            await asyncio.sleep(0)
+            await settle()
             with pytest.raises(S3Error, match="too many"):
                 async with slots.held("c", lambda: None):
                     pass
             waiting = [group.create_task(take(client, client, ends[3 + at])) for at, client in enumerate("acb")]
-            await asyncio.sleep(0)
+            await settle()
             assert told == ["a0", "a1", "b2"]
             ends[2].set()  # "a" was first, and has its two already
-            await asyncio.sleep(0.01)
+            await settle()
             assert told == ["a0", "a1", "b2", "c"]
             waiting[0].cancel()
             ends[0].set()
-            await asyncio.sleep(0.01)
+            await settle()
             assert told == ["a0", "a1", "b2", "c", "b"]
             for end in ends:
                 end.set()

@@ -10,6 +10,7 @@ import pytest
 from ais_loader.wire.backoff import Backoff
 from storage_node.limits import tasks
 from storage_node.limits.tasks import keep_going
+from tests.node.loop_kit import settle
 
 
 def test_work_that_fails_begins_anew_and_says_why(
@@ -33,7 +34,7 @@ def test_work_that_fails_begins_anew_and_says_why(
 def test_work_that_is_cancelled_is_over() -> None:
     async def cancelled() -> None:
         task = asyncio.create_task(keep_going("waiting", asyncio.Event().wait))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
+        await settle()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +79,7 @@ def kill_soon(folder: Path, when: str) -> None:
 
 def sleep_in_fault(folder: Path, when: str) -> None:
     if first_time(folder):
-        time.sleep(1000)
+        threading.Event().wait()
 
 
 def raise_lookup(folder: Path, when: str) -> None:

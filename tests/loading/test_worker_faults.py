@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,12 @@ def test_a_batch_that_always_kills_its_worker_is_an_error(tmp_path: Path) -> Non
 
 
 def pause_in_collate(samples: list[Any]) -> Any:
-    time.sleep(1000)
+    threading.Event().wait()
 
 
 class Unwritable:
     def __reduce__(self) -> Any:
-        time.sleep(1000)
+        threading.Event().wait()
 
 
 def pause_in_transfer(samples: list[Any]) -> Any:

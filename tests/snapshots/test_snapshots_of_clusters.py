@@ -25,6 +25,7 @@ from storage_node.cluster.snapshots import sweep as snapshot_care
 from storage_node.store.format import Version
 from storage_node.store.read.object_reader import open_object
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.loop_kit import until
 from tests.peer_kit import peer_of
 from tests.store.snapshot_kit import retained
 
@@ -97,8 +98,7 @@ def test_what_ends_after_the_cut_and_before_the_copies_are_equal_is_in_it_too(
 
     async def held_up(self: snapshotting.SnapshotCoordinator, *arguments: object) -> tuple[int, int]:
         begun.set()
-        while not go_on.is_set():
-            await snapshotting.asyncio.sleep(0.01)
+        await until(go_on.is_set, 0.01)
         return await settle(self, *arguments)  # type: ignore[arg-type]
 
     with three_nodes(tmp_path) as (cluster, client):
