@@ -172,7 +172,7 @@ def ray() -> Iterator[Ray]:
         def end(process: subprocess.Popen[bytes]) -> None:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(60)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

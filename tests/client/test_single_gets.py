@@ -106,7 +106,7 @@ def test_closing_the_client_ends_a_get_that_waits(filled: NodeProcess, kind: str
         eventually(lambda: waiting.running() and link.bytes_to_node >= before)
         client.close()
         with pytest.raises(errors.Closed):
-            waiting.result(timeout=20)
+            waiting.result(timeout=60)
 
 
 PROGRAM = """

@@ -64,7 +64,7 @@ class Cluster:
         maps = []
         for node in self.running.nodes:
             with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
-                maps.append(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=10).map)
+                maps.append(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=60).map)
         return max(maps, key=lambda map_: map_.version)
 
     def kill(self, node: int) -> None:

@@ -342,4 +342,4 @@ def test_a_node_of_another_protocol_is_named_as_such() -> None:
                 with pytest.raises(errors.Unsupported, match="not a storage node"):
                     call()
     finally:
-        server.stop(None).wait(10)
+        server.stop(None).wait(60)

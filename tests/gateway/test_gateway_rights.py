@@ -187,7 +187,7 @@ def test_a_certificate_that_changes_is_shown_without_a_restart(tmp_path: Path) -
     def accepted(port: int, ca: Path) -> bool:
         context = ssl.create_default_context(cafile=str(ca))
         try:
-            urllib.request.urlopen(f"https://127.0.0.1:{port}/", context=context, timeout=30)
+            urllib.request.urlopen(f"https://127.0.0.1:{port}/", context=context, timeout=60)
         except urllib.error.HTTPError:
             return True  # without a signature
         except urllib.error.URLError:

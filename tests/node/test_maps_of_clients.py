@@ -54,7 +54,7 @@ def of_secret(told: str = SECRET) -> object:
 
 
 def asked(channel: grpc.Channel) -> pb.ClusterMap:
-    map_: pb.ClusterMap = rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=10).map
+    map_: pb.ClusterMap = rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=60).map
     return map_
 
 

@@ -67,7 +67,7 @@ def test_a_deletion_through_another_node_counts_from_the_first_refresh_on(
             refresh = pool.submit(bucket.refresh_inventory)
             eventually(lambda: lists(proxy) == 1)
             other.bucket("train").delete_many(names[:2])
-            refresh.result(30)
+            refresh.result(60)
         assert names_of(bucket) == names_of(other.bucket("train")) == names[2:]
 
 

@@ -337,7 +337,7 @@ def test_a_plan_that_cannot_be_sent_costs_one_warning(
     batches = iter(loader_of(client, plan, expect_steps=2))
     read = [next(batches)]
     for _ in range(1 if isinstance(error, errors.Unsupported) else 2):
-        assert tries.acquire(timeout=20)
+        assert tries.acquire(timeout=60)
     eventually(lambda: "was not sent" in caplog.text)
     assert read + list(batches) == [contents(plan, step) for step in range(6)]
     assert caplog.text.count("was not sent") == 1 and str(error) in caplog.text

@@ -181,7 +181,7 @@ def test_objects_that_are_stored_before_their_entries_are_due_are_read_from_the_
         eventually(lambda: all(cold.head(name).is_stored for name in names))
         before.release()
         whole = [name.encode() + data[: 5 << 20] for name in names]
-        assert reading.result(30) == [b"b", *whole, whole[1][4:]]
+        assert reading.result(60) == [b"b", *whole, whole[1][4:]]
     assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1, 1, 1]
 
 
@@ -201,7 +201,7 @@ def test_a_reader_that_leaves_does_not_end_the_fetch(
         late = pool.submit(cold.get, "a")
         held.release()
         got += b"".join(bytes(frame.payload) for frame in staying)
-        assert got == late.result(20) == data
+        assert got == late.result(60) == data
     assert proxy.count("GET", remote_bucket.path("a")) == 1
 
 

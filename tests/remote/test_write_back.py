@@ -217,7 +217,7 @@ def test_a_fetch_in_progress_does_not_bring_back_what_is_deleted(
         fetch.wait_for(1)
         back.delete("a")
         fetch.release()
-        reading.join(20)
+        reading.join(60)
         with pytest.raises(errors.ObjectNotFound):
             back.get("a")
     back.flush(timeout_s=20)

@@ -37,13 +37,13 @@ def put(writer: Writer, how: pb.PutCondition) -> object:
 
 def delete(writer: Writer, how: pb.PutCondition) -> object:
     request = pb.DeleteRequest(bucket=BUCKET, name=NAME, write_id=how.write_id, repeat_ms=how.repeat_ms)
-    return writer.stub.Delete(request, timeout=40)
+    return writer.stub.Delete(request, timeout=60)
 
 
 def delete_many(writer: Writer, how: pb.PutCondition) -> object:
     stub = contents_rpc.ContentsStub(writer._channel)
     request = contents.DeleteManyRequest(bucket=BUCKET, name=[NAME], write_id=how.write_id, repeat_ms=how.repeat_ms)
-    return stub.DeleteMany(request, timeout=40)
+    return stub.DeleteMany(request, timeout=60)
 
 
 class StandingStill:
@@ -106,7 +106,7 @@ def test_a_try_that_its_repeat_has_overtaken_gives_it_no_second_version(
         assert still.arrived.wait(60)
         repeat = second.put(NAME, b"W1", condition=pb.PutCondition(write_id=ID, repeat_ms=60_000))
         still.go_on.set()
-        assert late.result(40).version == repeat.version
+        assert late.result(60).version == repeat.version
         assert copies_of(cluster, NAME) == dict.fromkeys(range(3), (repeat.version, b"W1"))
 
 

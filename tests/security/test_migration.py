@@ -96,7 +96,7 @@ def test_connections_that_say_nothing_or_nonsense_are_ended(
     monkeypatch.setattr(mixed_listener, "FIRST_BYTE_TIMEOUT_S", 0.3)
     with mixed(tmp_path / "drive", secret_file, identity, "accepted") as node:
         for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100):
-            with socket.create_connection(("127.0.0.1", node.port), timeout=20) as sock:
+            with socket.create_connection(("127.0.0.1", node.port), timeout=60) as sock:
                 sock.sendall(said)
                 while sock.recv(4096):
                     pass
@@ -234,4 +234,4 @@ def test_a_cluster_goes_over_while_it_is_read_and_written() -> None:
             assert [bytes(item.data).decode() for item in batch] == names
         for node in said["nodes"]:
             address = str(node["endpoint"]).rpartition(":")
-            assert "CERTIFICATE" in ssl.get_server_certificate((address[0], int(address[2])), timeout=10)
+            assert "CERTIFICATE" in ssl.get_server_certificate((address[0], int(address[2])), timeout=60)

@@ -128,7 +128,7 @@ def test_of_many_that_create_one_store_at_once_all_find_the_same_or_are_told_it_
     start = threading.Barrier(8)
 
     def create() -> None:
-        start.wait(timeout=30)
+        start.wait(timeout=60)
         try:
             with Store.open([tmp_path / "a", tmp_path / "b"]) as store:
                 found.append(store.store_uuid)

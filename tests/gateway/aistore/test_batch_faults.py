@@ -33,7 +33,7 @@ def gateway(node: NodeProcess) -> Iterator[Served]:
     """A gateway with one slot over a node of its own, and a bucket `b` with 128 MiB."""
     clients = Clients(node.url, [ACCOUNT])
     try:
-        limits = Limits(requests=1, wait_s=20)
+        limits = Limits(requests=1, wait_s=60, idle_s=600, still_s=600)  # a silent client keeps its slot
         with GatewayThread(clients, {ACCOUNT.access_key: ACCOUNT}, limits=limits) as running:
             served = Served(running, clients)
             bucket = served.client.create_bucket("b")
@@ -73,7 +73,6 @@ def test_a_client_that_leaves_frees_its_slot(gateway: Served) -> None:
         opened.close()
     small = succeeded(batch(gateway, [entry("b", "o1", start=5, length=3)]))
     assert members(small.body) == [("b/o1", data(1, OBJECT_BYTES)[5:8])]
-    assert not gateway.gateway.counters.closed["slow_answer"]  # which is how a silent client loses its slot
 
 
 @pytest.mark.slow
