@@ -17,9 +17,7 @@ PACKAGE := setup.cfg setup.py pyproject.toml ais_loader/version.py storage_node/
 # What is broken is known after eight failures, and no run takes longer than its session's time and that of one test.
 # Python 3.11 can fail at showing a stack as code while other threads do the same (its compiler counts the depth of what
 # it reads for all of them together): `native` reads no code.
-# Failed tests, if they are few, run once more at the end, alone. Each that passes then is a defect to be found, and is
-# named (tests/known_flaky.py).
-FAILURES := --maxfail 8 --tb native --again 6
+FAILURES := --maxfail 8 --tb native
 # Processes that run tests side by side. A file stays in one, with its nodes, and each process has its files in the order
 # that one alone has: what forks comes before what leaves gRPC running.
 # Three keep two cores busy, as tests wait a lot; slow ones start processes of their own, and two are enough.

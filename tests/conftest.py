@@ -27,7 +27,7 @@ from ais_loader.testing import throwaway_folder
 # No test is timed: machines are shared, and a run that stands still is ended by pytest-timeout.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
-pytest_plugins = ["ais_loader.testing.fixtures", "tests.run_bounds", "tests.seeded_draws", "tests.known_flaky"]
+pytest_plugins = ["ais_loader.testing.fixtures", "tests.run_bounds", "tests.seeded_draws"]
 # The suite starts some hundred interpreters, each of which would compile all that it imports: 0.7 s of a node's 1.1.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
