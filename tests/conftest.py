@@ -32,7 +32,6 @@ pytest_plugins = [
     "ais_loader.testing.fixtures",
     "tests.run_bounds",
     "tests.seeded_draws",
-    "tests.known_flaky",
     "tests.run_times",
     "tests.case_sets",
 ]

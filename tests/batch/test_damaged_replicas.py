@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
-from ais_loader.testing import seeded_bytes, throwaway_folder
+from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from ais_loader.values.entry import Status
 from storage_node.cluster.repair.repair import Repair
 from tests.every_value import every_value_once, product_of
@@ -308,18 +308,25 @@ def test_an_object_is_not_called_corrupt_while_a_drive_that_may_have_it_is_missi
     ):
         bucket = client.bucket(BUCKET)
         bucket.put_many(SMALL.items())
-        large, half = "large", "half"
+        large, half, root = "large", "half", tmp_path / "node-1"
         put(cluster, large, LARGE, {})
         put(cluster, half, LARGE[: 3 * MiB], {})
         for name in (large, half):
             flip_a_byte(file_of(cluster.batches(0).node.store, name, BUCKET), 2 * MiB)
-        shutil.rmtree(tmp_path / "node-1" / "objects")
-        for way in (by_get, by_one_range, by_file, by_download, by_stream):
-            for name in (large, half):
-                with pytest.raises((errors.NodeUnavailable, errors.DriveFailed)):
-                    way(bucket, name)
-        for assembly in ("direct", "target"):
-            items = list(
-                client.get_batch([Entry(BUCKET, large), Entry(BUCKET, half)], assembly=assembly, on_error="placeholder")
-            )
-            assert [item.status for item in items] == [Status.UNAVAILABLE] * 2
+        shutil.rmtree(root / "objects")
+
+        def is_unavailable() -> None:
+            for way in (by_get, by_one_range, by_file, by_download, by_stream):
+                for name in (large, half):
+                    with pytest.raises((errors.NodeUnavailable, errors.DriveFailed)):
+                        way(bucket, name)
+            both = [Entry(BUCKET, large), Entry(BUCKET, half)]
+            for assembly in ("direct", "target"):
+                items = list(client.get_batch(both, assembly=assembly, on_error="placeholder"))
+                assert [item.status for item in items] == [Status.UNAVAILABLE] * 2
+
+        is_unavailable()
+        # The node notices, and looks for the drive: what is left of it must not be used as an empty one.
+        problem = eventually(lambda: cluster.nodes[1].drives.problem_at(root))
+        assert f"{root / 'objects'} is missing" in problem and not (root / "objects").exists()
+        is_unavailable()

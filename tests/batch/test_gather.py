@@ -4,7 +4,6 @@ right bytes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,7 @@ from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.settings.config import ServerConfig
 from tests.faults.scripted_node import end, frame, piece
 from tests.node.cluster_kit import BUCKET, Answer
-from tests.node.loop_kit import run, settle
+from tests.node.loop_kit import run, settle, until
 from tests.table import table
 
 KiB = 1 << 10
@@ -195,11 +194,6 @@ class Reader:
             assert self.answer.data[at] == data, name
         await self._gather.close()
         assert self.peers.resources.assembly.held_bytes == 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
 
 
 def large(pieces: int, seed: int) -> bytes:

@@ -106,7 +106,7 @@ def test_an_interrupted_measurement_shows_what_was_measured(node: NodeProcess, b
         start_new_session=True,
     ) as process:
         try:
-            eventually(lambda: batches() > before + 20, 60)
+            eventually(lambda: batches() > before + 20)
             os.killpg(process.pid, signal.SIGINT)
             out, err = process.communicate(timeout=60)
         finally:

@@ -34,7 +34,7 @@ def filled() -> Iterator[NodeProcess]:
 def client(filled: NodeProcess, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     if request.param == "public":
         monkeypatch.setattr(direct, "cygrpc", None)
-    with connect(filled.url, options=ClusterOptions(verify_payload=True, retry_s=20.0)) as client:
+    with connect(filled.url, options=ClusterOptions(verify_payload=True, retry_s=60.0)) as client:
         yield client
 
 
@@ -85,5 +85,5 @@ def test_closing_the_client_ends_a_read_that_waits(filled: NodeProcess) -> None:
         eventually(lambda: reader._position > 2 * MiB or reading.done())
         client.close()
         with pytest.raises(errors.Closed):
-            reading.result(timeout=20)
+            reading.result(timeout=60)
         assert reader.tell() == MiB

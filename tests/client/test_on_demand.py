@@ -19,7 +19,7 @@ import pytest
 
 import ais_loader
 from ais_loader import connect, errors
-from ais_loader.testing import NodeProcess, seeded_bytes
+from ais_loader.testing import NodeProcess, eventually, seeded_bytes
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
@@ -31,13 +31,14 @@ OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
 
 def stop(drive: Path, number: int = signal.SIGKILL) -> None:
     """Stop the node of a drive, if there is one. Returns when nothing is left of it."""
-    folder, ends_at_s = NodeFolder([drive]), time.monotonic() + TIMEOUT_S
-    while (lock := folder.lock()) is None:  # a node that is just starting has no id yet
-        if (pid := folder.pid()) is not None:
-            os.kill(pid, number)
-        assert time.monotonic() < ends_at_s, f"{folder.pid()} does not end"
-        time.sleep(0.02)
-    os.close(lock)
+    folder = NodeFolder([drive])
+
+    def lock() -> int | None:
+        if (found := folder.lock()) is None and (pid := folder.pid()) is not None:
+            os.kill(pid, number)  # a node that is just starting has no id yet
+        return found
+
+    os.close(eventually(lock, TIMEOUT_S, interval_s=0.02))
 
 
 @contextmanager
@@ -356,24 +357,15 @@ def test_an_idle_node_exits_and_is_started_again(tmp_path: Path, url: str) -> No
     with connect(tmp_path / "drive") as client:
         client.create_bucket("b").put("a", b"a")
     with NodeProcess(tmp_path / "drive", arguments=["--idle-exit-s", "1"]) as node:
-        ends_at_s = time.monotonic() + TIMEOUT_S
-        while node.alive:
-            assert time.monotonic() < ends_at_s
-            time.sleep(0.05)
+        eventually(lambda: not node.alive, TIMEOUT_S)
         assert NodeFolder([tmp_path / "drive"]).address() is None
         with connect(url) as client:
             assert client.bucket("b").get("a") == b"a"
 
 
 def test_what_counts_as_use(tmp_path: Path) -> None:
-    def idle_s() -> float:
-        ends_at_s = time.monotonic() + TIMEOUT_S
-        while (found := server.idle_s()) < 0.1 and time.monotonic() < ends_at_s:
-            time.sleep(0.01)
-        return found
-
     with NodeServer([tmp_path / "drive"], ServerConfig().replace(port=0)) as server:
-        assert idle_s() >= 0.1
+        eventually(lambda: server.idle_s() >= 0.1)
         with connect(server.url) as client:
             client.create_bucket("b").put("a", b"a")
             before_s = time.monotonic()
@@ -385,8 +377,8 @@ def test_what_counts_as_use(tmp_path: Path) -> None:
                 assert [bytes(item.data) for item in batch] == [b"a"]
             for _ in range(20):
                 assert server.idle_s() == 0  # a session that is open
-                time.sleep(0.01)
-        assert idle_s() >= 0.1
+                client.describe()
+        eventually(lambda: server.idle_s() >= 0.1)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def echo_port() -> Iterator[int]:
     yield listener.getsockname()[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    accepting.join(5)
+    accepting.join(60)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def link(echo_port: int) -> Iterator[FaultyLink]:
 
 
 def dial(link: FaultyLink) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", link.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", link.port), timeout=60)
 
 
 def receive(connection: socket.socket, size_bytes: int) -> bytes:
@@ -110,7 +110,7 @@ def test_a_link_without_faults_passes_bytes_unchanged(link: FaultyLink) -> None:
         sending = threading.Thread(target=connection.sendall, args=(data,))
         sending.start()
         assert receive(connection, len(data)) == data
-        sending.join(10)
+        sending.join(60)
 
 
 def test_a_cut_link_resets_its_connections_and_accepts_new_ones(link: FaultyLink) -> None:
@@ -144,7 +144,7 @@ def test_a_stalled_link_is_silent_until_it_flows_again(link: FaultyLink) -> None
         with pytest.raises(TimeoutError):
             connection.recv(1)
         link.flow()
-        connection.settimeout(10)
+        connection.settimeout(60)
         assert receive(connection, 4) == b"ping"
 
 

@@ -230,7 +230,7 @@ def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) 
             assert ray_head.end(tmp_path) == 0
             assert ray_head.remembered(tmp_path) is None
         assert other.poll() is None
-        other.communicate(b"\n", timeout=20)
+        other.communicate(b"\n", timeout=60)
     assert other.returncode == 0
 
 
@@ -261,7 +261,7 @@ def test_a_ray_does_not_answer_where_another_process_listens(tmp_path: Path) -> 
         assert head(port).answers()
         assert not head(ours.getsockname()[1]).answers()
         assert not head(free_port("127.0.0.1")).answers()
-        other.communicate(b"\n", timeout=20)
+        other.communicate(b"\n", timeout=60)
     assert not head(port).answers()
 
 

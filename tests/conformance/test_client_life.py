@@ -105,7 +105,7 @@ def test_items_stay_valid_after_the_client_is_closed(client: Client, bucket: Buc
 def test_closing_while_batches_are_read_ends_them_with_an_error_and_never_short(client: Client, bucket: Bucket) -> None:
     objects = samples(64, size_bytes=200_000)
     fill(bucket, objects)
-    names, started = list(objects), threading.Barrier(5, timeout=30)
+    names, started = list(objects), threading.Barrier(5, timeout=60)
 
     def read() -> int:
         batches = 0

@@ -226,7 +226,7 @@ def test_a_command_reaches_no_listener(held: Place, free: Place, tmp_path: Path)
         unix.bind(str(tmp_path / "listener"))
         unix.listen()
         for listener in (tcp, unix):
-            listener.settimeout(30)
+            listener.settimeout(60)
         port = tcp.getsockname()[1]
         by_bash = f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo connected"
         by_unix = f"import socket\nsocket.socket(socket.AF_UNIX).connect({str(tmp_path / 'listener')!r})\nprint('done')"

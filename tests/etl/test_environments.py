@@ -18,6 +18,7 @@ from storage_node.etl.worker.environments import is_needed
 from storage_node.settings.config import ServerConfig
 from tests.etl import wheel_kit
 from tests.etl.worker_kit import ORIGIN, call, of_function, run_one, transforms_of
+from tests.node.loop_kit import settle
 
 REQUIRED = [f"{wheel_kit.NAME}=={wheel_kit.VERSION}"]
 
@@ -133,7 +134,7 @@ def test_what_other_nodes_have_begun_with_is_prepared_before_anybody_asks(tmp_pa
     async def work(transforms: NodeTransforms) -> None:
         for _ in range(3):
             transforms.prepare([transform, of_function(bytes_of, name="without")])
-            await asyncio.sleep(0)
+            await settle()
         assert made.asked == [REQUIRED]
         assert transforms.state(transform, with_log=False).state == pb.NodeTransform.FAILED
 

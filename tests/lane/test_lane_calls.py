@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def client(node: NodeServer) -> Iterator[Client]:
 
 def quiet(node: NodeServer) -> None:
     """Nothing of the tests before is left."""
-    eventually(lambda: node.lanes.open_lanes == 0, 20.0)
+    eventually(lambda: node.lanes.open_lanes == 0)
 
 
 @pytest.fixture
@@ -200,7 +199,7 @@ def test_a_put_that_is_cut_anywhere_stores_nothing(node: NodeServer, client: Cli
         with open_lane(node) as lane:
             lane.socket.sendall(sent[:cut])
     lanes = 1  # the client's own, if it has one
-    eventually(lambda: node.lanes.open_lanes <= lanes, 20.0)
+    eventually(lambda: node.lanes.open_lanes <= lanes)
     assert not client.bucket("b").exists("cut")
     assert all(not list((Path(drive) / "staging").iterdir()) for drive in node._drives)
 
@@ -264,10 +263,10 @@ def test_what_is_put_by_a_lane_is_counted_and_has_a_place_as_by_grpc(tmp_path: P
         assert metrics.requests["put"] == 1
         with open_lane(node) as lane:
             lane.socket.sendall(PUT + header_of("held"))
-            eventually(lambda: streams.slots.held == 1, 10.0)
+            eventually(lambda: streams.slots.held == 1)
             with pytest.raises(errors.Overloaded):
                 bucket.put("a", b"2")
-        eventually(lambda: streams.slots.held == 0, 10.0)
+        eventually(lambda: streams.slots.held == 0)
         assert bucket.put("a", b"3").size_bytes == 1
 
 
@@ -279,7 +278,5 @@ def test_a_node_that_stops_ends_idle_lanes_at_once(tmp_path: Path) -> None:
         assert lane.receive()[0] in (FAILED, REFUSED)
         with connect(node.url, options=AUTO) as client:
             client.create_bucket("b").put("a", b"1")
-            began_s = time.monotonic()
-            node.stop(grace_s=60.0)
-            assert time.monotonic() - began_s < 50.0
+            node.stop(grace_s=600.0)  # longer than a test may take
     lane.socket.close()

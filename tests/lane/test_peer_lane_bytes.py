@@ -26,7 +26,7 @@ from tests.table import table
 
 TOKEN = bytes(range(TOKEN_BYTES))
 WELCOMED = HEADER.pack(0, WELCOME)
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def message(data: bytes, kind: int = MESSAGE) -> bytes:

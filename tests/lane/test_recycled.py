@@ -146,11 +146,12 @@ def test_what_lies_in_a_cycle_comes_back_when_the_cycle_has_gone_and_not_while_i
             seen.append(bytes(self.view[:1]))
 
     gc.collect()
+    of_others = set(recycled._loans)  # of threads that earlier tests have left
     InACycle()
     recycled._idle.clear()
     gc.collect()
     assert seen == [b"x"]
-    assert len(recycled._idle) == 2 and not recycled._loans
+    assert len(recycled._idle) == 2 and recycled._loans.keys() <= of_others
 
 
 def test_what_lies_idle_is_bounded_and_what_came_last_is_used_first() -> None:
@@ -223,7 +224,7 @@ def test_threads_that_take_and_let_go_at_once_never_see_each_others_bytes() -> N
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert not wrong
 
 

@@ -116,7 +116,7 @@ def test_a_batch_that_takes_long_holds_up_only_its_place() -> None:
     dataset = Held(N, 0)
     loader = BatchLoader(dataset, LISTS, in_flight=4)
     loader.start_prefetch()
-    assert dataset.reached.wait(30)
+    assert dataset.reached.wait(60)
     threading.Timer(0.05, dataset.go.set).start()
     assert list(loader) == LISTS
 

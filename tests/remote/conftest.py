@@ -24,7 +24,8 @@ from tests.remote.s3_server import CREDENTIALS, S3Server
 LARGE_BYTES, RANGE_BYTES = 8 << 20, 2 << 20
 """Objects of more bytes are fetched in ranges of this size, by the nodes and embedded stores of these tests: a quarter
 of the defaults, as the servers of tests are slow."""
-SETTINGS = {"remote_large_object_bytes": LARGE_BYTES, "remote_range_bytes": RANGE_BYTES}
+SETTINGS = {"remote_large_object_bytes": LARGE_BYTES, "remote_range_bytes": RANGE_BYTES, "remote_hedge_budget": 0.0}
+"""Without second requests for what is slow: tests count requests, also on a machine on which all is slow."""
 _ARGUMENTS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
 
 

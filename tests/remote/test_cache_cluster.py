@@ -63,7 +63,7 @@ def evict_at(node: NodeProcess, bucket: Bucket) -> int:
     """Evict the copies on one node alone; return how many it had."""
     with grpc.insecure_channel(f"127.0.0.1:{node.port}") as channel:
         stub = rpc.RemoteBucketsStub(channel)
-        answer: pb.EvictResponse = stub.Evict(pb.EvictRequest(bucket=bucket.name), timeout=10)
+        answer: pb.EvictResponse = stub.Evict(pb.EvictRequest(bucket=bucket.name), timeout=60)
     return answer.objects
 
 
@@ -73,7 +73,6 @@ def after_passes(cluster: ClusterProcesses, count: int = 2) -> None:
     before = [node.numbers()[passes] for node in cluster.nodes]
     eventually(
         lambda: all(node.numbers()[passes] > at + count for node, at in zip(cluster.nodes, before, strict=True)),
-        30,
     )
 
 

@@ -175,10 +175,10 @@ def test_a_run_that_is_killed_is_continued_with_equal_shards(
         running = subprocess.Popen(command(*arguments), env=environment(client.url))
         try:
             held.wait_for(1, timeout_s=30.0)
-            eventually(lambda: len(list(shards.objects())) >= 2, 30.0)
+            eventually(lambda: len(list(shards.objects())) >= 2)
         finally:
             running.send_signal(signal.SIGKILL)
-            running.wait(30.0)
+            running.wait(60.0)
     first = contents(shards)
     assert 2 <= len(first) < len(wanted) and first.items() <= wanted.items()
     finished = subprocess.run(command(*arguments), env=environment(client.url), capture_output=True, timeout=60.0)

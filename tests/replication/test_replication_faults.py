@@ -102,8 +102,8 @@ def test_a_node_that_says_nothing_is_passed_over_and_has_the_next_write_when_it_
                 third = writer.put(name, b"third")
                 return held(cluster.batches(silent).node.store).get(name) == (third.version, b"third")
 
-            eventually(arrives, 30, interval_s=0.2)
-        eventually(lambda: staged_files(cluster) == 0, 20)
+            eventually(arrives, interval_s=0.2)
+        eventually(lambda: staged_files(cluster) == 0)
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_an_owner_lost_between_staging_and_commit_costs_its_copy_alone(
                 copies = copies_of(cluster, name)  # node 2 may have stood in for the owner that was lost
                 return [copies[number] for number in (0, 1)] == [(info.version, b"again")] * 2
 
-            eventually(lambda: write_quietly(equal), 20, interval_s=0.1)
+            eventually(lambda: write_quietly(equal), interval_s=0.1)
         eventually(lambda: staged_files(cluster) == 0)
 
 

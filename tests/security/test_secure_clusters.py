@@ -28,7 +28,7 @@ from tests.peer_kit import OPTIONS
 from tests.security.rights_kit import EVERYTHING, SecureNode, key_in
 from tests.table import table
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 NAMES = [f"{number:04d}" for number in range(60)]
 
 

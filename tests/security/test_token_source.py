@@ -75,13 +75,13 @@ def test_a_file_that_is_replaced(tmp_path: Path) -> None:
     path.write_text("one")
     assert source.read() == "one"
     path.write_text("other")
-    eventually(lambda: source.read() == "other", 10.0)
+    eventually(lambda: source.read() == "other")
     path.write_text("")  # it is being written
     path.unlink()
     assert source.read() == "other"
     (tmp_path / "next").write_text("third")
     (tmp_path / "next").rename(path)
-    eventually(lambda: source.read() == "third", 10.0)
+    eventually(lambda: source.read() == "third")
 
 
 def test_what_is_no_token() -> None:

@@ -118,7 +118,7 @@ def test_many_who_ask_first_share_one_index(tmp_path: Path) -> None:
         start = threading.Barrier(16)
 
         def ask(share: int) -> list[bytes]:
-            start.wait(30)
+            start.wait(60)
             return [member(store, "s.tar.gz", name) for name in names[share::16]]
 
         with ThreadPoolExecutor(16) as pool:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import InvalidRequest, LoaderError, StoreFormatError, StoreLocked, StoreNotFound
+from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, StoreFormatError, StoreLocked, StoreNotFound
 from storage_node.store import store_record as records
 from storage_node.store.drive.identity import FILE_NAME
-from storage_node.store.fsck.fsck import check
+from storage_node.store.fsck.fsck import check, rebuild
 from storage_node.store.store import Store
-from tests.store.store_kit import BUCKET, assert_sound, contents, put, store_at
+from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, kinds, put, read, store_at
 from tests.table import table
 
 HOLDER = """
@@ -130,7 +130,7 @@ def test_of_many_that_create_one_store_at_once_all_find_the_same_or_are_told_it_
     start = threading.Barrier(8)
 
     def create() -> None:
-        start.wait(timeout=30)
+        start.wait(timeout=60)
         try:
             with Store.open([tmp_path / "a", tmp_path / "b"]) as store:
                 found.append(store.store_uuid)
@@ -171,6 +171,36 @@ def test_a_drive_in_use_that_lost_its_identity_is_not_replaced_by_an_empty_store
     with pytest.raises(StoreFormatError, match=r"drive.json is missing from a drive in use; .*--rebuild"):
         Store.open([tmp_path / "drive"])
     assert (tmp_path / "drive" / "record.json").read_bytes() == record
+
+
+@pytest.mark.parametrize("removed", ["objects", "catalog objects/*", "catalog objects", "catalog objects staging"])
+def test_a_drive_in_use_that_was_emptied_is_not_used_as_an_empty_one(tmp_path: Path, removed: str) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    objects = {f"o{at}": bytes([at]) * 1000 for at in range(20)}
+    with store_at(*roots) as store:
+        for name, data in objects.items():
+            put(store, name, data)
+        on_b = {name for name in objects if drive_of(store, name).root == roots[1]}
+    for pattern in removed.split():
+        for path in roots[1].glob(pattern):
+            shutil.rmtree(path)
+    before = sorted(path.name for path in roots[1].iterdir())
+    for mode in ("r", "a", "a"):
+        with Store.open(roots, mode=mode) as store:
+            assert store.drives[1] is None and "is missing" in str(store.pool.states()[1].problem)
+            for name, data in objects.items():
+                if name not in on_b:
+                    assert read(store, name) == data
+            with pytest.raises(DriveFailed, match=r"is missing.*--rebuild"):
+                read(store, min(on_b))
+    assert sorted(path.name for path in roots[1].iterdir()) == before
+    assert "drive-unusable" in kinds(check(roots))
+    rebuild(roots)
+    with Store.open(roots) as store:
+        assert contents(store) == {name: data for name, data in objects.items() if name not in on_b}
+        put(store, min(on_b), b"again")
+        assert read(store, min(on_b)) == b"again"
+    assert_sound(*roots)
 
 
 @table("data", [b"", b"[]", b"{}", b'{"format": 2}', b"\xff", b'{"format": 2, "drive_uuid": "a", "store_uuid": "b"}'])

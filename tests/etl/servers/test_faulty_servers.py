@@ -29,6 +29,7 @@ from tests.etl.servers.server_kit import (
     open_stage,
     run,
 )
+from tests.node.loop_kit import settle, until
 from tests.table import table
 
 Communication = etl_pb.TransformServer.Communication
@@ -165,8 +166,7 @@ def test_a_server_that_says_nothing_times_out(communication: Communication) -> N
             await side.start()  # which is not what takes too long
             with pytest.raises(TransformTimeout):
                 await stage.run(ORIGIN, Content.of(b"input" * 1_000_000), "")
-            while not gone:  # its connection is closed, not kept
-                await asyncio.sleep(0.01)
+            await until(lambda: gone, 0.01)  # its connection is closed, not kept
 
     run(main())
 
@@ -279,7 +279,7 @@ def test_connections_that_a_server_let_go_of_while_they_were_idle_cost_no_object
                         socket.transport.abort()
                     else:  # it waits for an answer that nobody gives who does not read
                         closing.append(asyncio.ensure_future(socket.close(1011)))
-                await asyncio.sleep(0)
+                await settle()
                 for _ in range(3):
                     assert bytes_of(await stage.run(ORIGIN, Content.of(b"input"), "")) == b"INPUT"
                 await eight()
@@ -378,8 +378,7 @@ def test_a_stage_that_is_closed_lets_what_runs_end_and_takes_no_more(communicati
             async with open_stage(address, communication, connections=1) as (stage, _):
                 running = asyncio.create_task(stage.run(ORIGIN, Content.of(b"x"), '{"sleep_s": 0.4}'))
                 waiting = asyncio.create_task(stage.run(ORIGIN, Content.of(b"y"), ""))
-                while not stage._running:
-                    await asyncio.sleep(0)
+                await until(lambda: stage._running)
                 await stage.close()
                 assert bytes_of(await running) == b"X"
                 with pytest.raises(TransformGone, match="stopped, deleted or replaced meanwhile"):

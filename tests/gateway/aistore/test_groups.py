@@ -349,7 +349,7 @@ def test_a_running_action_is_stopped(served: Served, monkeypatch: pytest.MonkeyP
     id = running.removeprefix("move-bck[").removesuffix("]")
     assert succeeded(call(served, "GET", "cluster", {"ID": id}, what="status")).json()["end_time"] == 0
     succeeded(call(served, "PUT", "cluster", action("stop", {"ID": id, "Kind": "move-bck"})))
-    assert ended.wait(30)
+    assert ended.wait(60)
     assert not isinstance(response.body, bytes)
     final = b"".join(map(bytes, response.body)).decode()
     found = succeeded(call(served, "GET", "cluster", {"ID": final}, what="status")).json()
@@ -415,7 +415,7 @@ def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest
     going_on = threading.Event()
 
     def long(_: Stopping) -> Outcome:
-        assert going_on.wait(30)
+        assert going_on.wait(60)
         return Outcome(3, 1 << 60)
 
     response = jobs.answer_when_done(served.client, "copy-bck", long)
@@ -437,7 +437,7 @@ def test_a_long_action_fails(served: Served, monkeypatch: pytest.MonkeyPatch) ->
     going_on = threading.Event()
 
     def failing(_: Stopping) -> Outcome:
-        assert going_on.wait(30)
+        assert going_on.wait(60)
         raise errors.DriveFull("full")
 
     response = jobs.answer_when_done(served.client, "archive", failing)
@@ -462,10 +462,10 @@ def test_a_client_that_leaves_ends_its_action(served: Served, monkeypatch: pytes
     assert not isinstance(pieces, bytes)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    assert ended.wait(30)
+    assert ended.wait(60)
     ended.clear()
     jobs.answer_when_done(served.client, "copy-bck", endless)  # the client has left before the answer began
-    assert ended.wait(30)
+    assert ended.wait(60)
 
 
 # -- promotion

@@ -249,7 +249,7 @@ def test_threads_may_share_an_open_index(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert found == [expected] * 200
 
 

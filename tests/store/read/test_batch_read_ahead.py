@@ -75,17 +75,23 @@ def test_cold_files_are_announced_and_come_without_being_read(folder: Folder, wa
 
 def test_a_reader_says_when_it_had_to_wait_for_the_drive(folder: Folder, way: tuple[Any, Any]) -> None:
     _, read_frame = way
-    cold = b"\1" if forgets(folder) else b"\0"
     paths, contents = folder.add_many(5, 20_000)
     args = (b"", -1, *whole_files(folder, paths, contents))
-    waited = bytearray(1)
-    assert read_frame(*args, waited) == b"".join(contents)
-    assert waited == b"\0"
-    folder.chill()
-    assert read_frame(*args, waited) == b"".join(contents)
-    assert waited == cold
-    assert read_frame(*args, waited) == b"".join(contents)
-    assert waited == cold  # left as it is
+
+    def has_waited(waited: bytes = b"\0") -> bool:
+        flag = bytearray(waited)
+        assert read_frame(*args, flag) == b"".join(contents)
+        return flag == b"\1"
+
+    def has_waited_when_cold() -> bool:
+        folder.chill()
+        return has_waited()
+
+    # The kernel may drop pages whenever it likes, and keep some that another processor has just touched.
+    eventually(lambda: not has_waited())
+    if forgets(folder):
+        eventually(has_waited_when_cold)
+    assert has_waited(b"\1")  # left as it is
 
 
 def test_what_cannot_be_opened_is_left_to_whoever_reads_it(folder: Folder, way: tuple[Any, Any]) -> None:

@@ -174,7 +174,7 @@ def test_other_threads_run_while_a_read_blocks(reader: Reader, folder: Folder) -
     thread = threading.Thread(target=lambda: answers.append(reader.read_list(*args)))
     thread.start()
     with open(folder.path / "fifo", "wb"):
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert answers == [(0, FailureCode.READ, errno.ESPIPE)]
 
 
@@ -189,7 +189,7 @@ def test_a_list_of_paths_changed_by_another_thread_does_not_change_the_read(read
     with open(folder.path / "fifo", "wb"):  # from here on the call is past its arguments
         names.clear()
         args[3][1] = 1 << 40
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert answers == [[b"", b"data"]]
 
 
