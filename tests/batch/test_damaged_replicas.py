@@ -139,6 +139,7 @@ def bucket(client: Client) -> Bucket:
     return bucket
 
 
+@pytest.mark.sampled(13)
 @ways
 @pytest.mark.parametrize("at", list(AT.values()), ids=list(AT))
 def test_an_object_is_read_whole_where_one_replica_is_damaged(

@@ -44,6 +44,7 @@ def test_of_a_deleted_object_no_copy_rises_while_it_moves() -> None:
     assert Model([(0,), (1,)], dead=True).lost((DEAD, 0, OLD)) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("slip", ["asks by any map", "asks once", "takes what it sends"])
 def test_without_each_part_of_the_agreement_a_deleted_object_rises(slip: Slip) -> None:

@@ -215,6 +215,7 @@ def test_pinned_batches_are_page_locked(tmp_path: Path) -> None:
         del batches
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.every_transport
 @pytest.mark.slow
 @pytest.mark.fresh_process

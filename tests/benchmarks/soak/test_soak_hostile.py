@@ -56,7 +56,7 @@ def test_a_client_that_waits_for_long_is_found(gap_s: float, kinds: list[str]) -
     assert [wrong.kind for wrong in outcome.violations] == kinds
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_clients_are_served_rightly_beside_hostile_connections() -> None:
     with throwaway_folder() as folder:
         outcome = hostile(folder, seed=1, duration_s=25, say=print)
