@@ -179,7 +179,7 @@ def test_an_error_of_a_decoder_names_the_entry(local_store: Client) -> None:
     joined = MapDataset(local_store, FIRST) + MapDataset(local_store, THIRD, decode_badly)
     with pytest.raises(ArithmeticError) as caught:
         joined.__getitems__([0, 25])
-    assert caught.value.__notes__ == [f"raised by decode() for entry 1 of its batch, {THIRD[5]}"]
+    assert caught.value.__notes__ == [f"raised by decode() for sample 5 of its dataset, {THIRD[5]}"]
 
 
 def test_on_batch_is_called_once_for_each_request(local_store: Client) -> None:

@@ -207,7 +207,7 @@ class TestSamples:
     def test_an_error_of_decode_comes_out_with_the_name_of_the_entry(self, local_store: Client) -> None:
         with pytest.raises(ArithmeticError, match="no samples") as caught:
             MapDataset(local_store, URLS, decode_badly)[5]
-        assert caught.value.__notes__ == [f"raised by decode() for entry 0 of its batch, {URLS[5]}"]
+        assert caught.value.__notes__ == [f"raised by decode() for sample 5 of its dataset, {URLS[5]}"]
 
 
 class TestArguments:

@@ -44,7 +44,7 @@ class TestErrors:
             next(batches)
 
     def test_an_error_of_decode_keeps_its_type_and_names_the_entry(self, local_store: Client) -> None:
-        with pytest.raises(ArithmeticError, match=rf"(?s)no samples in .* entry 0 of its batch, {URLS[0]}"):
+        with pytest.raises(ArithmeticError, match=rf"(?s)no samples in .* sample 0 of its dataset, {URLS[0]}"):
             next(iter(map_loader(local_store, URLS, decode_badly)))
 
     @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +29,7 @@ from process_kit import (
 )
 
 from ais_loader import Client, MapDataset
-from ais_loader.errors import InvalidRequest, Unsupported
+from ais_loader.errors import InvalidRequest, LoaderError, Unsupported
 from ais_loader.loading.batch_loader import BatchLoader
 from ais_loader.plans import ShufflePlan
 
@@ -111,6 +113,47 @@ def test_an_error_that_cannot_be_pickled_brings_its_text(tmp_path: Path) -> None
     with pytest.raises(RuntimeError, match=r"Local: of a local class") as raised:
         numbers_of(loader(tmp_path, raise_unpicklable))
     assert "in raise_unpicklable" in "\n".join(raised.value.__notes__)
+
+
+class _FailsToUnpickle:
+    """A dataset that a spawned worker cannot unpickle, such as one whose module it does not find."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitems__(self, numbers: list[int]) -> list[int]:
+        return numbers
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        (state["folder"] / f"{os.getpid()}").touch()
+        raise ModuleNotFoundError("no module of mine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_worker_that_cannot_begin_names_its_error_and_is_started_once(tmp_path: Path, context: Any) -> None:
+    with pytest.raises(LoaderError, match=r"worker 0 .* ModuleNotFoundError: no module of mine before its first batch"):
+        list(BatchLoader(_FailsToUnpickle(tmp_path), PLAN, workers=1, context=context))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+UNGUARDED = """
+from ais_loader import BatchLoader
+with open("started", "a") as file:
+    file.write("x")
+list(BatchLoader(list(range(8)), [[0, 1]], workers=1, context="spawn"))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_without_a_guard_is_told_so_and_starts_one_worker(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNGUARDED)
+    ended = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert re.search(r"LoaderError: worker 0 \(pid \d+\) ended with status 1 before its first batch", ended.stderr)
+    assert (tmp_path / "started").read_text() == "xx"
 
 
 def local_batch(samples: list[Any]) -> Any:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
 from ais_loader.values.packed import PackedBatch
+from tests.table import table
 
 LARGE = 50_000
 
@@ -54,6 +55,30 @@ MIXED = {
     "complex": torch.tensor([1 + 2j]).conj(),
     "fortran": np.asfortranarray(np.arange(12).reshape(3, 4)),
 }
+
+
+@table(
+    "shape, order",
+    [
+        ((2, 3, 40, 50), (0, 2, 3, 1)),
+        ((2, 1, 90, 90), (0, 2, 3, 1)),
+        ((1, 3, 90, 90), (0, 2, 3, 1)),
+        ((60, 7, 50), (2, 0, 1)),
+    ],
+)
+def test_the_memory_format_of_a_tensor_survives(shape: tuple[int, ...], order: tuple[int, ...]) -> None:
+    channel = Channel()
+    sent = torch.arange(int(np.prod(shape)), dtype=torch.int32).view([shape[at] for at in order])
+    sent = sent.permute([order.index(at) for at in range(len(shape))])
+    for value in (sent, sent[1:], sent[..., ::2], sent.to(torch.float64)):
+        got = channel.pass_on({"x": value})["x"]
+        assert torch.equal(got, value)
+        if value is not sent[..., ::2] and value.numel() == sent.numel():
+            assert got.stride() == value.stride()
+    if len(shape) == 4:
+        last = sent.contiguous(memory_format=torch.channels_last)
+        got = channel.pass_on(last)
+        assert got.is_contiguous(memory_format=torch.channels_last) and got.stride() == last.stride()
 
 
 def test_mixed_structures_arrive_as_they_were() -> None:

@@ -302,11 +302,14 @@ def test_members_of_a_zip_are_read_by_range(
     with zipfile.ZipFile(packed, "w") as made:
         for name, data in members.items():
             made.writestr(name, data, zipfile.ZIP_STORED if name < "0058" else zipfile.ZIP_DEFLATED, 1)
+        made.writestr("packed", b"otherwise", zipfile.ZIP_BZIP2)
     remote_bucket.put("a.zip", packed.getvalue())
     wanted = ["0001.wav", "0059.wav", "grüße/text.txt", "empty", "0012.wav"]
     assert read(client, cold, wanted, "a.zip") == [members[name] for name in wanted]
     assert cold.get("a.zip", member="grüße/text.txt", start=110, length=11) == b"many words "
-    assert [one.name for one in cold.members("a.zip")] == list(members)
+    assert [one.name for one in cold.members("a.zip")] == [*members, "packed"]
+    [item] = client.get_batch([Entry(cold.name, "a.zip", "packed")], on_error="placeholder")
+    assert isinstance(item.error, errors.ArchiveUnsupported) and item.status.name == "FAILED"
     path = remote_bucket.path("a.zip")
     assert sent_bytes(proxy, path) < 2.2 * MiB and proxy.count("GET", path) <= 8 and not is_stored(cold, "a.zip")
     # A byte of a member is wrong, which its CRC-32 tells: the stored archive is refused, and so is the member.

@@ -84,7 +84,7 @@ def test_what_cannot_be_gone_on_with_is_refused() -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"path": "z"}) as tar:
         tar.addfile(tarfile.TarInfo("a"))
-    zstd, gzip = b"\x28\xb5\x2f\xfd" + bytes(600), b"\x1f\x8b" + bytes(600)
+    zstd, gzip = b"\x28\xb5\x2f\xfd" + bytes(600), b"\x1f\x8b\x08" + bytes(600)
     wrong: list[tuple[type[ArchiveError], bytes, str, str]] = [
         (ArchiveUnsupported, one + one, "a.tar", "joined"),
         (ArchiveUnsupported, one + b"x", "a.tar", "joined"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import tarfile
 import tracemalloc
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported, LoaderError
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported, LoaderError, MemberNotFound
 from storage_node.store.archives.archive import Archive
 from storage_node.store.archives.member import Limits
 from storage_node.store.archives.source import BytesSource
@@ -169,8 +170,28 @@ def test_nested_archives_are_members_like_any_other() -> None:
     assert served(tar) == {"inner.tar": inner, "a": b"outer"}
 
 
-def test_what_follows_the_end_of_the_tar_is_not_looked_at() -> None:
-    assert served(make_tar([("a", b"a")]) + b"anything" + make_tar([("b", b"b")])) == {"a": b"a"}
+def test_what_follows_the_end_of_the_tar_is_not_served_and_the_files_of_other_tars_are_counted() -> None:
+    one, two, three = (make_tar([(name, name.encode() * size) for size in (0, 600)]) for name in "abc")
+    for tail, hidden in (
+        (b"", 0),
+        (b"anything" + two, 0),
+        (bytes(4096) + b"anything" * 64, 0),
+        (two, 2),
+        (two + three, 4),
+        (two + b"anything" * 64 + three, 2),
+        (two[:900], 1),
+    ):
+        assert served(one + tail) == {"a": b"a" * 600}
+        assert index_of(one + tail).hidden == 1 + hidden, tail[:10]  # the first `a`
+
+
+def test_a_member_that_is_named_in_another_way_is_suggested() -> None:
+    index = index_of(make_tar([("./a/b.wav", b"x"), ("/c", b"y"), ("d", b"z")]))
+    for name, near in (("a/b.wav", "./a/b.wav"), ("/a/b.wav", "./a/b.wav"), ("c", "/c"), ("./d", "d")):
+        with pytest.raises(MemberNotFound, match=re.escape(f"has no member {name!r}; did you mean {near!r}?")):
+            index.find(name)
+    with pytest.raises(MemberNotFound, match=r"has no member 'e'$"):
+        index.find("e")
 
 
 @table("how", ["gnu", "oldgnu", "ustar", "v7", "posix"])
@@ -186,17 +207,25 @@ def test_shards_of_gnu_tar_are_read_as_by_tarfile(tmp_path: Path, how: str) -> N
     assert set(served(tar)) == {*names, "hard"}
 
 
-@table("how", ["gnu", "0.0", "0.1", "1.0"])
-def test_sparse_files_are_refused_and_the_message_says_so(tmp_path: Path, how: str) -> None:
+@table(
+    ("how", "pieces"),  # so many that the map takes several blocks, and few
+    [(how, pieces) for how in ("gnu", "0.0", "0.1", "1.0") for pieces in (2, 60)],
+)
+def test_a_sparse_file_is_listed_and_refused_and_takes_no_other(tmp_path: Path, how: str, pieces: int) -> None:
     with (tmp_path / "holes").open("wb") as file:
-        file.truncate(10 << 20)
-        file.write(b"x" * 4096)
-        file.seek(9 << 20)
-        file.write(b"y")
+        file.truncate(pieces << 16)
+        for piece in range(pieces):
+            file.seek(piece << 16)
+            file.write(b"y")
+    (tmp_path / "after").write_bytes(b"after" * 100)
     options = ["--format=gnu"] if how == "gnu" else ["--format=posix", f"--sparse-version={how}"]
-    tar = run(["tar", "-S", *options, "-c", "holes"], cwd=tmp_path)
-    with pytest.raises(ArchiveUnsupported, match=r"byte \d+: .*sparse"):
-        index_of(tar)
+    tar = run(["tar", "-S", *options, "-c", "holes", "after"], cwd=tmp_path)
+    archive = open_archive(BytesSource(tar), "s.tar")
+    assert list(archive.index.names()) == ["holes", "after"]
+    assert read_member(archive, "after") == b"after" * 100
+    for wanted in ("holes", next(iter(archive.index))):
+        with pytest.raises(ArchiveUnsupported, match="'holes', which is a sparse file; store it with its holes filled"):
+            read_member(archive, wanted)
 
 
 @table("path", sorted(WRITTEN_BY_BSDTAR.glob("*.tar")), ids=lambda path: path.stem)
@@ -254,9 +283,13 @@ def test_a_damaged_tar_is_told_with_the_byte_where_it_is(tar: bytes, message: st
         index_of(tar)
 
 
-def test_multi_volume_parts_are_refused() -> None:
-    with pytest.raises(ArchiveUnsupported, match="multi-volume"):
-        index_of(header(b"a", b"00000000000", b"M"))
+def test_the_rest_of_a_file_of_another_volume_is_refused_and_takes_no_other() -> None:
+    archive = open_archive(
+        BytesSource(header(b"a", b"00000000003", b"M") + padded(b"end") + make_tar([("b", b"b")])), "s.tar"
+    )
+    assert read_member(archive, "b") == b"b"
+    with pytest.raises(ArchiveUnsupported, match="'a', which is part of a multi-volume archive"):
+        read_member(archive, "a")
 
 
 @table(
