@@ -88,6 +88,7 @@ def in_the_middle(cluster: LocalCluster, then: Callable[[], None]) -> Answer:
 # -- connections
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_bytes", [0, 100_000, 5 * MiB, 20 * MiB])
 @pytest.mark.sampled(2)
 def test_a_connection_that_breaks_costs_nothing_when_there_is_a_second_copy(
@@ -97,6 +98,7 @@ def test_a_connection_that_breaks_costs_nothing_when_there_is_a_second_copy(
     assert_whole(pair.ask(NAMES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_bytes", [100_000, MiB])
 def test_a_connection_that_breaks_is_made_again_when_there_is_no_second_copy(
     single: LocalCluster, after_bytes: int
@@ -114,6 +116,7 @@ def test_connections_that_break_again_and_again_cost_time_only(single: LocalClus
         assert_whole(single.ask(NAMES))
 
 
+@pytest.mark.slow
 def test_a_large_entry_goes_on_at_another_node_in_its_middle(pair: LocalCluster) -> None:
     name = "l/0"
     pair.links[pair.owners(name)[0]].cut_after(7 * MiB)
@@ -205,6 +208,7 @@ def test_the_deadline_of_a_request_ends_the_wait_for_a_peer(single: LocalCluster
 # -- other holders
 
 
+@pytest.mark.slow
 def test_what_one_copy_lacks_the_other_one_has(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2) as cluster:
         for at, name in enumerate(SMALL):
@@ -315,6 +319,7 @@ def test_when_no_copy_can_be_reached_all_entries_are_unavailable_in_time(pair: L
 # -- limits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["max_recoveries", "max_soft_errors"])
 def test_past_a_limit_the_batch_ends_naming_entries(tmp_path: Path, limit: str) -> None:
     copies = 2 if limit == "max_recoveries" else 1
@@ -326,6 +331,7 @@ def test_past_a_limit_the_batch_ends_naming_entries(tmp_path: Path, limit: str) 
         cluster.settle()
 
 
+@pytest.mark.slow
 def test_nodes_whose_batches_wait_for_each_other_serve_each_others_parts(tmp_path: Path) -> None:
     """Each node may have one batch: were the parts counted with them, the two would turn each other away for ever."""
     with LocalCluster(tmp_path, 2, max_active_batches=1) as cluster:
@@ -368,6 +374,7 @@ def test_a_busy_node_is_asked_again_until_it_has_time(tmp_path: Path) -> None:
 # -- connections between nodes
 
 
+@pytest.mark.slow
 def test_batches_share_one_connection_to_each_peer_and_give_it_up_when_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from ais_loader.values.entry import Status
 from storage_node.cluster.repair.repair import Repair
+from tests.every_value import every_value_once, product_of
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.store.store_kit import file_of, flip_a_byte
 from tests.tar_kit import packed_tar
@@ -38,7 +39,10 @@ def cluster() -> Iterator[LocalCluster]:
         yield held.enter_context(cluster)
 
 
-@pytest.fixture(params=["auto", "grpc"])
+LANES = ["auto", "grpc"]
+
+
+@pytest.fixture(params=LANES)
 def client(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[Client]:
     with connect(cluster.nodes[0].url, options=ClusterOptions(lane=request.param, retry_s=10.0)) as client:
         yield client
@@ -119,7 +123,12 @@ WAYS: list[Way] = [
     by_download,
     by_stream,
 ]
-ways = pytest.mark.parametrize("way", WAYS)
+ways = pytest.mark.parametrize(
+    ("client", "way"),
+    product_of(LANES, WAYS, quick=every_value_once(LANES, WAYS), others=pytest.mark.exhaustive),
+    indirect=["client"],
+)
+"""Each way over one of the lanes; the exhaustive set has it over the other one, too."""
 AT = {"at its beginning": 10, "in the middle": 6 * MiB + 77, "at its end": len(LARGE) - 1}
 
 
@@ -130,9 +139,9 @@ def bucket(client: Client) -> Bucket:
     return bucket
 
 
+@pytest.mark.sampled(13)
 @ways
 @pytest.mark.parametrize("at", list(AT.values()), ids=list(AT))
-@pytest.mark.sampled(40)
 def test_an_object_is_read_whole_where_one_replica_is_damaged(
     cluster: LocalCluster, bucket: Bucket, way: Way, at: int
 ) -> None:

@@ -26,6 +26,7 @@ WAYS: dict[str, Callable[[Bucket, str], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_an_object_that_moves_between_two_questions_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str

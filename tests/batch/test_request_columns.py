@@ -11,6 +11,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import throwaway_folder
@@ -60,7 +62,7 @@ FIELDS: dict[str, Callable[[Random], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["alone", "in a cluster"])
+@pytest.fixture(scope="module", params=["alone", pytest.param("in a cluster", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     with ExitStack() as held:
         folder = held.enter_context(throwaway_folder())
@@ -108,7 +110,8 @@ def ask(session: RawSession, batch_id: int, request: pb.BatchRequest) -> tuple[l
                 return frames, response.end
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.slow
+@given(seed=st.integers(0, 2**32 - 1))
 def test_any_columns_are_answered_with_words(url: str, seed: int) -> None:
     request_ = drawn(Random(seed))
     n = len(request_.name)

@@ -16,6 +16,7 @@ from storage_node.limits.call_slots import MAX_TENANT
 from storage_node.server import NodeServer
 from tests.node.loop_kit import settle, until
 from tests.node.node_kit import batch_of, bucket_of, serving
+from tests.table import table
 
 TIMEOUT_S = 60.0
 NAMES = [f"{at:02}" for at in range(6)]
@@ -74,7 +75,7 @@ def on_loop(node: NodeServer, check: Callable[[BatchService], Coroutine[Any, Any
     asyncio.run_coroutine_threadsafe(checked(), node._loop).result(2 * TIMEOUT_S)
 
 
-@pytest.mark.parametrize("requests", REQUESTS)
+@table("requests", REQUESTS)
 def test_who_goes_and_reads_nothing_leaves_nothing(node: NodeServer, requests: str) -> None:
     async def check(service: BatchService) -> None:
         client = SlowClient(REQUESTS[requests](), EOFError("gone"))
@@ -84,7 +85,7 @@ def test_who_goes_and_reads_nothing_leaves_nothing(node: NodeServer, requests: s
     on_loop(node, check)
 
 
-@pytest.mark.parametrize("requests", REQUESTS)
+@table("requests", REQUESTS)
 def test_who_sends_nonsense_and_reads_nothing_gives_way_to_others(
     node: NodeServer, requests: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +104,7 @@ def test_who_sends_nonsense_and_reads_nothing_gives_way_to_others(
     on_loop(node, check)
 
 
-@pytest.mark.parametrize("requests", REQUESTS)
+@table("requests", REQUESTS)
 def test_who_sends_nonsense_is_told_after_the_message_that_is_being_sent(node: NodeServer, requests: str) -> None:
     async def check(service: BatchService) -> None:
         client = SlowClient(REQUESTS[requests](), InvalidRequest("nonsense"))

@@ -204,7 +204,7 @@ def started(ray: Ray, node: NodeProcess, *arguments: object) -> subprocess.Popen
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_machines_of_a_ray_ask_one_node(ray: Ray, node: NodeProcess, bucket_name: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
 

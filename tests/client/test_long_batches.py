@@ -75,6 +75,7 @@ def test_one_that_is_let_go_half_read_harms_no_later_one(client: Client) -> None
         assert reader.read() == data()
 
 
+@pytest.mark.slow
 def test_closing_the_client_ends_a_read_that_waits(filled: NodeProcess) -> None:
     with FaultyLink(filled.url) as link, ThreadPoolExecutor(1) as pool, connect(link.url) as client:
         reader = client.bucket("data").reader("large", timeout_s=60.0)

@@ -23,6 +23,7 @@ from ais_loader.testing import NodeProcess, eventually, seeded_bytes
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.table import table
 
 TIMEOUT_S = 100.0
 OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
@@ -142,6 +143,7 @@ def test_each_kind_of_call_starts_it_again(shared: str) -> None:
             assert call()
 
 
+@pytest.mark.slow
 def test_a_stale_address_is_not_used(url: str) -> None:
     folder = NodeFolder([drive_of(url)])
     lock = folder.lock()
@@ -160,7 +162,7 @@ def test_a_stale_address_is_not_used(url: str) -> None:
             foreign.accept()  # nobody has connected
 
 
-@pytest.mark.parametrize(
+@table(
     ("changed", "error", "message"),
     [
         ({"version": "0.0.9"}, errors.Unsupported, r"runs ais-loader 0.0.9.*`kill \d+`"),
@@ -208,6 +210,7 @@ def test_it_cannot_start_in_a_folder_of_something_else(tmp_path: Path) -> None:
         connect(f"node://{tmp_path}/notes.txt/store")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_is_told(tmp_path: Path, url: str) -> None:
     connect(tmp_path / "drive").close()
@@ -230,6 +233,7 @@ def test_a_failure_shows_the_log(url: str, monkeypatch: pytest.MonkeyPatch) -> N
         connect(url)
 
 
+@pytest.mark.slow
 def test_the_log_is_bounded(tmp_path: Path) -> None:
     script = (
         "import logging, sys\n"
@@ -270,12 +274,14 @@ def test_wrong_urls() -> None:
         connect("node:///data/cache", options=ais_loader.EmbeddedOptions())
 
 
+@pytest.mark.slow
 def test_commands(shared: str) -> None:
     command = [sys.executable, "-m", "ais_loader.cli", "ls", "data", "--store", shared]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (done.returncode, done.stdout.split()) == (0, [f"data/{name}" for name in OBJECTS])
 
 
+@pytest.mark.slow
 def test_a_script_that_starts_it_ends_at_once(url: str) -> None:
     # The pipes of its output are closed, although the node is running.
     done = run("import ais_loader, sys; print(ais_loader.connect(sys.argv[1]).url)", url)
@@ -336,6 +342,7 @@ def test_a_starter_that_is_killed_leaves_the_node(url: str) -> None:
             assert client.describe()["pid"] == pid
 
 
+@pytest.mark.slow
 def test_a_node_started_by_hand_is_found(tmp_path: Path, url: str) -> None:
     with NodeProcess(tmp_path / "drive") as node:
         with connect(url) as client:

@@ -48,6 +48,7 @@ def test_a_node_that_was_killed_comes_back_on_its_port_with_its_objects() -> Non
         assert node.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"not a folder")
     with pytest.raises(RuntimeError, match="file"):
@@ -166,6 +167,7 @@ def test_latency_and_bandwidth_of_a_link_can_be_limited(link: FaultyLink) -> Non
         assert time.monotonic() - started >= 0.1  # latency on the way there and on the way back
 
 
+@pytest.mark.slow
 def test_a_link_that_ends_while_connections_come_leaves_no_socket_open(
     echo_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

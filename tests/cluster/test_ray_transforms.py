@@ -76,6 +76,7 @@ def test_packages_that_a_transform_requires_are_installed_by_ray(client: Client,
     client.etl.delete("shout")
 
 
+@pytest.mark.exhaustive
 def test_a_job_of_ten_thousand_objects_survives_the_loss_of_rays_head(
     operator: Operator, client: Client, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def _read_elsewhere(client: Client, bucket: str, names: list[str]) -> list[bytes
         return [item.tobytes() for item in client.bucket(bucket).get_batch(names)]
 
 
+@pytest.mark.slow
 def test_a_client_sent_to_a_spawned_process_works_there(client: Client, bucket: Bucket) -> None:
     objects = samples(20)
     fill(bucket, objects)
@@ -53,6 +54,7 @@ def test_items_pickle_with_their_bytes_and_errors(client: Client, bucket: Bucket
         assert other.data.readonly
 
 
+@pytest.mark.slow
 def test_threads_share_a_client(client: Client, bucket: Bucket) -> None:
     objects = samples(400, size_bytes=5000)
     fill(bucket, objects)

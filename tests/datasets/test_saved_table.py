@@ -46,6 +46,7 @@ def table_of(*names: str, versions: bool = False) -> EntryTable:
     return found
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(names=st.lists(NAMES, max_size=20), versions=st.booleans())
 def test_an_opened_table_has_the_same_entries_and_digest(
@@ -259,6 +260,7 @@ class TestDatasets:
             list(loader)
 
 
+@pytest.mark.slow
 def test_threads_may_open_a_table_that_arrived_together(tmp_path: Path) -> None:
     names = [f"{at}" for at in range(1000)]
     sent = pickle.dumps(table_of(*names, versions=True).save(tmp_path / "entries"))

@@ -65,6 +65,7 @@ async def shout(transforms: NodeTransforms) -> bytes:
     return bytes(made.read(0, 99))
 
 
+@pytest.mark.slow
 def test_a_worker_has_the_packages_of_an_environment_that_lasts_as_long_as_its_transform(tmp_path: Path) -> None:
     made = Made(wheel_kit.interpreter(tmp_path))
 
@@ -76,6 +77,7 @@ def test_a_worker_has_the_packages_of_an_environment_that_lasts_as_long_as_its_t
     assert made.released == 1
 
 
+@pytest.mark.slow
 def test_where_nobody_may_install_it_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(TransformFailed, match=rf"{wheel_kit.NAME}==1\.2 \(not installed\).*etl_install"):
         run_one(tmp_path, of_shouting(), b"")

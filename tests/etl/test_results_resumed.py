@@ -150,6 +150,7 @@ def test_a_beginning_alone_that_is_the_same_does_not_go_on(session: RawSession) 
     assert joined(session.ask(20, request_of("large", "upper", **torn))[0]) == (data, list(range(0, len(data), MiB)))
 
 
+@pytest.mark.slow
 def test_a_transform_or_an_object_that_was_replaced_begins_again_in_the_new_one(
     session: RawSession, bucket: Bucket
 ) -> None:
@@ -209,6 +210,7 @@ def check(client: Client, entries: Sequence[Entry], **fields: Any) -> list[set[b
     return made
 
 
+@pytest.mark.slow
 def test_a_client_whose_session_breaks_has_each_result_of_one_making(node: NodeServer, bucket: Bucket) -> None:
     bucket.put_many(list(SMALL.items()))
     with FaultyLink(node.url) as link, connect(link.url, options=options()) as client:

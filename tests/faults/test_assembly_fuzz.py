@@ -23,6 +23,8 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from tests.faults.scripted_node import ScriptedNode, end, frame, piece, reject
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster, to_one_node
 
+pytestmark = pytest.mark.slow
+
 LIAR = 1
 PIECE_BYTES = 40_000
 SMALL = {f"s/{at:02d}": seeded_bytes(500 + 37 * at, seed=at) for at in range(24)}

@@ -157,6 +157,7 @@ def test_a_client_waits_as_long_as_it_is_told() -> None:
     assert arrivals[1] - arrivals[0] >= 0.15
 
 
+@pytest.mark.slow
 def test_patience_with_a_busy_node_ends() -> None:
     with ScriptedNode(lambda batch_id, request: [reject(batch_id)]) as node:
         started = time.monotonic()
@@ -296,6 +297,7 @@ def test_a_session_that_ends_politely_in_the_middle_is_resumed_too() -> None:
         assert [request.first_index for request in node.requests] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_session_that_breaks_without_progress_is_given_up_and_says_where() -> None:
     def answer(batch_id: int, request: pb.BatchRequest) -> Iterator[bytes]:
         raise Breaking

@@ -96,6 +96,7 @@ def test_a_name_that_does_not_resolve_is_unavailable_too() -> None:
     assert "no-such-host.invalid" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_client_made_before_its_node_works_once_the_node_is_there(node: NodeProcess) -> None:
     with connect(node.url, options=ClusterOptions(retry_s=60.0)) as client, ThreadPoolExecutor(2) as pool:
         node.kill()
@@ -147,6 +148,7 @@ def test_a_batch_resumes_where_it_was_when_its_node_is_killed_and_restarted(
     check(items + list(batch), names)
 
 
+@pytest.mark.slow
 def test_a_large_entry_resumes_in_its_middle_when_its_node_is_killed(node: NodeProcess, link: FaultyLink) -> None:
     names = ["s/0000", "large", "s/0001"]
     with (
@@ -167,6 +169,7 @@ def test_a_large_entry_resumes_in_its_middle_when_its_node_is_killed(node: NodeP
         assert link.bytes_to_client - passed < len(large()) - 24 * MiB + 12 * MiB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
 @pytest.mark.parametrize("call", ["batch", "get", "read"])
 def test_a_large_entry_that_is_replaced_while_its_node_is_away_is_not_said_to_be_missing(
@@ -220,6 +223,7 @@ def test_batches_survive_a_node_that_is_killed_again_and_again(node: NodeProcess
             check(done.result(timeout=100), names)
 
 
+@pytest.mark.slow
 def test_a_node_that_never_comes_back_ends_a_batch_in_time_and_items_stay_valid(node: NodeProcess) -> None:
     with connect(node.url, options=ClusterOptions(retry_s=0.5)) as client:
         names = [*SMALL, "large", *SMALL]
@@ -234,6 +238,7 @@ def test_a_node_that_never_comes_back_ends_a_batch_in_time_and_items_stay_valid(
         assert client.bucket("b").get("s/0003") == SMALL["s/0003"]
 
 
+@pytest.mark.slow
 def test_single_reads_and_writes_wait_for_a_node_that_restarts(node: NodeProcess, bucket: Bucket) -> None:
     bucket.get("s/0000")  # connected
     calls = {
@@ -264,6 +269,7 @@ def test_a_node_that_stops_in_order_is_resumed_after_too(node: NodeProcess, buck
 # -- frozen
 
 
+@pytest.mark.slow
 def test_a_frozen_node_is_silence_and_all_is_well_when_it_thaws(node: NodeProcess, bucket: Bucket) -> None:
     names = [*SMALL, "large", "large"]
     batch = bucket.get_batch(names, timeout_s=2.0)
@@ -302,6 +308,7 @@ def test_a_connection_cut_anywhere_in_a_frame_is_taken_up_again(link: FaultyLink
         assert link.connections_made >= 2
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_every_few_megabytes_still_delivers_everything(link: FaultyLink) -> None:
     names = ["large", *SMALL, "large"]
     stop = threading.Event()
@@ -338,6 +345,7 @@ def test_a_batch_left_unread_for_longer_than_retries_last_still_survives_a_cut(l
         assert link.connections_made >= 2
 
 
+@pytest.mark.slow
 def test_a_silent_link_is_a_timeout_and_not_a_hang(link: FaultyLink) -> None:
     with connect(link.url, options=ClusterOptions(retry_s=60.0)) as client:
         bucket = client.bucket("b")
@@ -357,6 +365,7 @@ def test_a_slow_link_is_no_fault(link: FaultyLink) -> None:
         check(list(client.bucket("b").get_batch(names, timeout_s=60.0)), names)
 
 
+@pytest.mark.slow
 def test_a_large_put_survives_a_cut_and_is_whole(link: FaultyLink, bucket: Bucket) -> None:
     with connect(link.url, options=ClusterOptions(retry_s=60.0)) as client, ThreadPoolExecutor(1) as pool:
         link.bytes_per_s = 60e6

@@ -18,6 +18,7 @@ from storage_node.gateway.direct_send import DirectSend
 from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.server.head import head
 from storage_node.gateway.server.limits import Limits
+from tests.table import table
 
 SIZES = (0, 1, 64 << 10, (64 << 10) + 1, 128 << 10, 1 << 20, (1 << 20) + 1, 9 << 20)
 IDLE_S = 0.5
@@ -170,7 +171,7 @@ def test_nothing_is_sent_of_a_body_that_fails_at_once() -> None:
         assert theirs.recv(100) == b""
 
 
-@pytest.mark.parametrize("chunks", [[b"abc", b"de"], [b"abc", b"def", b"g"], []])
+@table("chunks", [[b"abc", b"de"], [b"abc", b"def", b"g"], []])
 def test_a_body_of_another_size_than_announced_is_an_error(chunks: list[bytes]) -> None:
     with sending() as (direct, theirs):
         with pytest.raises(ValueError, match="the 6 bytes that were announced"):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
-import pyarrow.fs
 import pytest
 
 from ais_loader import Bucket, connect
@@ -78,6 +77,8 @@ def test_files_in_order_have_their_bytes_and_properties(files: AISFileSystem, bu
 
 
 def test_files_in_order_take_few_requests(node: NodeProcess, files: AISFileSystem) -> None:
+    import pyarrow.fs
+
     through = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(files))
     small = [name for name in NAMES if 0 < len(CONTENT[name]) <= WHOLE_BYTES]
     others = [name for name in NAMES if name not in small]

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pandas as pd
-import pyarrow.dataset
 import pytest
 
 import ais_loader
@@ -98,6 +96,9 @@ def test_a_process_that_has_read_does_not_keep_another_one_from_writing(store: P
 
 
 def test_pandas_and_pyarrow_read_without_locking(store: Path, elsewhere: Elsewhere) -> None:
+    import pandas as pd
+    import pyarrow.dataset
+
     frame = pd.DataFrame({"a": range(100)})
     options = {"store": str(store)}
     frame.to_parquet("ais://b/t.parquet", storage_options=options)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ais_loader import Entry, MapDataset, concat, errors
+from ais_loader import Entry, errors
 from ais_loader.integrations.grain import Source
 from ais_loader.testing import eventually, throwaway_store
 
@@ -101,6 +101,8 @@ def test_a_thread_that_is_interrupted_leaves_the_others_their_turn() -> None:
 
 
 def test_a_source_reads_a_dataset_from_threads_and_after_pickling() -> None:
+    from ais_loader import MapDataset
+
     with throwaway_store(OBJECTS, bucket="b") as client:
         source = Source(MapDataset(client.url, URLS))
         with ThreadPoolExecutor(8) as threads:
@@ -121,6 +123,8 @@ def test_a_source_reads_a_dataset_from_threads_and_after_pickling() -> None:
 
 
 def test_the_repr_tells_other_entries_apart() -> None:
+    from ais_loader import MapDataset, concat
+
     with throwaway_store(OBJECTS, bucket="b") as client:
         whole = repr(Source(MapDataset(client, URLS)))
         assert whole == repr(Source(MapDataset(client.url, URLS)))

@@ -20,6 +20,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.lane.lane_kit import RawLane, open_lane
 from tests.node.node_kit import serving
+from tests.table import table
 
 DATA_OF_TWO = seeded_bytes(CHUNK_BYTES + 77, seed=4)
 AUTO = ClusterOptions(lane="auto")
@@ -203,7 +204,7 @@ def test_a_put_that_is_cut_anywhere_stores_nothing(node: NodeServer, client: Cli
     assert all(not list((Path(drive) / "staging").iterdir()) for drive in node._drives)
 
 
-@pytest.mark.parametrize(
+@table(
     ("sent", "what"),
     [
         (frame(CALL, b"Objects/Delete"), "lanes carry no calls of 'Objects/Delete'"),
@@ -240,6 +241,7 @@ def test_a_put_without_its_end_is_refused_and_the_next_one_is_taken(node: NodeSe
         assert stored(lane).size_bytes == 1
 
 
+@pytest.mark.slow
 def test_who_says_nothing_in_the_middle_of_a_put_is_told_and_let_go(node: NodeServer) -> None:
     with open_lane(node) as lane:
         lane.socket.sendall(PUT + header_of("silent") + frame(DATA, b"1"))

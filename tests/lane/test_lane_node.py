@@ -27,6 +27,7 @@ from storage_node.server import NodeServer
 from tests.lane.lane_kit import RawLane, error_of, offer_of, open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
 from tests.node.node_kit import serving
+from tests.table import table
 
 DATA = {f"s/{at:03}": seeded_bytes(1000 + at, seed=at) for at in range(20)}
 BIG = seeded_bytes(3 << 20, seed=99)
@@ -156,7 +157,7 @@ def test_connections_without_a_token_end_each_other_and_no_client(
         assert answer(served)[0] == DATA["s/000"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("message", "what"),
     [
         (b"\xff" * 8, "a message of kind"),
@@ -214,6 +215,7 @@ def test_who_ends_a_lane_while_much_is_due_to_him_leaves_nothing(node: NodeServe
         eventually(lambda: batches.resources.reserved_bytes == 0)
 
 
+@pytest.mark.slow
 def test_idle_lanes_cost_no_thread(node: NodeServer) -> None:
     before = threading.active_count()
     lanes = [open_lane(node) for _ in range(100)]
@@ -262,6 +264,7 @@ def test_a_lane_that_is_refused_goes_by_grpc(tmp_path: Path) -> None:
             lane.socket.close()
 
 
+@pytest.mark.slow
 def test_two_processes_of_another_pid_namespace_are_two_peers() -> None:
     """The node is in a namespace of its own, where those who connect have the number 0."""
     there = f"peers-{os.getpid()}"
@@ -302,7 +305,8 @@ def test_two_processes_of_another_pid_namespace_are_two_peers() -> None:
         assert len(set(peers)) == 3
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@table(
     "begun",
     [b"AB", HEADER.pack(11, CALL), PUT, PUT + HEADER.pack(1000, MESSAGE) + b"1", HEADER.pack(1000, MESSAGE) + b"1"],
     ids=["half a header", "no method", "no message", "half the first message", "half a request of a session"],

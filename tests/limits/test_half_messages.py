@@ -39,6 +39,7 @@ def test_a_request_that_is_not_completed_ends_its_call_and_its_memory_is_used_ag
         assert node.peak_rss_bytes() - before < 1.5 * CONNECTIONS * LARGE
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["Objects/Head", "Objects/Put", "GetBatch/Session"])
 def test_incomplete_messages_give_way_when_memory_is_short(tmp_path: Path, method: str) -> None:
     limits = ["critical_memory_bytes=250 MiB", "still_s=1", "message_timeout_s=100"]

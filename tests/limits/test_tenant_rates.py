@@ -46,6 +46,7 @@ def test_bytes_are_charged_afterwards_and_waited_for() -> None:
     assert TenantRates(0, 0, clock).take("a") is None
 
 
+@pytest.mark.slow
 def test_tenants_that_come_and_go_are_forgotten() -> None:
     clock = Clock()
     rates = TenantRates(5, 0, clock)
@@ -54,6 +55,7 @@ def test_tenants_that_come_and_go_are_forgotten() -> None:
     assert len(rates._left) <= 4096
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", ["auto", "grpc"])
 def test_calls_and_batches_beyond_the_rate_are_rejected(tmp_path: Path, lane: Any) -> None:
     # So few that a slow machine exceeds them as well.
@@ -75,6 +77,7 @@ def test_calls_and_batches_beyond_the_rate_are_rejected(tmp_path: Path, lane: An
             assert node.batches is not None and node.batches.node.metrics.rejections["rate"] > 0
 
 
+@pytest.mark.slow
 def test_bytes_beyond_the_rate_are_rejected_until_they_are_due(tmp_path: Path) -> None:
     with secure(tmp_path, tenant_bytes_per_s=1_000_000) as node:
         with connect(node.url, token=node.token(EVERYTHING, tenant="operator")) as client:

@@ -167,6 +167,7 @@ def test_a_tenant_has_its_part_of_the_lanes(node: NodeServer) -> None:
     eventually(lambda: streams.held == before)
 
 
+@pytest.mark.slow
 def test_half_messages_of_one_tenant_leave_memory_to_others(node: NodeServer) -> None:
     assert node.batches is not None
     messages = node.batches.node.streams.messages

@@ -38,6 +38,7 @@ STALL_S = 2.0
 """In which a worker has begun, also on a busy machine."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("fault", [kill_before, kill_during])
 def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, fault: Any, workers: int) -> None:
@@ -46,6 +47,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, fault: Any, w
     assert (tmp_path / "fault").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_s", ["0.0001", "0.0003", "0.001", "0.003", "0.01"])
 def test_a_worker_killed_while_it_delivers(tmp_path: Path, kill_s: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KILL_S", kill_s)
@@ -54,6 +56,7 @@ def test_a_worker_killed_while_it_delivers(tmp_path: Path, kill_s: str, monkeypa
         assert numbers_of(loader(tmp_path, kill_soon, collate=collate)) == EXPECTED
 
 
+@pytest.mark.slow
 def test_a_trainer_that_ignores_the_ends_of_children_loses_nothing_either(tmp_path: Path) -> None:
     """The kernel then reaps them, and their status is not known."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -72,6 +75,7 @@ def test_a_killed_worker_with_other_start_methods(tmp_path: Path, context: str) 
     assert numbers_of(loader(tmp_path, kill_during, context=context)) == EXPECTED
 
 
+@pytest.mark.slow
 def test_workers_killed_by_others_at_any_time(tmp_path: Path) -> None:
     with nothing_left():
         batches = loader(tmp_path, max_restarts=20)
@@ -85,6 +89,7 @@ def test_workers_killed_by_others_at_any_time(tmp_path: Path) -> None:
         del got, batch
 
 
+@pytest.mark.slow
 def test_a_batch_that_always_kills_its_worker_is_an_error(tmp_path: Path) -> None:
     with nothing_left():
         running = iter(loader(tmp_path, kill_always, workers=1))
@@ -124,6 +129,7 @@ def leave(folder: Path, when: str) -> None:
     os._exit(3)
 
 
+@pytest.mark.slow
 def test_a_worker_that_exits_is_named_with_its_status(tmp_path: Path) -> None:
     with pytest.raises(LoaderError, match="ended with status 3"):
         numbers_of(loader(tmp_path, leave, max_restarts=0))
@@ -151,6 +157,7 @@ def test_a_stall_is_raised_and_its_worker_ended(tmp_path: Path) -> None:
         numbers_of(loader(tmp_path, sleep_in_fault, stall_s=STALL_S, on_stall="raise"))
 
 
+@pytest.mark.slow
 def test_an_abandoned_iteration_ends_a_worker_that_sleeps(tmp_path: Path) -> None:
     with nothing_left():
         batches = loader(tmp_path, sleep_in_fault)
@@ -181,6 +188,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("fault", [sleep_in_fault, hold_the_gil])

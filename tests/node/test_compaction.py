@@ -37,6 +37,7 @@ def segments_of(folder: Path) -> set[str]:
     return {path.name for path in (folder / "drive" / "objects" / "segments").rglob("segment.*")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["embedded", "node"])
 def test_objects_are_the_same_while_their_segments_are_compacted(tmp_path: Path, kind: str) -> None:
     with store_of(kind, tmp_path, 1 << 30) as (store, bucket):
@@ -73,6 +74,7 @@ def test_a_rate_of_zero_leaves_segments_alone(tmp_path: Path, kind: str) -> None
         assert store.upkeep.counts.moved_objects == 0
 
 
+@pytest.mark.slow
 def test_a_node_counts_what_it_compacts(tmp_path: Path) -> None:
     with serving(tmp_path, metrics_port=0, compact_bytes_per_s=1 << 30) as node, bucket_of(node) as bucket:
         assert node._store is not None

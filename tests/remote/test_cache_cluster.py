@@ -22,6 +22,8 @@ from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
 
+pytestmark = pytest.mark.slow
+
 SIZE = 10_000
 BUDGET = 20 * SIZE
 CACHED, EVICTIONS = "ais_loader_remote_cached_bytes", "ais_loader_remote_evictions_total"
@@ -74,7 +76,6 @@ def after_passes(cluster: ClusterProcesses, count: int = 2) -> None:
     )
 
 
-@pytest.mark.slow
 def test_each_node_keeps_its_budget_and_repair_brings_nothing_back(
     cluster: ClusterProcesses, client: Client, bucket_name: str, remote_bucket: RemoteBucket
 ) -> None:
@@ -113,7 +114,6 @@ def test_each_node_keeps_its_budget_and_repair_brings_nothing_back(
     client.delete_bucket(bucket_name, force=True)
 
 
-@pytest.mark.slow
 def test_an_owner_that_lacks_a_copy_gets_it_from_another_owner(
     cluster: ClusterProcesses,
     client: Client,

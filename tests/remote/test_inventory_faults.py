@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, MapDataset, Remote, connect, errors
+from ais_loader import ClusterOptions, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
@@ -34,6 +34,8 @@ def cluster(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[ClusterProc
 def test_every_node_of_a_cluster_has_the_inventory_and_one_may_be_killed(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
+    from ais_loader import MapDataset
+
     names = filled(remote_bucket, 12)
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
     with connect(cluster.nodes[0].url, options=PATIENT) as client:

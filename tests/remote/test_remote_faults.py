@@ -101,6 +101,7 @@ def test_a_fault_that_passes_is_not_noticed(
     assert cold.get("a") == data
 
 
+@pytest.mark.slow
 def test_an_object_that_is_replaced_while_it_is_fetched_is_never_a_mix(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -131,6 +132,7 @@ def test_an_object_that_is_replaced_while_it_is_fetched_is_never_a_mix(
     eventually(is_second)
 
 
+@pytest.mark.slow
 def test_an_object_that_is_deleted_while_it_is_fetched_is_not_found(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:

@@ -58,6 +58,7 @@ def contents(bucket: Bucket) -> dict[str, bytes]:
     return {info.name: bucket.get(info.name) for info in bucket.objects()}
 
 
+@pytest.mark.slow
 def test_shards_have_all_objects_in_order_and_each_is_fetched_once(
     client: Client, cold: Bucket, shards: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -84,6 +85,7 @@ def test_shards_have_all_objects_in_order_and_each_is_fetched_once(
     eventually(lambda: [info.name for info in cold.objects() if info.is_stored] == ["en/001.json"])
 
 
+@pytest.mark.slow
 def test_a_second_run_fetches_nothing_and_another_one_makes_equal_shards(
     client: Client, cold: Bucket, shards: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_second_run_fetches_nothing_and_another_one_makes_equal_shards(
     assert contents(shards) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_continued(
     cold: Bucket, shards: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -120,6 +123,7 @@ def test_a_run_that_fails_is_continued(
     assert contents(shards).items() > first.items()
 
 
+@pytest.mark.slow
 def test_shards_that_were_made_of_other_objects_are_left_alone(
     cold: Bucket, shards: Bucket, remote_bucket: RemoteBucket
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_put_is_uploaded_and_becomes_a_copy(back: Bucket, remote_bucket: Remot
     }
 
 
+@pytest.mark.slow
 def test_writes_are_acknowledged_while_the_remote_storage_is_down(
     client: Client, back: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -77,6 +78,7 @@ def test_writes_are_acknowledged_while_the_remote_storage_is_down(
     assert not [row for row in client.pending_uploads() if row.bucket == back.name]
 
 
+@pytest.mark.slow
 def test_a_deletion_is_not_undone_while_it_is_pending(
     back: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -254,6 +256,7 @@ def test_places_that_keep_no_metadata_are_refused(client: Client) -> None:
         Remote("s3://b", write="later")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_an_embedded_store_resumes_its_uploads(remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path) -> None:
     from storage_node.remote import embedded
 

@@ -23,6 +23,8 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import scrape
 from tests.store.store_kit import file_of, flip_a_byte
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 60.0
 
 

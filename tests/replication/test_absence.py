@@ -17,6 +17,8 @@ from storage_node.store.format import CatalogEntry
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.store.snapshot_kit import reap
 
+pytestmark = pytest.mark.slow
+
 Way = Callable[[Bucket, Sequence[str]], list[Status]]
 
 
@@ -73,7 +75,6 @@ def trust(cluster: LocalCluster, number: int) -> None:
     cluster.batches(number).node.store.replicas.stale.trust_bucket(cluster.map.bucket[0].uuid)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_while_those_who_have_it_compare_or_are_away_nothing_is_said_to_be_missing(
     cluster: LocalCluster, way: str
@@ -85,7 +86,6 @@ def test_while_those_who_have_it_compare_or_are_away_nothing_is_said_to_be_missi
     assert set(found) == {Status.UNAVAILABLE}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_waited_for_comes_when_those_who_have_it_have_compared(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, way: str

@@ -93,6 +93,7 @@ def test_what_any_node_may_answer_is_answered_by_one_that_has_heard_of_it(cluste
         ANYBODY[call](cluster, bucket)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", OWNER)
 def test_an_owner_that_has_not_heard_of_it_is_waited_for(cluster: LocalCluster, call: str) -> None:
     with ExitStack() as held:

@@ -103,6 +103,7 @@ def test_what_only_another_owner_has_counts(cluster: LocalCluster, data: bytes) 
     assert staged_files(cluster) == 0
 
 
+@pytest.mark.slow
 def test_with_another_owner_gone_the_first_one_decides(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
     with Writer(cluster.nodes[1].url) as writer:
@@ -115,6 +116,7 @@ def test_with_another_owner_gone_the_first_one_decides(cluster: LocalCluster) ->
         assert result.info.version > second.version
 
 
+@pytest.mark.slow
 def test_with_the_first_owner_gone_nobody_decides(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
     with connect(",".join(node.url for node in cluster.nodes), options=ClusterOptions(retry_s=0.5)) as client:
@@ -253,6 +255,7 @@ def test_an_answer_that_is_lost_is_no_conflict(tmp_path: Path, monkeypatch: pyte
                 bucket.put("a", b"mine", if_absent=True)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_lost_in_a_cluster_is_no_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[str] = []
     real = CommitProtocol.commit

@@ -57,6 +57,7 @@ def test_a_put_at_any_node_leaves_equal_copies_on_the_owners_alone(cluster: Loca
     assert staged_files(cluster) == 0
 
 
+@pytest.mark.slow
 def test_many_small_objects_are_each_on_their_owners_and_acknowledged_in_order(cluster: LocalCluster) -> None:
     objects = {f"n{at}": os.urandom(at) for at in range(100)}
     with Writer(cluster.nodes[1].url) as writer:
@@ -90,6 +91,7 @@ def test_faults_of_single_objects_stop_no_others_and_the_later_of_two_wins(clust
     assert staged_files(cluster) == 0
 
 
+@pytest.mark.slow
 def test_overwriting_through_other_nodes_gives_ever_higher_versions(cluster: LocalCluster) -> None:
     versions = []
     for turn in range(8):
@@ -236,6 +238,7 @@ def commit(*versions: int) -> wire.WriteRequest:
     return wire.WriteRequest(commit=wire.WriteCommit(object=chosen))
 
 
+@pytest.mark.slow
 def test_messages_out_of_turn_end_a_write_and_leave_nothing(cluster: LocalCluster) -> None:
     uuid = cluster.map.bucket[0].uuid
     header = wire.WriteRequest(header=wire.WriteHeader(object=pb.PutHeader(bucket=BUCKET, name="a"), bucket_uuid=uuid))
@@ -281,6 +284,7 @@ def test_another_bucket_of_the_same_name_takes_nothing(cluster: LocalCluster) ->
 # -- what repair works with
 
 
+@pytest.mark.slow
 def test_versions_are_listed_page_by_page_and_forgotten_on_request(cluster: LocalCluster) -> None:
     with Writer(cluster.nodes[0].url) as writer:
         writer.put_many({f"n{at:02}": b"x" * at for at in range(30)})

@@ -81,6 +81,7 @@ def test_without_a_ca_the_systems_are_asked(stored: NodeServer) -> None:
     assert "unable to get local issuer certificate" in message
 
 
+@pytest.mark.slow
 def test_a_system_that_trusts_the_ca_needs_no_path(stored: NodeServer, identity: IdentityFolder) -> None:
     import os
     import subprocess

@@ -7,10 +7,14 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from storage_node.identity.authority import CA_DAYS, CERTIFICATE_DAYS
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+
+pytestmark = pytest.mark.slow
 
 DAY_S = 86400.0
 

@@ -81,6 +81,7 @@ def test_a_handshake_of_one_byte_a_second_is_ended_and_holds_up_nobody(
     assert all(seconds > HANDSHAKE_S - 2 for seconds in lasted_s.values()), lasted_s
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="Python's ssl cannot renegotiate")
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_a_client_cannot_renegotiate(node: NodeServer, identity: IdentityFolder, listener: str) -> None:

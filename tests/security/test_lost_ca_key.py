@@ -52,6 +52,7 @@ def issued_again(identity: IdentityFolder, node: NodeServer) -> None:
     identity.node_files(node.membership.node_uuid, ["127.0.0.1"])
 
 
+@pytest.mark.slow
 def test_without_the_key_nodes_go_on_and_restart_and_none_is_added(
     tmp_path: Path, node: NodeServer, identity: IdentityFolder
 ) -> None:
@@ -82,6 +83,7 @@ def commands_of_the_page() -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the page uses openssl")
 def test_another_ca_takes_over_while_both_are_trusted(
     tmp_path: Path, node: NodeServer, identity: IdentityFolder
@@ -130,6 +132,7 @@ def test_a_key_that_is_not_the_cas_issues_nothing(tmp_path: Path, identity: Iden
         identity.node_files(bytes(16), [])
 
 
+@pytest.mark.slow
 def test_a_node_in_the_place_of_another_has_its_own_certificate(
     tmp_path: Path, node: NodeServer, identity: IdentityFolder
 ) -> None:

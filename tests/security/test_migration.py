@@ -121,6 +121,7 @@ def test_what_a_migration_needs(tmp_path: Path, identity: IdentityFolder, secret
         assert node.url.startswith("grpc://")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "state", [("without", "used"), ("used", "used"), ("used", "accepted"), ("accepted", "refused")]
 )

@@ -52,6 +52,7 @@ def changed(node: NodeServer, before: int) -> int:
     return eventually(lambda: now if (now := shown(node)) != before else None, interval_s=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", ["auto", "grpc"])
 def test_a_stream_of_batches_continues_while_the_certificate_changes(
     node: NodeServer, identity: IdentityFolder, lane: str

@@ -42,6 +42,7 @@ def test_the_worst_pattern_takes_no_time() -> None:
     assert not matches("*a" * 60 + "b", "a" * 256)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.text("ab*?", min_size=1, max_size=4), st.sets(st.sampled_from(sorted(NAMES)), min_size=1)))
 )

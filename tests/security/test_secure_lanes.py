@@ -70,6 +70,7 @@ def test_a_token_works_once_and_only_for_its_user(node: NodeServer, identity: Id
     assert kind_of_answer(offered(node, identity, os.geteuid() + 1)) == FAILED
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_another_user_of_the_machine_cannot_use_a_stolen_token(node: NodeServer, identity: IdentityFolder) -> None:
     offer = offered(node, identity, os.geteuid())

@@ -37,6 +37,7 @@ def one_frame() -> bytes:
     return data
 
 
+@pytest.mark.slow
 def test_all_copies_are_the_same_re_framed_bytes_whichever_node_they_come_to(cluster: LocalCluster) -> None:
     data = one_frame()
     for number in range(3):

@@ -124,6 +124,7 @@ def test_what_ends_after_the_cut_and_before_the_copies_are_equal_is_in_it_too(
         eventually(lambda: not any(retained(cluster.batches(number).node.store) for number in range(3)))
 
 
+@pytest.mark.slow
 def test_a_write_whose_version_was_given_before_the_cut_and_comes_after_it_is_refused(tmp_path: Path) -> None:
     with three_nodes(tmp_path) as (cluster, client):
         client.bucket(BUCKET).put("a", b"first")
@@ -260,6 +261,7 @@ def test_several_that_are_made_at_once_by_different_nodes_are_all_made(tmp_path:
         assert listed == counts
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_know_yet_that_a_snapshot_is_made_says_nothing_wrong(tmp_path: Path) -> None:
     """It was away when the map was changed: what it has is read elsewhere, or a little later."""
     with three_nodes(tmp_path, copies=1) as (cluster, client):

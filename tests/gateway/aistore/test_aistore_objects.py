@@ -17,6 +17,7 @@ from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.server.limits import Limits
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import Served
+from tests.table import table
 
 SIZES = [0, 1, 5, 300_000, 3 << 20]
 
@@ -25,7 +26,7 @@ def data(size_bytes: int) -> bytes:
     return random.Random(size_bytes).randbytes(size_bytes)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@table("size", SIZES)
 def test_put_get_head_delete(ais: Ais, bucket: str, size: int) -> None:
     stored = ais.put(bucket, "x", data(size))
     assert stored.body == b"" and stored.headers["ais-version"] and int(stored.headers["ais-atime"]) > 1 << 60
@@ -53,8 +54,8 @@ def test_a_body_in_chunks(ais: Ais, bucket: str) -> None:
     assert ais.get(bucket, "x").body == data(300_000)
 
 
-@pytest.mark.parametrize("kind", ["xxhash", "xxhash2", "md5", "crc32c", "sha256", "sha512"])
-@pytest.mark.parametrize("size", [0, 300_000])
+@table("kind", ["xxhash", "xxhash2", "md5", "crc32c", "sha256", "sha512"])
+@table("size", [0, 300_000])
 def test_checksums(ais: Ais, bucket: str, kind: str, size: int) -> None:
     whole = data(size)
     if kind.startswith("xxhash"):
@@ -109,11 +110,12 @@ def test_a_range_of_nothing(ais: Ais, bucket: str) -> None:
     assert [ais.get(bucket, "x", {"Range": text}).status for text in ("bytes=0-", "bytes=-1")] == [416, 416]
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     ["%", "%25", "%3D", "a+b", "a b", "dir/x y+é#?.txt", "track?name=lofi&v=1", "-x", ".x", "你好", "a\\b", "a/b/c"],
 )
 def test_names_are_decoded_once(ais: Ais, served: Served, bucket: str, name: str) -> None:
+    served.empty(bucket)
     for safe in ("/", "", "/+@!$&'()*,;=:~"):
         assert ais("PUT", f"objects/{bucket}/{quote(name, safe=safe)}", name.encode()).status == 200
         assert list(served.client.bucket(bucket)) == [name]

@@ -24,6 +24,7 @@ from tests.gateway.aistore.conftest import BEARER, Answer
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_bundle import members
+from tests.table import table
 
 NAMES = [f"shard-{number:02}.bin" for number in range(12)]
 
@@ -209,7 +210,7 @@ def test_an_archive_of_missing_objects(served: Served, bucket: str, filled: dict
     assert members(stored(served, bucket)["a.tar"]) == [(NAMES[0], filled[NAMES[0]])]
 
 
-@pytest.mark.parametrize(
+@table(
     ("method", "name", "value"),
     [
         ("DELETE", "delete-listrange", {}),
@@ -274,7 +275,7 @@ def test_jobs_that_the_store_does_by_itself(served: Served) -> None:
     assert (refused.status, refused.json()["tcode"]) == (501, "ErrUnsupp")
 
 
-@pytest.mark.parametrize("id", ["no-such-job", "g", "g0-0-0-0-0", "gzabc-1-1-1-1", "g0!-1-1-1-1", "g0" + "z" * 99])
+@table("id", ["no-such-job", "g", "g0-0-0-0-0", "gzabc-1-1-1-1", "g0!-1-1-1-1", "g0" + "z" * 99])
 def test_jobs_that_are_not_there(served: Served, id: str) -> None:
     for what in ("status", "qryxstats"):
         assert call(served, "GET", "cluster", {"ID": id, "Kind": "lru"}, what=what).status == 404

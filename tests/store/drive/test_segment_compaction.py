@@ -87,6 +87,7 @@ def entries_of(store: Store) -> dict[str, CatalogEntry]:
 # -- what it is for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100, 500, 3_000])
 def test_ten_rounds_of_random_overwrites_take_little_more_than_a_fresh_store(tmp_path: Path, size: int) -> None:
     draw = random.Random(size)
@@ -257,6 +258,7 @@ def test_a_snapshot_that_is_made_meanwhile_sees_what_moves(tmp_path: Path) -> No
     assert_sound(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader_of", ["the same store", "a store open for reading"])
 def test_readers_read_the_right_bytes_all_the_time(tmp_path: Path, reader_of: str) -> None:
     with store_at(tmp_path) as store, Store.open([tmp_path], mode="r") as other:
@@ -313,6 +315,7 @@ with Store.open(sys.argv[1:], mode="r") as store:
 """
 
 
+@pytest.mark.slow
 def test_a_reader_in_another_process_follows_every_move(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put_all(store, NAMES, group=len(NAMES))
@@ -482,6 +485,7 @@ def test_an_idle_writer_removes_what_is_dead(tmp_path: Path) -> None:
         assert not list(drive_of(store).catalog.scan(fmt.GARBAGE_PREFIX))
 
 
+@pytest.mark.slow
 def test_an_idle_writer_compacts_what_its_deletions_have_left(tmp_path: Path) -> None:
     with store_at(tmp_path, compact_bytes_per_s=1 << 30) as store:
         drive_of(store)._garbage._grace_s = 0.01

@@ -12,6 +12,7 @@ import pytest
 from ais_loader.testing import eventually
 from storage_node.store.read.batch_reader import announce_python, read_frame_python
 from tests.store.batch_read_kit import READERS, Folder, columns, content, whole_files
+from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 
@@ -105,7 +106,7 @@ def test_what_cannot_be_opened_is_left_to_whoever_reads_it(folder: Folder, way: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("wrong", ["path", "offset", "length of columns"])
+@table("wrong", ["path", "offset", "length of columns"])
 def test_other_arguments_are_refused(folder: Folder, way: tuple[Any, Any], wrong: str) -> None:
     announce, _ = way
     dirfds, paths, offsets, lengths, *_ = columns(folder.fd, [b"f", b"g"], [0, 0], [1, 1])
