@@ -221,8 +221,11 @@ class NodeProcess:
                 process.stdout.close()
 
     def pause(self) -> None:
-        """Freeze the node: connections stay open, but nothing is sent."""
-        self._running.send_signal(signal.SIGSTOP)
+        """Freeze the node: connections stay open, but nothing is sent. Returns when all of its threads stand still."""
+        running = self._running
+        running.send_signal(signal.SIGSTOP)
+        # One thread takes the signal. Until it is scheduled, which a busy machine delays, the others go on.
+        os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Continue after `pause`."""

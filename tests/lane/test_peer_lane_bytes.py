@@ -22,6 +22,7 @@ from ais_loader.wire.lane import (
     WELCOME,
 )
 from storage_node.batch.peer_lane import PeerLane
+from tests.node.loop_kit import settle
 from tests.table import table
 
 TOKEN = bytes(range(TOKEN_BYTES))
@@ -61,7 +62,7 @@ def said(*parts: bytes) -> Callable[[PeerLane, socket.socket], Coroutine[Any, An
     async def talk(lane: PeerLane, theirs: socket.socket) -> None:
         for part in parts:
             await asyncio.get_running_loop().sock_sendall(theirs, part)
-            await asyncio.sleep(0)
+            await settle()
 
     return talk
 

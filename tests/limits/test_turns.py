@@ -183,8 +183,7 @@ class Jobs:
 
     async def run(self, until_s: float) -> None:
         while True:
-            for _ in range(5):
-                await asyncio.sleep(0)
+            await settle()
             self._ends.sort(key=lambda end: end[:2])
             if not self._ends or self._ends[0][0] > until_s:
                 return
