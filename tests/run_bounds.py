@@ -57,8 +57,6 @@ _ROOT = Path(__file__).resolve().parents[1]
 _limit_s = pytest.StashKey[float]()
 _stderr = pytest.StashKey[int]()
 _status_before = pytest.StashKey["frozenset[str] | None"]()
-CHECKOUT_CHANGED = pytest.StashKey[bool]()
-"""Whether `git status` shows changes at the end of a run that it did not show at its start."""
 
 
 # -- of one test
@@ -210,16 +208,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     _end_what_is_left(session)
     before, after = session.config.stash[_status_before], git_status(_ROOT)
-    session.config.stash[CHECKOUT_CHANGED] = bool(before is not None and after is not None and after - before)
     if before is not None and after is not None and (new := sorted(after - before)):
         _fail(
             session, "`git status` shows new changes since the tests began; tests may write only into `tmp_path`:", new
         )
 
 
-def watch_the_end(config: pytest.Config, more_s: float = 0.0) -> None:
-    """Dump the stacks of this process, and end it, if it still runs after 300 s and this time."""
-    faulthandler.dump_traceback_later(_SESSION_END_S + more_s, file=config.stash[_stderr], exit=True)
+def watch_the_end(config: pytest.Config) -> None:
+    """Dump the stacks of this process, and end it, if it still runs after 300 s."""
+    faulthandler.dump_traceback_later(_SESSION_END_S, file=config.stash[_stderr], exit=True)
 
 
 def _fail(session: pytest.Session, reason: str, lines: list[str]) -> None:

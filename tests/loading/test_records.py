@@ -101,7 +101,9 @@ class TestStalls:
 
         with throwaway_store({"a": b"data"}, bucket="b") as client:
             loader = BatchLoader(MapDataset(client, "ais://b/", decode), [[0]], stall_s=0.05, on_stall="raise")
-            with pytest.raises(SilenceTimeout, match=r"rank 0, batch 0 .* stage 'decode' since .*, for sample 0, ais://b/a$"):
+            with pytest.raises(
+                SilenceTimeout, match=r"rank 0, batch 0 .* stage 'decode' since .*, for sample 0, ais://b/a$"
+            ):
                 list(loader)
             go.set()
             eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("ais-loader-decode")])
