@@ -146,7 +146,7 @@ def test_what_does_not_fit_the_state_is_refused(run: Run, speech: Client, state_
     ):
         result = run("ledger", state_file, *words)
         assert result.exit_code and told in result.stderr
-    for text, told in (("no", "is not JSON"), ("[]", "has no JSON object"), ('{"plan": 5}', "does not hold all")):
+    for text, told in (("no", "is not JSON"), ("[]", "has no JSON object"), ('{"plan": 5}', "not a state of a plan")):
         (tmp_path / "other").write_text(text)
         result = run("ledger", tmp_path / "other", "--step", "0", *arguments, "ais://speech/en/")
         assert result.exit_code == 1 and told in result.stderr

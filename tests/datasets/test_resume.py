@@ -11,7 +11,7 @@ import torch
 from datasets_kit import URLS, CountUp, EntryPlan, contents
 
 from ais_loader import BatchLoader, Client, MapDataset
-from ais_loader.errors import InvalidRequest, ObjectNotFound
+from ais_loader.errors import Closed, InvalidRequest, ObjectNotFound
 from tests.table import table
 
 PLAN = EntryPlan(URLS, 4, seed=9)
@@ -86,7 +86,8 @@ class TestLoader:
         next(older)
         newer = iter(loader)
         next(newer)
-        assert list(older) == [], "the newer one has ended it"
+        with pytest.raises(Closed, match=r"ended by iter\(loader\)"):
+            next(older)
         assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (0, 1)
 
     def test_a_plan_without_an_end_resumes(self, local_store: Client) -> None:

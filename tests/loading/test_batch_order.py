@@ -56,15 +56,6 @@ def test_an_abandoned_iteration_leaves_no_thread() -> None:
     assert our_threads() == []
 
 
-def test_a_new_iteration_ends_the_one_before() -> None:
-    loader = BatchLoader(Numbers(N), Steps(LISTS))
-    older = iter(loader)
-    next(older)
-    unused = iter(loader)
-    loader.close()
-    assert list(older) == list(unused) == []
-
-
 def test_two_loaders_share_a_dataset() -> None:
     dataset = Numbers(N, 0.001)
     loaders = [BatchLoader(dataset, ShufflePlan(N, 3, seed=seed)) for seed in range(2)]
