@@ -24,7 +24,7 @@ import grpc
 import grpc.aio
 
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.channel_options import CHANNEL_OPTIONS
+from ais_loader.wire.channel_options import CHANNEL_OPTIONS, PROXY
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -71,12 +71,14 @@ class Caller:
 
     def client_channel(self, endpoint: str, options: Any) -> grpc.Channel:
         """Return a channel to a client listener, on which stubs call as a client."""
+        options = (*options, (PROXY, 0))
         if self.credentials is None:
             return grpc.insecure_channel(endpoint, options=options)
         return grpc.secure_channel(endpoint, self.credentials.current(), options=options)
 
     def aio_channel(self, endpoint: str, options: Any) -> Any:
         """Return a channel of grpc.aio to a peer listener, on which stubs call as this caller."""
+        options = (*options, (PROXY, 0))
         if self.credentials is None:
             return self.through(grpc.aio.insecure_channel(endpoint, options=options), endpoint)
         return self.through(grpc.aio.secure_channel(endpoint, self.credentials.current(), options=options), endpoint)
