@@ -35,7 +35,7 @@ from storage_node.context.errors import ReplicaLost, refused
 from storage_node.context.membership import Membership
 from storage_node.identity.credentials import ChannelCredentials
 from storage_node.settings.config import ServerConfig, is_loopback
-from storage_node.store.permissions import others_access
+from storage_node.store.permissions import others_access, trusted_bytes
 
 NODE_KEY = "ais-node"
 MAP_VERSION_KEY = "ais-map-version"
@@ -178,7 +178,7 @@ def read_secret(path: str | Path) -> str:
     """Read the secret from a file; "" for an empty path. Raises OSError, and ValueError if the file contains none."""
     if not path:
         return ""
-    text = Path(path).read_text(encoding="ascii", errors="replace").strip()
+    text = trusted_bytes(Path(path)).decode("ascii", errors="replace").strip()
     if not _SECRET.fullmatch(text):
         raise ValueError(
             f"{path}: a secret is one line of {MIN_SECRET_CHARACTERS} to 1024 printable ASCII characters, as "
