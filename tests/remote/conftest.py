@@ -19,6 +19,7 @@ from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.remote import Remote
 from storage_node.remote import embedded
 from storage_node.settings.config import ServerConfig
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Server
 
@@ -27,6 +28,8 @@ LARGE_BYTES, RANGE_BYTES = 8 << 20, 2 << 20
 of the defaults, as the servers of tests are slow."""
 SETTINGS = {"remote_large_object_bytes": LARGE_BYTES, "remote_range_bytes": RANGE_BYTES}
 _ARGUMENTS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+_LISTED = ("--set", "remote_hosts=127.0.0.1:*")
+"""The server is reached as one that clients name: through the gate, and without credentials."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,14 +62,14 @@ def s3() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def node(s3: S3Server) -> Iterator[NodeProcess]:
     """A node with the credentials of the S3 server. Never pause or kill it."""
-    with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=_ARGUMENTS) as running:
+    with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=[*_ARGUMENTS, *_LISTED]) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(s3: S3Server) -> Iterator[ClusterProcesses]:
     """Three nodes with the credentials of the S3 server. Never pause or kill one."""
-    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=_ARGUMENTS) as running:
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=[*_ARGUMENTS, *ANY_HOST]) as running:
         yield running
 
 

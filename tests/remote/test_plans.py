@@ -28,6 +28,7 @@ from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.remote.plans import MAX_WINDOW_KEYS
 from storage_node.remote.prefetcher import MAX_KEYS
 from tests.datasets.datasets_kit import EntryPlan
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
@@ -84,7 +85,7 @@ def expected_keys(client: Client) -> list[int]:
 @pytest.fixture
 def own_node(request: pytest.FixtureRequest, s3: object, tmp_path: Path) -> Iterator[NodeProcess]:
     """A node with the settings of the test's parameter."""
-    arguments = [word for setting in getattr(request, "param", ()) for word in ("--set", setting)]
+    arguments = [*ANY_HOST, *(word for setting in getattr(request, "param", ()) for word in ("--set", setting))]
     with NodeProcess(tmp_path / "drive", arguments=arguments) as node:
         yield node
 
@@ -292,7 +293,7 @@ def test_a_node_that_restarts_is_told_the_plan_again(
 def test_a_node_of_a_cluster_that_restarts_is_told_its_part_again(
     s3: object, tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    with ClusterProcesses(tmp_path, 3) as cluster, connect(cluster.url) as client:
+    with ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as cluster, connect(cluster.url) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
         bucket = client.create_bucket("train", remote=remote, copies=2)
         plan = plan_of(bucket, names := filled(remote_bucket, 300))
