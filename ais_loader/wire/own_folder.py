@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -53,16 +52,11 @@ class OwnFolder:
         with open(self.open(name, os.O_RDONLY), "rb") as file:
             return file.read()
 
-    def close(self) -> None:
-        os.close(self.fd)
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
 
 
 def _require_own(found: os.stat_result, path: Path) -> None:

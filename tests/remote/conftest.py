@@ -28,8 +28,8 @@ LARGE_BYTES, RANGE_BYTES = 8 << 20, 2 << 20
 of the defaults, as the servers of tests are slow."""
 SETTINGS = {"remote_large_object_bytes": LARGE_BYTES, "remote_range_bytes": RANGE_BYTES}
 _ARGUMENTS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
-_LISTED = ("--set", "remote_hosts=127.0.0.1:*")
-"""The server is reached as one that clients name: through the gate, and without credentials."""
+_TOKEN = {"AWS_SESSION_TOKEN": "test-token"}
+"""With it, the server is reached through the gate."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,7 +62,10 @@ def s3() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def node(s3: S3Server) -> Iterator[NodeProcess]:
     """A node with the credentials of the S3 server. Never pause or kill it."""
-    with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=[*_ARGUMENTS, *_LISTED]) as running:
+    with (
+        throwaway_folder() as folder,
+        NodeProcess(folder / "drive", arguments=[*_ARGUMENTS, *ANY_HOST], environment=_TOKEN) as running,
+    ):
         yield running
 
 
