@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+import http.client
 import itertools
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from ais_loader.errors import LoaderError, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.remote import Remote
+from storage_node.remote.gate import Gate, Place
+from storage_node.settings.host_patterns import Origin
 from tests.remote.backend_kit import Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
 
 ENVIRONMENT = {
@@ -209,3 +215,19 @@ def test_a_listed_server_is_used_through_kept_connections(foreign: DecidedServer
     asyncio.run(run())
     assert [len(asked.body) for asked in foreign.asked if asked.method == "PUT"] == [0, 300_000, 600_000]
     assert foreign.asked[0].path == "/b/a%20b/%C3%A90" and not any(map(is_secret, foreign.asked))
+
+
+@pytest.mark.parametrize("method", ["CONNECT", "GET"])
+def test_a_key_of_the_gate_is_for_one_server(foreign: DecidedServer, method: str) -> None:
+    gate, own = Gate(), Origin.of("https://127.0.0.1:9" if method == "CONNECT" else "http://127.0.0.1:9")
+    proxy = urlsplit(gate.url(Place(own, None)))
+    key = base64.b64encode(f"{proxy.username}:{proxy.password}".encode()).decode()
+    for basic in (key, "", "nonsense", base64.b64encode(b"gate:other").decode()):
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.port or 0, timeout=10)
+        target = foreign.url.removeprefix("http://") if method == "CONNECT" else foreign.url + "/a"
+        connection.request(method, target, headers={"Proxy-Authorization": f"Basic {basic}"} if basic else {})
+        with contextlib.suppress(http.client.RemoteDisconnected):  # what is no key at all
+            assert connection.getresponse().status == 403
+        connection.close()
+    gate.close()
+    assert not foreign.asked
