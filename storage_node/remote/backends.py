@@ -90,7 +90,7 @@ class Backends:
     async def close(self) -> None:
         backends, self._open = list(self._open.values()), {}
         await asyncio.gather(*(backend.close() for backend in backends), return_exceptions=True)
-        await asyncio.to_thread(self._gate.close)
+        self._gate.close()
 
 
 def _order(row: tuple[UsageKey, UsageCounts]) -> tuple[str, str, int]:

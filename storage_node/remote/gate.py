@@ -75,7 +75,10 @@ class Gate:
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
-            server.shutdown()
+            stopping = threading.Thread(target=server.shutdown)
+            stopping.start()
+            _end(server.socket)  # wakes the thread, which looks at `shutdown` every half second otherwise
+            stopping.join()
             server.server_close()
 
 
