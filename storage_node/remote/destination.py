@@ -83,12 +83,12 @@ class Destination:
                 f"{self._remote.url}: profile {given.profile!r} is not for this bucket; see its `buckets`"
             )
         if self._remote.scheme.startswith("http"):
-            is_for = "bearer_token" not in given.values or self._of_profile.list(origin)
+            is_for = "bearer_token" not in given.values or self._of_profile.has(origin)
         elif not given.has_secret:  # obstore takes those of the environment, or of the machine's role
             is_for = origin.is_cloud
         else:
             names_none = not self._of_profile.texts and "endpoint" not in given.values
-            is_for = self._is_named or self._of_profile.list(origin) or (names_none and origin.is_cloud)
+            is_for = self._is_named or self._of_profile.has(origin) or (names_none and origin.is_cloud)
         if not is_for:
             shown = f"{origin.scheme}://{origin.host}:{origin.port}"
             raise RemoteDenied(
@@ -102,7 +102,7 @@ class Destination:
         is_named_by_client = remote.endpoint or remote.scheme.startswith("http")
         if self._is_free or self._is_named or origin.is_cloud or not is_named_by_client:
             return Place(origin, None)
-        if not self._hosts.list(origin) and not self._of_profile.list(origin):
+        if not self._hosts.has(origin) and not self._of_profile.has(origin):
             raise RemoteDenied(
                 f"{remote.url}: no requests are sent to {origin.host}:{origin.port}: remote_hosts does not list it"
             )

@@ -39,7 +39,7 @@ class Place(NamedTuple):
         """Look up the permitted addresses. Raises PermissionError if there is none, OSError."""
         found = socket.getaddrinfo(self.origin.host, self.origin.port, type=socket.SOCK_STREAM)
         all_ = list(dict.fromkeys(str(one[4][0]) for one in found))
-        permitted = [one for one in all_ if self.hosts is None or self.hosts.admit(self.origin, one)]
+        permitted = [one for one in all_ if self.hosts is None or self.hosts.admits(self.origin, one)]
         if not permitted:
             raise PermissionError(f"it is at {all_[0]}, which is not public; remote_hosts has to list that address")
         return permitted

@@ -45,8 +45,10 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Raises ValueError if the host can be read in several ways."""
+        """Raises ValueError for another scheme, and for a host that can be read in several ways."""
         parts = urlsplit(url)
+        if parts.scheme not in _PORTS:
+            raise ValueError(f"{url!r}: need a URL of http:// or https://")
         host = (parts.hostname or "").rstrip(".")
         if not _HOST.fullmatch(host):
             raise ValueError(f"{host!r} is not the name or address of a host")
@@ -77,18 +79,18 @@ class HostPatterns:
         for text in self.texts:
             _parsed(text)
 
-    def list(self, origin: Origin) -> bool:
+    def has(self, origin: Origin) -> bool:
         """Whether the list has this server."""
         return any(one.name is not None and one.name.match(origin.host) for one in self._of(origin)) or (
-            _is_address(origin.host) and self._has(origin, origin.host)
+            _is_address(origin.host) and self._has_address(origin, origin.host)
         )
 
-    def admit(self, origin: Origin, address: str) -> bool:
+    def admits(self, origin: Origin, address: str) -> bool:
         """Whether the server may be reached at this address."""
         inner = _inner(ipaddress.ip_address(address.partition("%")[0]))
-        return (inner.is_global and not inner.is_multicast) or self._has(origin, str(inner))
+        return (inner.is_global and not inner.is_multicast) or self._has_address(origin, str(inner))
 
-    def _has(self, origin: Origin, address: str) -> bool:
+    def _has_address(self, origin: Origin, address: str) -> bool:
         return any(one.network and ipaddress.ip_address(address) in one.network for one in self._of(origin))
 
     def _of(self, origin: Origin) -> Iterator[_Pattern]:

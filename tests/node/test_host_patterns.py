@@ -28,7 +28,7 @@ HOSTS = HostPatterns(("data.example.org", "*.lan:*", "http://minio:9000", "10.0.
     ],
 )
 def test_servers(url: str, is_listed: bool) -> None:
-    assert HOSTS.list(Origin.of(url)) is is_listed
+    assert HOSTS.has(Origin.of(url)) is is_listed
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_servers(url: str, is_listed: bool) -> None:
     ],
 )
 def test_addresses(address: str, is_admitted: bool) -> None:
-    assert HOSTS.admit(Origin.of("https://a.lan"), address) is is_admitted
+    assert HOSTS.admits(Origin.of("https://a.lan"), address) is is_admitted
 
 
 def test_hosts_of_clouds() -> None:
@@ -78,4 +78,10 @@ def test_wrong_patterns(text: str) -> None:
 @pytest.mark.parametrize("url", ["http://%31%32%37.0.0.1", "http://a%2eb", "http://１２７.0.0.1", "http://a b"])
 def test_hosts_that_can_be_read_in_several_ways(url: str) -> None:
     with pytest.raises(ValueError, match="is not the name or address of a host"):
+        Origin.of(url)
+
+
+@pytest.mark.parametrize("url", ["minio:9000", "minio", "ftp://minio", "//minio"])
+def test_urls_of_other_schemes(url: str) -> None:
+    with pytest.raises(ValueError, match="need a URL of http:// or https://"):
         Origin.of(url)
