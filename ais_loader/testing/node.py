@@ -27,7 +27,7 @@ from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 60.0
 
 
 _making_secret = threading.Lock()

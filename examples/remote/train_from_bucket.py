@@ -23,7 +23,7 @@ from ais_loader.extras import needs
 from examples.speech.corpus import Alphabet, read_corpus
 from examples.speech.features import collate
 from examples.speech.model import SpeechModel
-from examples.speech.train import compute_threads, decode
+from examples.speech.trainer import compute_threads, decode
 
 with needs("moto", "this example", extra="dev"):
     import boto3

@@ -1,4 +1,4 @@
-"""Feature extraction: from the bytes of a recording to a padded batch for the model.
+"""Feature extraction: from the bytes of a recording to a batch for the model.
 
 Shapes: N samples of audio, T frames of 10 ms, F mel bands, B utterances, L characters. The time spent here travels
 with the batch, because with DataLoader workers it is spent in another process, while the trainer computes.
@@ -32,7 +32,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`frames` (B, T, F) padded with zeros, `targets` all characters end to end, lengths (B,) int64."""
+    """`frames` (sum of T, F) and `targets` (sum of L,): those of all utterances, end to end. Counts: (B,) int64."""
 
     frames: Tensor
     frame_counts: Tensor
@@ -64,7 +64,7 @@ def window() -> Tensor:
 def log_mel(audio: Tensor) -> Tensor:
     """(N,) audio in [-1, 1] to (T, F) log mel energies, each band with mean 0 and variance 1 over the utterance."""
     spectrum = torch.stft(audio, FFT, HOP, WINDOW, window(), center=True, return_complex=True)
-    energies = torch.log(spectrum.abs().square().T @ mel_filters() + 1e-6)
+    energies = torch.log(torch.view_as_real(spectrum).square().sum(-1).T @ mel_filters() + 1e-6)
     return (energies - energies.mean(0)) / (energies.std(0) + 1e-3)
 
 
@@ -91,9 +91,9 @@ def make_sample(data: bytes | memoryview, target: Sequence[int]) -> Sample:
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
-    """Pad the utterances of a batch to the longest one."""
+    """Join the utterances of a batch."""
     started = time.perf_counter()
-    frames = torch.nn.utils.rnn.pad_sequence([sample.frames for sample in samples], batch_first=True)
+    frames = torch.cat([sample.frames for sample in samples])
     frame_counts = torch.tensor([len(sample.frames) for sample in samples])
     targets = torch.cat([sample.target for sample in samples])
     target_counts = torch.tensor([len(sample.target) for sample in samples])

@@ -161,10 +161,11 @@ def draw(log: StepLog, summary: Summary, path: Path) -> None:
         parts.append(("decode", log.decode_s, DECODE, summary.decode_share))
     parts.append(("compute", log.compute_s, COMPUTE, summary.compute_share))
     base = [0.0] * len(log.loss)
+    edges = [step - 0.5 for step in (*steps, len(steps) + 1)]
     for label, seconds, color, share in parts:
-        height_ms = [1e3 * s for s in seconds]
-        bottom.bar(steps, height_ms, bottom=base, width=1.0, color=color, label=f"{label} {share:.1%}")
-        base = [low + height for low, height in zip(base, height_ms, strict=True)]
+        top_ms = [low + 1e3 * s for low, s in zip(base, seconds, strict=True)]
+        bottom.stairs(top_ms, edges, baseline=base, fill=True, color=color, label=f"{label} {share:.1%}")
+        base = top_ms
     if log.decode_overlaps:
         decode_ms = [1e3 * s for s in log.decode_s]
         label = f"decode, in workers meanwhile {summary.decode_share:.1%}"

@@ -18,34 +18,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import click
-import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from tqdm import tqdm
 
-from ais_loader import Client, Entry, Item, LoaderError, MapDataset, connect
+from ais_loader import Client, Entry, LoaderError, connect
 from examples.speech.corpus import Alphabet, CorpusError, Utterance, read_corpus
-from examples.speech.features import Batch, Sample, collate, make_sample
-from examples.speech.model import SpeechModel
-from examples.speech.report import Example, StepLog, Summary, describe, draw, edit_distance, is_falling, step_shares
+from examples.speech.report import Example, Summary, describe, draw, edit_distance, is_falling, step_shares
 
 BUCKET = "speech-demo"
 ROOT = Path(__file__).resolve().parents[2]
-PEAK_LEARNING_RATE = 3e-3
-
-
-def decode(item: Item) -> Sample:
-    """A delivered object to a sample; `opaque` came along with the request and never left this machine."""
-    return make_sample(item.data, item.entry.opaque)
-
-
-def compute_threads(num_workers: int) -> int:
-    """All cores but one, and but those of the workers; 4 at most.
-
-    A choice for steadiness, not for top speed: threads that compute together wait for the slowest at every operation.
-    On two cores, samples/s in three short runs each: beside one busy program, one thread 84 to 137 and two threads 53
-    to 68; without it, on a machine that others used too, one thread 133 to 143 and two threads 42 to 219.
-    """
-    return max(1, min(4, len(os.sched_getaffinity(0)) - 1 - num_workers))
 
 
 def put_corpus(client: Client, corpus: Sequence[Utterance], copies: int) -> tuple[int, float]:
@@ -58,68 +38,6 @@ def put_corpus(client: Client, corpus: Sequence[Utterance], copies: int) -> tupl
             ((utterance.name, utterance.path) for utterance in corpus), progress=lambda _: bar.update()
         )
     return put.size_bytes, time.perf_counter() - started
-
-
-def random_batches(
-    client: Client, entries: Sequence[Entry], *, steps: int, batch_size: int, num_workers: int, seed: int
-) -> DataLoader[Batch]:
-    """`steps` batches in seeded random order, epoch after epoch without a seam; each is one storage request."""
-    generator = torch.Generator().manual_seed(seed)
-    dataset = MapDataset(client, entries, decode=decode)
-    sampler = RandomSampler(dataset, num_samples=steps * batch_size, generator=generator)
-    return DataLoader(
-        dataset,
-        batch_sampler=BatchSampler(sampler, batch_size, drop_last=False),
-        num_workers=num_workers,
-        collate_fn=collate,
-    )
-
-
-def train(model: SpeechModel, loader: DataLoader[Batch], *, steps: int, num_workers: int, quiet: bool) -> StepLog:
-    """Run the loader to its end, one optimiser step a batch; prints a line for every tenth of the run."""
-    log = StepLog(decode_overlaps=num_workers > 0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LEARNING_RATE, total_steps=steps, pct_start=0.15)
-    every = max(1, steps // 10)
-    batches = iter(loader)
-    click.echo("   step    loss  samples/s  waiting for data", err=quiet)
-    for step in range(1, steps + 1):
-        asked = time.perf_counter()
-        batch = next(batches)
-        received = time.perf_counter()
-        loss = model.loss(batch)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        schedule.step()
-        loss_value = loss.item()
-        done = time.perf_counter()
-        log.add(loss=loss_value, next_s=received - asked, decode_s=batch.decode_s, compute_s=done - received)
-        if step % every == 0:
-            recent_s = log.step_s(step - every)
-            rate = every * len(batch.frames) / recent_s
-            share = sum(log.wait_s[-every:]) / recent_s
-            recent_loss = sum(log.loss[-every:]) / every
-            click.echo(f"{step:7d} {recent_loss:7.3f} {rate:10.0f} {share:17.1%}", err=quiet)
-    return log
-
-
-def transcribe(
-    client: Client, model: SpeechModel, corpus: Sequence[Utterance], entries: Sequence[Entry], alphabet: Alphabet
-) -> list[Example]:
-    """Return the model's output for every utterance, in order. Utterances are read as pipelined batches."""
-    model.eval()
-    size = 20
-    parts = [list(entries[start : start + size]) for start in range(0, len(entries), size)]
-    written: list[str] = []
-    for items in client.get_batches(parts, in_flight=3):
-        batch = collate([decode(item) for item in items])
-        written += [alphabet.decode(classes) for classes in model.transcribe(batch)]
-    return [
-        Example(utterance.lang, utterance.name, utterance.text, text)
-        for utterance, text in zip(corpus, written, strict=True)
-    ]
 
 
 def one_per_language(examples: Sequence[Example]) -> tuple[Example, ...]:
@@ -146,22 +64,29 @@ def run(
         raise PermissionError(f"cannot write into {output.parent}")
     alphabet = Alphabet(utterance.text for utterance in corpus)
     entries = [Entry(BUCKET, utterance.name, opaque=tuple(alphabet.encode(utterance.text))) for utterance in corpus]
-    torch.manual_seed(seed)
-    torch.set_num_threads(compute_threads(num_workers))
-    model = SpeechModel(len(alphabet))
     with connect(url) as client:
         size_bytes, put_s = put_corpus(client, corpus, copies)
         click.echo(
             f"put     {len(corpus)} utterances, {len({u.lang for u in corpus})} languages, "
             f"{sum(u.duration_s for u in corpus):.0f} s of audio, {size_bytes / 1e6:.1f} MB into {url} "
             f"in {put_s:.2f} s\n"
-            f"train   {steps} steps of {batch_size}, each one GetBatch; "
-            f"{sum(p.numel() for p in model.parameters()):,} parameters, {torch.get_num_threads()} thread(s)",
+            "import  torch, which takes some seconds",
             err=quiet,
         )
-        loader = random_batches(client, entries, steps=steps, batch_size=batch_size, num_workers=num_workers, seed=seed)
-        log = train(model, loader, steps=steps, num_workers=num_workers, quiet=quiet)
-        examples = transcribe(client, model, corpus, entries, alphabet)
+        from examples.speech import trainer  # only now: the lines above need not wait for it
+
+        model = trainer.new_model(len(alphabet), num_workers=num_workers, seed=seed)
+        click.echo(
+            f"train   {steps} steps of {batch_size}, each one GetBatch; "
+            f"{sum(p.numel() for p in model.parameters()):,} parameters, "
+            f"{trainer.compute_threads(num_workers)} thread(s)",
+            err=quiet,
+        )
+        loader = trainer.random_batches(
+            client, entries, steps=steps, batch_size=batch_size, num_workers=num_workers, seed=seed
+        )
+        log = trainer.train(model, loader, steps=steps, num_workers=num_workers, quiet=quiet)
+        examples = trainer.transcribe(client, model, corpus, entries, alphabet)
     wait_share, decode_share, compute_share = step_shares(log)
     errors = sum(edit_distance(example.reference, example.hypothesis) for example in examples)
     summary = Summary(
@@ -198,7 +123,7 @@ def run(
     "--copies", type=click.IntRange(min=1), default=1, show_default=True, help="Hosts of a cluster that keep each file."
 )
 @click.option("--steps", type=click.IntRange(min=2), default=400, show_default=True, help="Batches to train on.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Utterances a batch.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=10, show_default=True, help="Utterances a batch.")
 @click.option("--num-workers", type=click.IntRange(min=0), default=0, show_default=True, help="DataLoader processes.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the weights and of the order of utterances.")
 @click.option(

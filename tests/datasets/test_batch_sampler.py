@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from ais_loader import BatchLoader, BatchSampler, Client, MapDataset, ShufflePlan, concat
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, PackPlan
+from tests.table import table
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 SIZES = [len(data) for data in CORPUS.values()]
@@ -33,7 +34,7 @@ def planned(plan: Any, epoch: int = 0, rank: int = 0, world_size: int = 1) -> li
     return [batch if isinstance(batch, list) else batch.tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("kind", PLANS)
+@table("kind", PLANS)
 def test_ranks_have_the_steps_of_the_plan_and_the_next_epoch_has_another_order(kind: str) -> None:
     plan = PLANS[kind]
     ranks = [BatchSampler(plan, rank, 2) for rank in range(2)]
@@ -67,6 +68,7 @@ def joined_packs(packs: list[list[bytes]]) -> list[bytes]:
     return [collate_joined(pack) for pack in packs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_state_goes_on_with_the_next_batch_on_other_ranks(local_store: Client, kind: str, num_workers: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 import ais_loader
@@ -22,6 +23,7 @@ from examples.speech.model import SpeechModel
 from examples.speech.report import edit_distance
 from examples.speech.train import main
 from tests.data import EMPTY_WAV, utterances
+from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -30,6 +32,8 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture(autouse=True)
 def threads_as_before() -> Iterator[None]:
     """The demo sets how many threads torch uses, for its whole process."""
+    import torch
+
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -95,7 +99,7 @@ def test_the_seed_decides_the_losses_whether_batches_come_through_workers_or_not
 def test_a_loss_that_does_not_fall_is_an_exit_status_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("examples.speech.train.PEAK_LEARNING_RATE", 1e-12)
+    monkeypatch.setattr("examples.speech.trainer.PEAK_LEARNING_RATE", 1e-12)
     output = tmp_path / "speech.png"
     result = invoke("--steps", "4", "--batch-size", "25", "--output", output)
     assert result.exit_code == 1
@@ -103,7 +107,7 @@ def test_a_loss_that_does_not_fall_is_an_exit_status_of_its_own(
     assert output.read_bytes().startswith(PNG_SIGNATURE)
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "message"),
     [
         (["--data", "/nowhere"], "cannot read /nowhere/manifest.jsonl: No such file or directory"),
@@ -131,7 +135,40 @@ def test_the_help_names_every_option() -> None:
 
 
 @pytest.mark.slow
-def test_the_padding_of_a_batch_changes_neither_loss_nor_transcript() -> None:
+def test_it_says_what_it_stored_before_it_imports_what_takes_seconds() -> None:
+    heavy = ("torch", "matplotlib", "soundfile")
+    code = f"import sys, examples.speech.train; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_ends_without_a_traceback_and_leaves_no_store(tmp_path: Path) -> None:
+    options = ["--steps", "1000000", "--output", str(tmp_path / "speech.png")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "examples.speech.train", *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = next(line for line in process.stdout if line.startswith("put "))
+        assert any("waiting for data" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert complaint.endswith("Aborted!\n") and "Traceback" not in complaint
+    store = re.search(r"into (\S+)", said)
+    assert store is not None and not Path(store[1]).exists()
+
+
+@pytest.mark.slow
+def test_the_other_utterances_of_a_batch_change_neither_loss_nor_transcript() -> None:
+    import torch
+
     picked = utterances()[:100:33]
     alphabet = Alphabet(spoken_text(utterance.text) for utterance in picked)
     samples = [make_sample(u.path.read_bytes(), alphabet.encode(spoken_text(u.text))) for u in picked]
@@ -147,7 +184,7 @@ def test_a_recording_without_samples_is_refused_with_its_reason() -> None:
         make_sample(EMPTY_WAV.read_bytes(), [])
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "spoken"),
     [
         ("M I S D N  (emme-iessedienne)", "m i s d n"),
@@ -160,7 +197,7 @@ def test_transcripts_are_reduced_to_what_is_said(text: str, spoken: str) -> None
     assert spoken_text(text) == spoken
 
 
-@pytest.mark.parametrize(
+@table(
     ("reference", "hypothesis", "distance"),
     [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("ошибка", "ошибки", 1)],
 )

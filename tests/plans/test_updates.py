@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans_kit import Numbers, divisors, finished, loaders, samplers, shuffled_batches, tokens_of
 
-from ais_loader import BatchLoader
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, NumberPlan, PackPlan, ShufflePlan
+from tests.table import table
 
 TAILS = st.sampled_from(["repeat", "drop"])
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=120)
@@ -206,8 +206,10 @@ def test_a_position_inside_an_update_needs_ranks_that_divide_the_rest() -> None:
         loaders(plan, 2, state)
 
 
-@pytest.mark.parametrize("tail, steps", [("repeat", 8), ("drop", 4), ("uneven", 5)])
+@table("tail, steps", [("repeat", 8), ("drop", 4), ("uneven", 5)])
 def test_the_tail(tail: Any, steps: int) -> None:
+    from ais_loader import BatchLoader
+
     plan = ShufflePlan(9, 2, group=4, tail=tail)
     assert plan.steps(0) == steps
     assert [plan.batch(0, step).tolist() for step in range(steps)] == finished(shuffled_batches(9, 2, 0, 0), 4, tail)
@@ -217,7 +219,7 @@ def test_the_tail(tail: Any, steps: int) -> None:
         BatchLoader(Numbers(9), plan, tail="drop" if tail == "repeat" else "repeat")
 
 
-@pytest.mark.parametrize(
+@table(
     "change", [{"version": 1}, {"plan": {"group": "x"}}, {"plan": "x"}, {"step": -1}, {"plan": 5}, {"world_size": 0}]
 )
 def test_states_of_another_plan_version_or_rank_are_refused(change: dict[str, Any]) -> None:
@@ -254,7 +256,7 @@ class TestWithout:
                 with pytest.raises(InvalidRequest, match="another plan"):
                     loaders(shorter, 2, state)
 
-    @pytest.mark.parametrize("steps", [range(3, 5), range(4, 4), range(0, 8, 2), range(-2, 2), range(20, 26)])
+    @table("steps", [range(3, 5), range(4, 4), range(0, 8, 2), range(-2, 2), range(20, 26)])
     def test_bad_spans_are_refused(self, steps: range) -> None:
         with pytest.raises(InvalidRequest, match="without"):
             ShufflePlan(48, 2, group=2).without(steps)

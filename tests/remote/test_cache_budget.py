@@ -25,6 +25,7 @@ from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
 from tests.store.small_drive import small_drive
+from tests.table import table
 
 SIZE = 10_000
 COPIES = 10
@@ -67,6 +68,7 @@ def small(client: Client, bucket_name: str, remote_bucket: RemoteBucket) -> Iter
         client.delete_bucket(bucket_name, force=True)
 
 
+@pytest.mark.slow
 def test_epochs_over_more_than_the_budget_stay_within_it(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -84,6 +86,7 @@ def test_epochs_over_more_than_the_budget_stay_within_it(
     assert proxy.count("GET", "*") >= len(names)
 
 
+@pytest.mark.slow
 def test_a_hot_set_survives_a_pass_over_everything(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -99,6 +102,7 @@ def test_a_hot_set_survives_a_pass_over_everything(
     assert proxy.count("GET", "*") > 0
 
 
+@pytest.mark.slow
 def test_single_reads_keep_a_copy_as_batches_do(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -111,6 +115,7 @@ def test_single_reads_keep_a_copy_as_batches_do(
     assert proxy.count("GET", "*") == 0
 
 
+@pytest.mark.slow
 def test_readers_get_their_bytes_while_copies_are_evicted(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,12 +148,14 @@ def test_readers_get_their_bytes_while_copies_are_evicted(
     eventually(lambda: sum(stored(small).values()) <= BUDGET * nodes_of(client))
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_budget_is_served(client: Client, small: Bucket, remote_bucket: RemoteBucket) -> None:
     names = fill(remote_bucket, 40)
     read(small, client, names, at_once=40)
     eventually(lambda: sum(stored(small).values()) <= BUDGET * nodes_of(client))
 
 
+@pytest.mark.slow
 def test_a_snapshot_keeps_the_versions_that_it_sees(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -164,6 +171,7 @@ def test_a_snapshot_keeps_the_versions_that_it_sees(
     small.delete_snapshot("before")
 
 
+@pytest.mark.slow
 def test_what_is_no_copy_is_neither_counted_nor_evicted(
     client: Client, bucket: Bucket, remote_bucket: RemoteBucket
 ) -> None:
@@ -177,6 +185,7 @@ def test_what_is_no_copy_is_neither_counted_nor_evicted(
     bucket.set(remote="")
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_takes_effect(client: Client, small: Bucket, remote_bucket: RemoteBucket) -> None:
     read(small, client, fill(remote_bucket, COPIES))
     assert len(stored(small)) == COPIES
@@ -185,6 +194,7 @@ def test_a_smaller_budget_takes_effect(client: Client, small: Bucket, remote_buc
     assert small.info().remote.cache_bytes == 2 * SIZE
 
 
+@pytest.mark.slow
 def test_copies_on_a_drive_that_is_short_of_space_are_evicted(
     s3: S3Server, tmp_path: Path, remote_bucket: RemoteBucket, bucket_name: str
 ) -> None:
@@ -255,7 +265,7 @@ def test_a_restart_keeps_the_budget(
             eventually(lambda: len(stored(bucket)) <= 30)
 
 
-@pytest.mark.parametrize("cache_bytes", [-1, 1.5, True, 1 << 63, "10"])
+@table("cache_bytes", [-1, 1.5, True, 1 << 63, "10"])
 def test_what_is_no_budget_is_refused(cache_bytes: object) -> None:
     with pytest.raises(errors.InvalidRequest, match="cache_bytes="):
         Remote("s3://b", cache_bytes=cache_bytes)  # type: ignore[arg-type]

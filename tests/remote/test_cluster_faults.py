@@ -78,14 +78,13 @@ def test_cold_objects_are_read_while_a_node_is_down_and_kept_when_it_is_back(
             data_of(at) for at in range(30)
         ]
         cluster.nodes[1].restart()
-        eventually(lambda: bucket.get(names[0]) == data_of(0), 30.0)
+        eventually(lambda: bucket.get(names[0]) == data_of(0))
         proxy.forget()
         eventually(
             lambda: (
                 [item.data.tobytes() for item in client.get_batch(entries, timeout_s=60)]
                 == [data_of(at) for at in range(30)]
             ),
-            60.0,
         )
         assert sum(proxy.count("GET", remote_bucket.path(name)) for name in names) <= 30
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, MapDataset, Remote, connect, errors
+from ais_loader import ClusterOptions, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
@@ -35,6 +35,8 @@ def cluster(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[ClusterProc
 def test_every_node_of_a_cluster_has_the_inventory_and_one_may_be_killed(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
+    from ais_loader import MapDataset
+
     names = filled(remote_bucket, 12)
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
     with connect(cluster.nodes[0].url, options=PATIENT) as client:
@@ -66,9 +68,9 @@ def test_a_deletion_through_another_node_counts_from_the_first_refresh_on(
         other.bucket("train").get(names[5])
         with proxy.on("GET", remote_bucket.name, Fault(delay_s=1.5)):
             refresh = pool.submit(bucket.refresh_inventory)
-            eventually(lambda: lists(proxy) == 1, 30)
+            eventually(lambda: lists(proxy) == 1)
             other.bucket("train").delete_many(names[:2])
-            refresh.result(30)
+            refresh.result(60)
         assert names_of(bucket) == names_of(other.bucket("train")) == names[2:]
 
 

@@ -14,6 +14,7 @@ from storage_node.remote import remote_requests
 from storage_node.remote.driver import RequestFailure
 from storage_node.remote.failures import failure_of
 from tests.remote.backend_kit import BUCKET, Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
+from tests.table import table
 
 SECRET = "wJalrXUtnFEMIsecret"
 TOKEN = "a-session-token"
@@ -34,7 +35,8 @@ def _error(status: int, code: str, said: str = "no", more: str = "") -> Reply:
     return Reply(status, f"<Error><Code>{code}</Code><Message>{said}</Message>{more}</Error>".encode())
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@table(
     ("reply", "said"),
     [
         (
@@ -68,7 +70,7 @@ def test_a_refusal_says_what_to_do(reply: Reply, said: str, caplog: pytest.LogCa
         assert secret not in f"{errors} {caplog.text}"
 
 
-@pytest.mark.parametrize(
+@table(
     ("status", "kind", "retry"),
     [(403, RemoteDenied, False), (404, ObjectNotFound, False), (503, RemoteUnavailable, True)],
 )
@@ -94,7 +96,8 @@ def test_a_bucket_that_can_be_listed_but_not_read() -> None:
         asyncio.run(run())
 
 
-@pytest.mark.parametrize("call", ["get", "head", "list", "put", "delete"])
+@pytest.mark.slow
+@table("call", ["get", "head", "list", "put", "delete"])
 def test_credentials_that_expire_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """The request in which they are found to have expired is repeated with what the file has now."""
     monkeypatch.setattr(remote_requests, "REOPEN_S", 0.0)

@@ -113,7 +113,7 @@ def test_a_slow_reader_neither_delays_others_nor_takes_memory(
         before_bytes = _resident_bytes(node)
         slow = [frames_of(client, bucket, "a") for _ in range(4)]
         got = [take(one, MIB) for one in slow]
-        eventually(lambda: bucket.head("a").is_stored, 60.0)
+        eventually(lambda: bucket.head("a").is_stored)
         assert _resident_bytes(node) - before_bytes < 96 * MIB
         for one, first in zip(slow, got, strict=True):
             assert first + b"".join(bytes(frame.payload) for frame in one) == data

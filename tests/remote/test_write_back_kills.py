@@ -53,7 +53,7 @@ def test_a_put_survives_a_kill_at_each_step(
     version = ""
     with connect(node.url, options=IMPATIENT) as client, contextlib.suppress(errors.LoaderError):
         version = client.bucket("train").put("a", b"new").version
-    eventually(lambda: not node.alive, 30.0)
+    eventually(lambda: not node.alive)
     is_sent = point in ("upload.sent", "upload.done", "upload.settled")
     assert remote_bucket.get("a") == (b"new" if is_sent else b"old")
     node.kill()
@@ -79,7 +79,7 @@ def test_a_deletion_survives_a_kill_at_each_step(
     armed(node, point)
     with connect(node.url, options=IMPATIENT) as client, contextlib.suppress(errors.LoaderError):
         client.bucket("train").delete("a")
-    eventually(lambda: not node.alive, 30.0)
+    eventually(lambda: not node.alive)
     node.kill()
     with proxy.held("DELETE", "*"):
         node.start()
@@ -102,7 +102,7 @@ def test_what_others_write_between_the_upload_and_the_restart_stays(
     armed(node, "upload.sent")
     with connect(node.url, options=IMPATIENT) as client, contextlib.suppress(errors.LoaderError):
         client.bucket("train").put("a", b"new")
-    eventually(lambda: not node.alive, 30.0)
+    eventually(lambda: not node.alive)
     assert remote_bucket.get("a") == b"new"
     remote_bucket.put("a", b"theirs")
     node.kill()
@@ -169,10 +169,10 @@ def test_the_next_owner_uploads_when_the_first_is_killed(
             victim = cluster.nodes[process_of(cluster, client, first_owner(client, "train", names[0]))]
             victim.kill()
             down.remove()
-            eventually(lambda: set(remote_bucket.keys()) >= set(names), 60.0)
+            eventually(lambda: set(remote_bucket.keys()) >= set(names))
             assert [remote_bucket.get(name) for name in names] == [name.encode() for name in names]
             victim.restart()
-            eventually(lambda: _is_flushed(bucket), 60.0)
+            eventually(lambda: _is_flushed(bucket))
             assert {name: bucket.head(name).version for name in names} == versions
             assert [bucket.get(name) for name in names] == [name.encode() for name in names]
             bucket.put(names[0], b"newer")
