@@ -38,6 +38,8 @@ pytest_plugins = [
 # The suite starts some hundred interpreters, each of which would compile all that it imports: 0.7 s of a node's 1.1.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Tests make channels of their own, with gRPC's defaults, by which the environment's web proxy would be used.
+os.environ["no_grpc_proxy"] = "127.0.0.1,localhost"  # noqa: SIM112 - the name that gRPC reads
 
 # A shell without a terminal has what it starts in the background ignore Ctrl-C, and that is inherited by all that tests
 # start, and interrupt.

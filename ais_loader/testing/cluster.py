@@ -18,6 +18,7 @@ from types import TracebackType
 import grpc
 
 from ais_loader.testing.node import NodeProcess, peer_secret_file
+from ais_loader.wire.channel_options import PROXY
 from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
@@ -121,11 +122,11 @@ class ClusterProcesses:
     def _channel(self, endpoint: str) -> grpc.Channel:
         """Return a channel of an operator."""
         if self._identity is None:
-            return grpc.insecure_channel(endpoint)
+            return grpc.insecure_channel(endpoint, options=[(PROXY, 0)])
         ca, key, certificate = (
             (self._identity / name).read_bytes() for name in ("ca.pem", "operator-key.pem", "operator.pem")
         )
-        return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, certificate))
+        return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, certificate), options=[(PROXY, 0)])
 
     def uuid_of(self, number: int) -> bytes:
         with self._channel(_endpoint(self.nodes[number])) as channel:

@@ -221,7 +221,7 @@ def test_another_user_is_told(tmp_path: Path, url: str) -> None:
         "os.setgroups([]), os.setegid(65534), os.seteuid(65534)\n"
         "connect(sys.argv[1])"
     )
-    reason = f"{tmp_path}/drive/node: Permission denied: a node on demand is for the processes of the user who owns"
+    reason = f"{tmp_path}/drive: Permission denied: a node on demand is for the processes of the user who owns"
     assert f"DriveFailed: {reason}" in run(script, url).stderr
     tmp_path.chmod(0o700)
     assert "Permission denied: a node on demand is for" in run(script, url).stderr

@@ -18,6 +18,7 @@ from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.remote import Remote
 from storage_node.remote import embedded
 from storage_node.settings.config import ServerConfig
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Server
 
@@ -27,6 +28,8 @@ of the defaults, as the servers of tests are slow."""
 SETTINGS = {"remote_large_object_bytes": LARGE_BYTES, "remote_range_bytes": RANGE_BYTES, "remote_hedge_budget": 0.0}
 """Without second requests for what is slow: tests count requests, also on a machine on which all is slow."""
 _ARGUMENTS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+_TOKEN = {"AWS_SESSION_TOKEN": "test-token"}
+"""With it, the server is reached through the gate."""
 
 
 @pytest.fixture(scope="session")
@@ -42,14 +45,17 @@ def s3() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def node(s3: S3Server) -> Iterator[NodeProcess]:
     """A node with the credentials of the S3 server. Never pause or kill it."""
-    with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=_ARGUMENTS) as running:
+    with (
+        throwaway_folder() as folder,
+        NodeProcess(folder / "drive", arguments=[*_ARGUMENTS, *ANY_HOST], environment=_TOKEN) as running,
+    ):
         yield running
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(s3: S3Server) -> Iterator[ClusterProcesses]:
     """Three nodes with the credentials of the S3 server. Never pause or kill one."""
-    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=_ARGUMENTS) as running:
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=[*_ARGUMENTS, *ANY_HOST]) as running:
         yield running
 
 

@@ -283,7 +283,7 @@ def test_reads_that_are_given_up_release_their_places() -> None:
 def test_redirects_to_other_hosts_carry_no_credentials(tmp_path: Path) -> None:
     profiles = tmp_path / "profiles.toml"
     profiles.touch(0o600)
-    profiles.write_text(f'[web]\nbearer_token = "{SECRET}"\n')
+    profiles.write_text(f'[web]\nbearer_token = "{SECRET}"\nhosts = ["http://localhost:*"]\n')
 
     async def run() -> None:
         remote = Remote(first.url.replace("127.0.0.1", "localhost") + "/files", profile="web")

@@ -20,6 +20,7 @@ from ais_loader.testing.waiting import eventually
 from storage_node.remote import cache_space
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
@@ -197,7 +198,7 @@ def test_a_smaller_budget_takes_effect(client: Client, small: Bucket, remote_buc
 def test_copies_on_a_drive_that_is_short_of_space_are_evicted(
     s3: S3Server, tmp_path: Path, remote_bucket: RemoteBucket, bucket_name: str
 ) -> None:
-    arguments = ["--set", f"remote_min_free_bytes={1 << 60}"]
+    arguments = [*ANY_HOST, "--set", f"remote_min_free_bytes={1 << 60}"]
     with NodeProcess(tmp_path, arguments=arguments) as node, connect(node.url) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
         bucket = client.create_bucket(bucket_name, remote=remote)
@@ -223,7 +224,7 @@ def test_a_full_drive_has_copies_evicted_for_a_fetch(
     remote_bucket.put("larger than the drive", bytes(100 * mib))
     with (
         small_drive(tmp_path, monkeypatch) as drive,
-        NodeServer([drive.root], ServerConfig(port=0, remote_min_free_bytes=0)) as node,
+        NodeServer([drive.root], ServerConfig(port=0, remote_min_free_bytes=0, remote_hosts=("any",))) as node,
         connect(node.url) as client,
     ):
         bucket = client.create_bucket(bucket_name, remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
@@ -248,7 +249,7 @@ def test_a_restart_keeps_the_budget(
     s3: S3Server, tmp_path: Path, remote_bucket: RemoteBucket, bucket_name: str
 ) -> None:
     names = fill(remote_bucket, 60)
-    with NodeProcess(tmp_path) as node:
+    with NodeProcess(tmp_path, arguments=ANY_HOST) as node:
         with connect(node.url) as client:
             remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
             bucket = client.create_bucket(bucket_name, remote=remote)

@@ -18,6 +18,7 @@ from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
@@ -32,7 +33,7 @@ CACHED, EVICTIONS = "ais_loader_remote_cached_bytes", "ais_loader_remote_evictio
 @pytest.fixture(scope="module")
 def cluster(s3: S3Server) -> Iterator[ClusterProcesses]:
     """Three nodes whose repair passes follow each other at once."""
-    arguments = ["--set", "repair_interval_s=0.2", "--metrics-port", "0"]
+    arguments = [*ANY_HOST, "--set", "repair_interval_s=0.2", "--metrics-port", "0"]
     with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=arguments) as running:
         yield running
 

@@ -18,6 +18,7 @@ from storage_node.cluster.replication.replica import to_wire
 from storage_node.store.drive.preconditions import parse_version
 from tests.node.write_kit import cluster_of
 from tests.peer_kit import peer_at
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.s3_server import S3Server
@@ -28,7 +29,7 @@ from tests.remote.test_write_back_kills import _is_flushed
 pytestmark = pytest.mark.slow  # nodes
 NAME, OLD, NEW = "written", b"old", b"newer"
 PATIENT = ClusterOptions(retry_s=60.0)
-OFTEN = ["--set", "repair_interval_s=1"]
+OFTEN = [*ANY_HOST, "--set", "repair_interval_s=1"]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_cluster_faults import first_owner, process_of
@@ -27,7 +28,7 @@ PATIENT = ClusterOptions(retry_s=60.0)
 
 @pytest.fixture
 def cluster(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[ClusterProcesses]:
-    with ClusterProcesses(tmp_path, 3) as running:
+    with ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as running:
         yield running
 
 
@@ -78,7 +79,10 @@ def test_a_refresh_that_is_killed_leaves_the_old_inventory(
 ) -> None:
     names = filled(remote_bucket, 5)
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
-    with NodeProcess(tmp_path / "drive") as node, connect(node.url, options=ClusterOptions(retry_s=5.0)) as client:
+    with (
+        NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node,
+        connect(node.url, options=ClusterOptions(retry_s=5.0)) as client,
+    ):
         bucket = client.create_bucket("train", remote=remote)
         old = bucket.refresh_inventory()
         remote_bucket.put("later", b"1")

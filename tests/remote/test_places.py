@@ -15,6 +15,7 @@ import pytest
 from ais_loader import Remote, connect, errors
 from ais_loader.objects.remote.remote_places import split_place
 from ais_loader.testing.node import NodeProcess
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
@@ -85,7 +86,7 @@ def test_a_trainer_that_is_killed_while_objects_are_fetched_leaves_the_node_to_o
     s3: object, remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     names = filled(remote_bucket, 4)
-    with NodeProcess(tmp_path / "drive") as node, connect(node.url) as client:
+    with NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node, connect(node.url) as client:
         bucket = client.create_bucket("train", remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
         command = [sys.executable, "-c", _TRAINER, node.url, *names]
         with proxy.held("GET", remote_bucket.path(names[1])) as held:

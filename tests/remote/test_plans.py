@@ -29,6 +29,7 @@ from storage_node.remote.plans import MAX_WINDOW_KEYS
 from storage_node.remote.prefetcher import MAX_KEYS
 from tests.datasets.datasets_kit import EntryPlan
 from tests.node.node_kit import serving
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
@@ -161,7 +162,7 @@ def test_objects_are_fetched_in_the_order_of_need(
     tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
     names = filled(remote_bucket, 30)
-    with serving(tmp_path, remote_prefetch_requests=1) as node, connect(node.url) as client:
+    with serving(tmp_path, remote_prefetch_requests=1, remote_hosts=("any",)) as node, connect(node.url) as client:
         bucket = new_bucket(client, remote_bucket)
         steps = [pb.ExpectedStep(name=names[at : at + 3]) for at in range(0, 30, 3)]
         assert client._transport.expect(window(bucket.name, step=steps))
@@ -176,7 +177,7 @@ def test_a_reader_does_not_wait_for_what_is_fetched_ahead(
 ) -> None:
     names = filled(remote_bucket, 30)
     with (
-        serving(tmp_path, remote_max_requests=3, remote_prefetch_requests=2) as node,
+        serving(tmp_path, remote_max_requests=3, remote_prefetch_requests=2, remote_hosts=("any",)) as node,
         connect(node.url) as client,
         proxy.held("GET", "*", times=2) as held,
     ):
@@ -279,7 +280,7 @@ def test_the_plan_of_a_killed_loader_is_forgotten(
 def test_a_node_that_restarts_is_told_the_plan_again(
     tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    with NodeProcess(tmp_path / "drive") as node, connect(node.url) as client:
+    with NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node, connect(node.url) as client:
         bucket = new_bucket(client, remote_bucket)
         plan = plan_of(bucket, names := filled(remote_bucket, 100))
         batches = iter(loader_of(client, plan, expect_steps=6))
@@ -298,7 +299,7 @@ def test_a_node_that_restarts_is_told_the_plan_again(
 def test_a_node_of_a_cluster_that_restarts_is_told_its_part_again(
     s3: object, tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    with ClusterProcesses(tmp_path, 3) as cluster, connect(cluster.url) as client:
+    with ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as cluster, connect(cluster.url) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
         bucket = client.create_bucket("train", remote=remote, copies=2)
         plan = plan_of(bucket, names := filled(remote_bucket, 300))

@@ -12,6 +12,7 @@ from ais_loader import ClusterOptions, Remote, connect, errors
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_cluster_faults import first_owner, process_of
@@ -24,7 +25,7 @@ PATIENT = ClusterOptions(retry_s=60.0)
 
 @pytest.fixture
 def node(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[NodeProcess]:
-    with NodeProcess(tmp_path / "drive") as running:
+    with NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as running:
         yield running
 
 
@@ -136,7 +137,7 @@ def test_a_long_outage_with_kills_loses_nothing(
 
 
 def test_a_put_waits_for_room_and_then_fails(remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path) -> None:
-    arguments = ["--set", "remote_write_back_bytes=300000", "--set", "remote_write_back_wait_s=1"]
+    arguments = [*ANY_HOST, "--set", "remote_write_back_bytes=300000", "--set", "remote_write_back_wait_s=1"]
     with NodeProcess(tmp_path / "drive", arguments=arguments) as node:
         made(node.url, remote_bucket)
         with connect(node.url, options=IMPATIENT) as client:
@@ -158,7 +159,7 @@ def test_a_put_waits_for_room_and_then_fails(remote_bucket: RemoteBucket, proxy:
 def test_the_next_owner_uploads_when_the_first_is_killed(
     remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path, nodes: int
 ) -> None:
-    with ClusterProcesses(tmp_path, nodes) as cluster:
+    with ClusterProcesses(tmp_path, nodes, arguments=ANY_HOST) as cluster:
         made(cluster.url, remote_bucket, copies=2)
         with connect(cluster.url, options=PATIENT) as client:
             bucket = client.bucket("train")

@@ -444,3 +444,10 @@ def test_remote_storage_needs_a_right_of_its_own(node: SecureNode) -> None:
         client.create_bucket("mine")
     with connect(node.url, token=node.token("far:read,list,admin,remote")) as client:
         client.create_bucket("far", remote=remote)
+        partner = Remote("s3://b", profile="partner")
+        with pytest.raises(errors.AccessDenied, match="on profile 'partner': it needs 'profile'"):
+            client.bucket("far").set(remote=partner)
+    with connect(node.url, token=node.token("far:read,list,admin,remote", "part*:profile")) as client:
+        client.bucket("far").set(remote=partner)
+        with pytest.raises(errors.AccessDenied, match="on profile 'other'"):
+            client.bucket("far").set(remote=Remote("s3://b", profile="other"))
