@@ -231,7 +231,7 @@ def test_a_client_that_dies_is_lost_by_name(ray: Ray, node: NodeProcess, bucket_
     file = tmp_path / "a.json"
     with started(ray, node, "--bucket", bucket_name, "--duration", 5, "--json", file) as process:
         try:
-            eventually(lambda: len(ray.clients()) == 2)
+            eventually(lambda: len(ray.clients()) == 2, 300)
             ray.clients()[0].kill()
             out, err = process.communicate(timeout=60)
         finally:
@@ -248,7 +248,7 @@ def test_a_client_that_dies_is_lost_by_name(ray: Ray, node: NodeProcess, bucket_
 def test_an_interrupt_ends_all_clients(ray: Ray, node: NodeProcess, bucket_name: str) -> None:
     with started(ray, node, "--bucket", bucket_name, "--duration", 600) as process:
         try:
-            eventually(lambda: len(ray.clients()) == 2)
+            eventually(lambda: len(ray.clients()) == 2, 300)
             crews = [crew for client in ray.clients() for crew in client.children(recursive=True)]
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
