@@ -159,10 +159,15 @@ def restore(sampler: Any, state: Mapping[str, Any], *, strict: bool = True) -> N
         raise InvalidRequest(f"the state is of another sampler: {differences}")
     if generator is not None and current["generator"]:
         _first(sampler, "generator").set_state(torch.frombuffer(bytearray.fromhex(generator), dtype=torch.uint8))
-    if hasattr(sampler, "allow_iter_to_reset_state"):
-        sampler.allow_iter_to_reset_state()
+    _forget_progress(sampler)
     if saved["epoch"] is not None and (set_epoch := _first(sampler, "set_epoch")) is not None:
         set_epoch(saved["epoch"])
+
+
+def _forget_progress(sampler: Any) -> None:
+    """Let the next `iter` begin an epoch. Lhotse's samplers otherwise keep to the state that they have loaded."""
+    if hasattr(sampler, "allow_iter_to_reset_state"):
+        sampler.allow_iter_to_reset_state()
 
 
 def draw_again(batches: Iterator[Any], state: Mapping[str, Any]) -> None:
@@ -196,7 +201,8 @@ class SamplerRun:
             except StopIteration:
                 if number or not self._again:
                     return
-                self._drawn, self._places = self._position.draws()  # the state was that of an epoch's end
+                _forget_progress(self._position.sampler)  # its state was that of an epoch's end
+                self._drawn, self._places = self._position.draws()
                 self._again = {}
                 continue
             if batch is None or isinstance(batch, Integral):
@@ -265,6 +271,7 @@ class SamplerPosition:
         self._warns_of_repeats = False
         if epoch != self.epoch:
             self.run = self.place_handed = None
+            _forget_progress(self.sampler)
         _first(self.sampler, "set_epoch")(epoch)
 
     def begin(self) -> SamplerRun:
