@@ -6,8 +6,11 @@ import asyncio
 import base64
 import contextlib
 import http.client
+import http.server
 import itertools
 import socket
+import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +19,7 @@ import pytest
 
 from ais_loader.errors import LoaderError, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.remote import Remote
+from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.remote.gate import Gate, Place
 from storage_node.settings.host_patterns import Origin
 from tests.remote.backend_kit import Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
@@ -230,4 +234,45 @@ def test_a_key_of_the_gate_is_for_one_server(foreign: DecidedServer, method: str
             assert connection.getresponse().status == 403
         connection.close()
     gate.close()
+    assert not foreign.asked
+
+
+def test_tls_ends_at_the_server_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, foreign: DecidedServer) -> None:
+    """The gate only passes bytes on. A redirect within TLS, which it cannot see, is a connection that it refuses."""
+    pytest.importorskip("cryptography")
+    identity = IdentityFolder(tmp_path / "identity")
+    identity.make()
+    files = identity.node_files(b"n" * 16, ["localhost"])
+    monkeypatch.setenv("SSL_CERT_FILE", files.ca_file)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_moved = self.path == "/moved"
+            self.send_response(307 if is_moved else 200)
+            self.send_header("Location", f"https://{foreign.url.removeprefix('http://')}/a")
+            self.send_header("Content-Length", "0" if is_moved else "4")
+            self.send_header("Last-Modified", "Tue, 01 Jan 2030 00:00:00 GMT")
+            self.end_headers()
+            self.wfile.write(b"" if is_moved else b"data")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    async def run(url: str) -> None:
+        async with OneBackend(Remote(url), hosts=("localhost:*", "127.0.0.0/8:*"), retry_s=0.05) as backend:
+            assert await read(backend, "a") == b"data"
+            with pytest.raises(RemoteUnavailable):
+                await read(backend, "moved")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert_file, files.key_file)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        try:
+            asyncio.run(run(f"https://localhost:{server.server_port}"))
+        finally:
+            server.shutdown()
+            serving.join()
     assert not foreign.asked
