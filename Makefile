@@ -14,18 +14,26 @@ STAMP := $(VENV)/.ais-loader-ready
 # What an editable installation copies or compiles. ais_loader/version.py has the version.
 PACKAGE := setup.cfg setup.py pyproject.toml ais_loader/version.py storage_node/store/_native.c \
 	$(wildcard storage_node/store/_*.h) ais_loader/wire/_crc32c.c ais_loader/wire/_crc32c.h
-# What is broken is known after eight failures, and no run takes longer than its session's time and that of one test.
+# What is broken is known after eight failures. No run is ended for being slow: tests/run_bounds.py ends what stands still.
 # Python 3.11 can fail at showing a stack as code while other threads do the same (its compiler counts the depth of what
 # it reads for all of them together): `native` reads no code.
-# Failed tests, if they are few, run once more at the end, alone. Each that passes then is a defect to be found, and is
-# named (tests/known_flaky.py).
-FAILURES := --maxfail 8 --tb native --again 6
+FAILURES := --maxfail 8 --tb native
+# Each run keeps the times of its tests: `python -m scripts.test_times` prints the latest.
+TIMES = --junitxml build/test-times/$(@:test-%=%).xml
 # Processes that run tests side by side. A file stays in one, with its nodes, and each process has its files in the order
 # that one alone has: what forks comes before what leaves gRPC running.
 # Three keep two cores busy, as tests wait a lot; slow ones start processes of their own, and two are enough.
 WORKERS ?= 3
 SLOW_WORKERS ?= 2
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
+# Folders whose quick tests have commands of their own; all others are the core.
+GATEWAY_TESTS := tests/gateway
+INTEGRATIONS_TESTS := tests/integrations tests/examples tests/ui
+DOCS_TESTS := tests/docs
+CORE_TESTS := $(addprefix --ignore=,$(GATEWAY_TESTS) $(INTEGRATIONS_TESTS) $(DOCS_TESTS))
+QUICK = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) $(FAILURES) $(TIMES) -m "not slow"
+# The budget of `make test` (CONTRIBUTING.md) begins with the number of its cases.
+QUICK_CASES := 5500
 # Seeds, and the tests in which several nodes or drives share objects by their identities.
 SEEDS ?= 1 2 3 4 5 6 7 8 9 10
 PLACING_TESTS := $(addprefix tests/,batch cluster etl lane limits promote repair replication services snapshots store)
@@ -47,11 +55,12 @@ FAKE_GCS := v1.56.1
 DIST ?= dist
 DIST_PYTHONS ?= 3.11 3.12 3.13
 
-.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-remote test-doors test-front $(FRONTS:%=test-front-%) works-with bench bench-quick check docs protos clean
+.PHONY: help setup dist dist-of demo test test-gateway test-integrations test-docs test-slow test-seeds test-exhaustive test-remote test-doors test-front $(FRONTS:%=test-front-%) works-with bench bench-quick check docs protos clean
 
 help:
 	@echo "make demo       set up, then train a small speech model through GetBatch on real data"
-	@echo "make test       set up, then run the tests"
+	@echo "make test       set up, then run the quick tests of the core"
+	@echo "make test-gateway, make test-integrations, make test-docs: the quick tests of these"
 	@echo "make test-slow  set up, then run the long tests"
 	@echo "make test-seeds set up, then run the tests of clusters with ten seeds, which place objects otherwise"
 	@echo "make test-exhaustive  set up, then run what repeats the long tests in more places, longer, or by other seeds"
@@ -88,10 +97,21 @@ demo: setup
 	$(BIN)/python -m examples.speech.train
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) $(FAILURES) --session-timeout 1800 -m "not slow"
+	$(QUICK) $(CORE_TESTS)
 
+test-gateway: setup
+	$(QUICK) $(GATEWAY_TESTS)
+
+test-integrations: setup
+	$(QUICK) $(INTEGRATIONS_TESTS)
+
+test-docs: setup
+	$(QUICK) $(DOCS_TESTS)
+
+# Properties draw at most 50 examples in the quick set (tests/example_count.py).
+test-slow: export TESTS_EXAMPLES := all
 test-slow: setup
-	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(FAILURES) --timeout 300 --session-timeout 3000 -m "slow and not exhaustive"
+	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(FAILURES) $(TIMES) -m "slow and not exhaustive"
 
 # Failures do not end the other seeds.
 test-seeds: setup
@@ -101,8 +121,9 @@ test-seeds: setup
 
 # The day draws the examples and the places of objects; the head of the run names its seed.
 test-exhaustive: export TESTS_SEED ?= $(shell date +%Y%m%d)
+test-exhaustive: export TESTS_EXAMPLES := all
 test-exhaustive: setup
-	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(FAILURES) --timeout 3600 -m exhaustive
+	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(FAILURES) $(TIMES) --timeout 3600 -m "exhaustive or (hypothesis and not slow)"
 
 $(EMULATORS)/.azurite-$(AZURITE):
 	@npm --version >/dev/null 2>&1 || { echo "npm is not installed, which Azurite needs; on Debian: apt-get install npm"; exit 1; }
@@ -116,11 +137,11 @@ $(EMULATORS)/.fake-gcs-$(FAKE_GCS):
 
 # Elsewhere, what needs an emulator is skipped.
 test-remote: setup $(EMULATORS)/.azurite-$(AZURITE) $(EMULATORS)/.fake-gcs-$(FAKE_GCS)
-	AIS_LOADER_EMULATORS=$(abspath $(EMULATORS)) $(BIN)/python -m pytest $(FAILURES) --timeout 300 $(or $(ONLY),tests/remote/test_backend.py tests/remote/test_services.py)
+	AIS_LOADER_EMULATORS=$(abspath $(EMULATORS)) $(BIN)/python -m pytest $(FAILURES) $(TIMES) $(or $(ONLY),tests/remote/test_backend.py tests/remote/test_services.py)
 
 # One process: a gateway serves all clients of a kind of store. What cannot be installed is skipped, with the reason.
 test-doors: setup
-	$(BIN)/python -m pytest $(FAILURES) --timeout 3600 --session-timeout 7200 -rs $(or $(ONLY),tests/doors)
+	$(BIN)/python -m pytest $(FAILURES) $(TIMES) --timeout 3600 -rs $(or $(ONLY),tests/doors)
 
 .venv-%/.ais-loader-ready: tests/front/requirements-%.txt $(PACKAGE)
 	$(REQUIRE_PYTHON)
@@ -132,7 +153,7 @@ test-doors: setup
 
 # One process: importing NeMo takes half a minute.
 $(FRONTS:%=test-front-%): test-front-%: .venv-%/.ais-loader-ready
-	AIS_LOADER_FRONT=$* .venv-$*/bin/python -m pytest $(FAILURES) --timeout 300 $(or $(ONLY),$(wildcard $(FRONT_TESTS_$*)))
+	AIS_LOADER_FRONT=$* .venv-$*/bin/python -m pytest $(FAILURES) $(TIMES) $(or $(ONLY),$(wildcard $(FRONT_TESTS_$*)))
 
 test-front: $(FRONTS:%=test-front-%)
 
@@ -152,6 +173,7 @@ check: setup
 	$(BIN)/python -m scripts.check_docstrings
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/python -m scripts.build_docs build/docs
+	$(BIN)/python -m pytest --collect-only -q -q --no-summary -m "not slow" --at-most $(QUICK_CASES)
 
 # Links of pages that lead nowhere are errors.
 docs: setup

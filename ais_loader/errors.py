@@ -367,7 +367,7 @@ class DriveFailed(StoreError):
 
 
 class Closed(LoaderError):
-    """The client, store or batch was closed before this call."""
+    """The client, store, batch or iteration was closed before this call."""
 
     kind = "closed"
 

@@ -1,4 +1,4 @@
-"""Matching of names: shell patterns for paths, and hints for errors: the known name nearest to an unknown one.
+"""Matching of names: shell patterns for paths, and texts for errors: the known name nearest to an unknown one.
 
 A pattern with a slash matches a whole path, any other one the last component. Every module that
 suggests a name uses these functions, so that clients, nodes and commands phrase suggestions alike.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -72,6 +73,11 @@ def unknown_option(
     else:
         hint = did_you_mean(name, options) or f"; its options are {', '.join(options)}"
     return TypeError(f"{function}: no option {name!r}{hint}")
+
+
+def printable_path(path: str) -> str:
+    """Return a path as valid Unicode, for people: bytes that are not UTF-8 as `\\xe9`."""
+    return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def is_pattern(name: str) -> bool:

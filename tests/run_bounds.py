@@ -1,8 +1,10 @@
 """Bounds of a run: a test that stands still shows where, and nothing that tests started outlives them.
 
-A test that is not over in time is interrupted in its main thread, so that fixtures still stop what they started. A test
-that does not come back to the interpreter is ended with its process a little later, and pytest-xdist goes on in another
-one. What the process that was ended had started is ended here.
+A run that is slow ends late, and no machine is too slow: bounds are for what stands still. A test that is not over in
+time is interrupted in its main thread, so that fixtures still stop what they started. A test that does not come back to
+the interpreter is ended with its process a little later, and pytest-xdist goes on in another one. What the process that
+was ended had started is ended here. A run in which no test has ended for longer than that is ended as a whole, with the
+tests named that were under way and the stacks of their processes.
 
 Processes are known by a variable that they inherit. Those that are left at the end, of whatever kind, are named and
 ended, and the run fails. So is a process of pytest that does not end after its last test, with its stacks shown.
@@ -15,6 +17,7 @@ checkout. Nothing is compared outside a git checkout.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import shutil
@@ -41,7 +44,10 @@ _GRACE_S = 15.0
 """For what ends by itself when the process that has started it ends."""
 _INTERRUPTED_S = 90.0
 """What an interrupted test has to stop its nodes in, before its process is ended."""
-_TEARDOWN_S = 120.0
+SILENCE_S = float(os.environ.get("TESTS_SILENCE_S", "600"))
+"""How long no test may end before the run is ended."""
+_STACKS_S = 3.0
+"""For processes to show their stacks in."""
 _SESSION_END_S = 300.0
 """From the last test to the end of its process."""
 
@@ -51,8 +57,6 @@ _ROOT = Path(__file__).resolve().parents[1]
 _limit_s = pytest.StashKey[float]()
 _stderr = pytest.StashKey[int]()
 _status_before = pytest.StashKey["frozenset[str] | None"]()
-CHECKOUT_CHANGED = pytest.StashKey[bool]()
-"""Whether `git status` shows changes at the end of a run that it did not show at its start."""
 
 
 # -- of one test
@@ -62,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         config.stash[_stderr] = os.dup(2)
+    faulthandler.register(signal.SIGUSR2, file=config.stash[_stderr])
     config.stash[_status_before] = git_status(_ROOT) if _own_run else None
 
 
@@ -85,7 +90,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """With a time of its own: what failed is not watched any more."""
     if _limit_s in item.stash:
-        _watch(item, min(item.stash[_limit_s], _TEARDOWN_S))
+        _watch(item, item.stash[_limit_s])
     try:
         yield
     finally:
@@ -119,7 +124,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     if error is None:
         return
     _end(_left(worker=node.gateway.id))
-    pid = getattr(node, "workerinfo", {}).get("pid")
+    pid = node.gateway._rinfo().pid
     for parent in {Path("/dev/shm"), Path(tempfile.gettempdir())}:
         for folder in parent.glob(f"ais-loader-{pid}-*"):
             shutil.rmtree(folder, ignore_errors=True)
@@ -136,10 +141,63 @@ class _FailureNames:
             self._reporter.write_line(f"\n{report.nodeid} failed at {report.when}: {reason[:500]}")
 
 
+class _Silence:
+    """Ends a run in which no test has ended for `limit_s`, from a thread of the process that the others report to."""
+
+    def __init__(self, config: pytest.Config, limit_s: float) -> None:
+        self._stderr, self._limit_s = config.stash[_stderr], limit_s
+        self._worker_pids: set[int] = set()
+        self._under_way: dict[str, None] = {}  # guarded by _lock, as is the next one
+        self._last_end_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, name="silence", daemon=True).start()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodeready(self, node: Any) -> None:
+        self._worker_pids.add(node.gateway._rinfo().pid)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        with self._lock:
+            self._under_way[nodeid] = None
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        with self._lock:
+            self._under_way.pop(nodeid, None)
+            self._last_end_s = time.monotonic()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(max(0.0, self._left_s())):
+            if self._left_s() > 0:
+                continue
+            with self._lock:
+                names = "".join(f"  {name}\n" for name in self._under_way) or "  none\n"
+            os.write(self._stderr, f"\nno test has ended for {self._limit_s:g} s; under way:\n{names}".encode())
+            for pid in self._worker_pids or {os.getpid()}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)  # shows its stacks
+            self._over.wait(_STACKS_S)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if not self._over.wait(_INTERRUPTED_S):
+                os._exit(pytest.ExitCode.INTERRUPTED)
+
+    def _left_s(self) -> float:
+        with self._lock:
+            return self._last_end_s + self._limit_s - time.monotonic()
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if _own_run and reporter is not None:
         session.config.pluginmanager.register(_FailureNames(reporter))
+        limit_s = float(session.config.getoption("timeout") or session.config.getini("timeout") or 0)
+        if limit_s:
+            limit_s = max(SILENCE_S, limit_s + 2 * _INTERRUPTED_S)  # what one test may take comes first
+            session.config.pluginmanager.register(_Silence(session.config, limit_s))
 
 
 @pytest.hookimpl(trylast=True)  # the processes of pytest-xdist have ended
@@ -150,16 +208,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     _end_what_is_left(session)
     before, after = session.config.stash[_status_before], git_status(_ROOT)
-    session.config.stash[CHECKOUT_CHANGED] = bool(before is not None and after is not None and after - before)
     if before is not None and after is not None and (new := sorted(after - before)):
         _fail(
             session, "`git status` shows new changes since the tests began; tests may write only into `tmp_path`:", new
         )
 
 
-def watch_the_end(config: pytest.Config, more_s: float = 0.0) -> None:
-    """Dump the stacks of this process, and end it, if it still runs after 300 s and this time."""
-    faulthandler.dump_traceback_later(_SESSION_END_S + more_s, file=config.stash[_stderr], exit=True)
+def watch_the_end(config: pytest.Config) -> None:
+    """Dump the stacks of this process, and end it, if it still runs after 300 s."""
+    faulthandler.dump_traceback_later(_SESSION_END_S, file=config.stash[_stderr], exit=True)
 
 
 def _fail(session: pytest.Session, reason: str, lines: list[str]) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.table import table
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground upwards; names on one line share a floor.
 WIRE = """
-ais_loader.errors ais_loader.extras ais_loader.name_matching
+ais_loader.errors ais_loader.extras ais_loader.file_formats ais_loader.name_matching
 ais_loader.tracebacks ais_loader.version
 ais_loader.wire.generated
 ais_loader.wire
@@ -187,6 +189,7 @@ def floor(wing: str, module: str) -> int:
     return FLOORS[wing].get(name, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wing", FLOORS)
 def test_imports_run_downwards_only(wing: str) -> None:
     upwards = [
@@ -199,7 +202,7 @@ def test_imports_run_downwards_only(wing: str) -> None:
     assert upwards == []
 
 
-@pytest.mark.parametrize("package", ROOMS)
+@table("package", ROOMS)
 def test_a_package_is_imported_in_its_own_rooms_only(package: str) -> None:
     def inside(module: str) -> bool:
         return any(module == room or module.startswith(f"{room}.") for room in ROOMS[package])
@@ -209,6 +212,7 @@ def test_a_package_is_imported_in_its_own_rooms_only(package: str) -> None:
     assert found, f"nothing imports {package} any more: drop the rule"
 
 
+@pytest.mark.slow
 def test_every_floor_is_inhabited() -> None:
     for floors in FLOORS.values():
         empty = [name for name in floors if not any(m == name or m.startswith(f"{name}.") for m in MODULES)]

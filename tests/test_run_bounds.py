@@ -46,6 +46,17 @@ def test_a():
 """
 
 
+HANGS = """
+import time
+
+def test_a():
+    pass
+
+def test_b():
+    time.sleep(600)
+"""
+
+
 def git(root: Path, *command: str) -> None:
     identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
     subprocess.run(["git", *identity, *command], cwd=root, check=True, capture_output=True, text=True)
@@ -110,6 +121,22 @@ def test_a_run_that_leaves_a_worker_of_a_loader_ends_and_names_it(checkout: Path
     assert "Processes were left behind" in said and "RuntimeError" not in said, said
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--numprocesses", "2")], ids=["one process", "two processes"])
+def test_a_run_that_stands_still_ends_and_names_the_test_with_its_stack(
+    checkout: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTS_SILENCE_S", "2")
+    # A bound of 0 s for what an interrupted test may take; the test's own bound is not reached.
+    bounds = (checkout / "tests" / "run_bounds.py").read_text().replace("limit_s + 2 * _INTERRUPTED_S", "0.0")
+    (checkout / "tests" / "run_bounds.py").write_text(bounds)
+    (checkout / "tests" / "test_it.py").write_text(HANGS)
+    code, said = run(checkout, "--timeout", "300", *options)
+    assert code != pytest.ExitCode.OK and "no test has ended for 2 s" in said, said
+    assert "  tests/test_it.py::test_b\n" in said and 'test_it.py", line 8 in test_b' in said, said
+
+
+@pytest.mark.slow
 def test_outside_a_checkout_nothing_is_compared(checkout: Path) -> None:
     (checkout / ".git").rename(checkout.parent / "elsewhere")
     assert run(checkout)[0] == 0

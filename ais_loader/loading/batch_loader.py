@@ -7,13 +7,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import Closed, InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.loading.bad_samples import POLICIES, BadSamples, OnBad
 from ais_loader.loading.engine import Engine
-from ais_loader.loading.places import SamplerPosition
+from ais_loader.loading.places import SamplerPosition, SamplerRun
 from ais_loader.loading.process_workers import START_METHODS, ProcessWorkers, StartMethod
 from ais_loader.loading.records import BatchRecord, Summary
 from ais_loader.loading.slots import check_pinning
@@ -47,10 +48,12 @@ class BatchLoader:
     With a plan, the position after the last batch of an epoch is the beginning of the next one: the next iteration
     starts there, unless you choose another epoch with `set_epoch`. This also applies to a trainer that counts
     `len(loader)` batches and never asks for the end. After you abandon an iteration before its last batch, the next one
-    starts where that one began: at the beginning of the epoch, or at the position that was loaded.
+    starts where that one began: at the beginning of the epoch, or at the position that was loaded. A warning says so
+    once, unless `set_epoch` is called. For epochs that are parts of a plan, give the plan `epoch_steps`.
 
-    An iteration ends, with its threads, when it is exhausted, abandoned or closed, or raises. A new iteration ends the
-    previous one. Use a loader in one thread at a time.
+    An iteration ends, with its threads, when it is exhausted, abandoned or closed, or raises. A loader has one
+    iteration at a time: a new one, `start_prefetch` and `load_state_dict` end the one before, which raises Closed if it
+    is asked for another batch and has any left. Use a loader in one thread at a time.
     """
 
     _is_accelerate_prepared = True
@@ -193,13 +196,13 @@ class BatchLoader:
         """Return the batches that are left in the epoch."""
         started, self._ahead = self._ahead, None
         if started is None:
-            self._end_iterations()
+            self._end_iterations("iter(loader)")
             started = _Iteration(self)
         self._running = started
         return self._hand_out(started)
 
     def _hand_out(self, iteration: _Iteration) -> Iterator[Any]:
-        if iteration.is_closed:
+        if not iteration.is_open():
             return
         left_s: float | None = None
         try:
@@ -222,8 +225,7 @@ class BatchLoader:
                 del taken, fetched, ticket  # or the batch would live until the next one comes
                 yield batch
                 del batch
-            if engine.exhausted:
-                iteration.run.ended()
+            if iteration.is_open():
                 self._keep(engine)
         finally:
             iteration.close()
@@ -234,9 +236,9 @@ class BatchLoader:
             self._kept = workers
 
     def start_prefetch(self) -> None:
-        """Start to draw and fetch the next iteration's batches now, ahead of its first `next`."""
+        """Start to draw and fetch the next iteration's batches now, before its first `next`. Ends a running one."""
         if self._ahead is None:
-            self._end_iterations()
+            self._end_iterations("start_prefetch()")
             self._ahead = _Iteration(self)
             self._ahead.start()
 
@@ -265,11 +267,22 @@ class BatchLoader:
         """Set the epoch that the next iteration reads.
 
         The iteration starts at the beginning of the epoch or, if it is the epoch that `load_state_dict` set, at the
-        restored position. A running iteration of a plan is not affected.
+        restored position. A running iteration of a plan is not affected. With a sampler, this is the `set_epoch` of the
+        sampler, or else of the one that it draws from. Raises InvalidRequest if none of them has any.
         """
         if epoch != self.epoch:
             self._end_ahead()
         self.position.set_epoch(epoch)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """An object whose `sampler` is the loader: Lightning sets the epoch of `loader.batch_sampler.sampler`.
+
+        Raises AttributeError for a sampler without epochs.
+        """
+        if not self.position.has_epochs:
+            raise AttributeError(f"{type(self.batches).__name__} has no epochs")
+        return SimpleNamespace(sampler=self)
 
     def summary(self) -> Summary:
         """Return the sums of all records so far. `summary().bottleneck` names the stage that the run waits for."""
@@ -281,7 +294,9 @@ class BatchLoader:
         With a plan, it consists of numbers and strings, is the same on all ranks that have had the same number of
         batches, and is valid for any number of ranks and workers. With a sampler, it is the sampler's own state. If the
         sampler cannot provide it, or it would take too long after each batch, it is an earlier one, or the beginning of
-        the epoch, with the number of batches since.
+        the epoch, with the number of batches since. The beginning has the epoch, and the state of the generator.
+
+        Raises InvalidRequest for a sampler that draws at random without a torch.Generator of its own.
         """
         return self.position.state()
 
@@ -293,7 +308,8 @@ class BatchLoader:
         Raises InvalidRequest if it is not a state, if the ranks cannot divide the group of steps that form one update,
         if a rank loads another state, or, if `strict`, with the first difference of the plan or sampler.
         """
-        self.close()
+        self._end_iterations("load_state_dict()")
+        self._end_kept()
         error: Exception | None = None
         try:
             self.position.load(state, strict=strict)
@@ -305,7 +321,7 @@ class BatchLoader:
             raise error
 
     def close(self) -> None:
-        """End the running iteration, if any, with its threads, and all workers. It yields no more batches.
+        """End the running iteration, if any, with its threads, and all workers. It yields no more batches, quietly.
 
         This waits for what the threads are doing: one draw, one decode each, or the timeout of a silent store. May be
         called again.
@@ -318,10 +334,10 @@ class BatchLoader:
         if kept is not None:
             kept.close()
 
-    def _end_iterations(self) -> None:
+    def _end_iterations(self, by: str = "") -> None:
         self._end_ahead()
         if self._running is not None:
-            self._running.close()
+            self._running.close(by)
             self._running = None
 
     def _end_ahead(self) -> None:
@@ -343,22 +359,35 @@ class BatchLoader:
 
 
 class _Iteration:
-    """One iteration: its run of the position, and its threads once they have started."""
+    """One iteration. Its run of the position and its threads begin with `start`: `set_epoch` applies until then."""
+
+    run: PlanRun | SamplerRun
 
     def __init__(self, loader: BatchLoader) -> None:
-        self.run = loader.position.begin()
+        self._position = loader.position
         self._begin = loader._workers, loader._in_flight, loader._fetcher.name_of
         self._watch = StallWatch(loader._stall_s, loader._on_stall, loader.position.place()[0])
         self._dataset, self._expect_steps = loader.dataset, loader._expect_steps
         self._draws_numbers = isinstance(loader.batches, NumberPlan)
         self._engine: Engine | None = None
         self._sender: PlanSender | None = None
-        self.is_closed = False
+        self._ended_by: str | None = None
+        """The call that has ended it; "" if the trainer wanted it to end."""
+
+    def is_open(self) -> bool:
+        """Return whether it has not been closed. Raises Closed if a call for another one has, before the last batch."""
+        if self._ended_by and not (self._engine is not None and self._engine.has_delivered_all):
+            raise Closed(
+                f"this iteration of the loader was ended by {self._ended_by} before its last batch: a loader has one "
+                "iteration at a time; make a second BatchLoader of the same dataset for another one"
+            )
+        return self._ended_by is None
 
     def start(self) -> Engine:
         """Start the threads, unless they have been."""
         if self._engine is None:
             workers, in_flight, name_of = self._begin
+            self.run = self._position.begin()
             self._engine = Engine(self.run, workers(), in_flight, name_of, self._watch)
             self._sender = self._send_plan()
         return self._engine
@@ -386,10 +415,13 @@ class _Iteration:
         if self._sender is not None:
             self._sender.delivered(place)
 
-    def close(self) -> None:
-        self.is_closed = True
+    def close(self, by: str = "") -> None:
+        if self._ended_by is None:
+            self._ended_by = by
         if self._engine is not None:
             self._engine.close()
+            if self._engine.has_delivered_all:
+                self.run.ended()
         if self._sender is not None:
             self._sender.close()
 
@@ -398,10 +430,9 @@ def _position(
     dataset: Any, batches: Any, rank: int | None, world_size: int | None, tail: Tail | None
 ) -> PlanPosition | SamplerPosition:
     if isinstance(batches, BatchSampler) and rank is None and tail is None:
+        batches.position.set_dataset(dataset)
         return batches.position
     if callable(getattr(batches, "batch", None)) and callable(getattr(batches, "steps", None)):
-        if isinstance(batches, NumberPlan) and hasattr(dataset, "__len__") and len(dataset) != batches.n:
-            raise InvalidRequest(f"the plan has n={batches.n:,} numbers, for {len(dataset):,} samples")
         return PlanPosition(batches, dataset, rank, world_size, tail)
     if isinstance(batches, (str, bytes, Mapping)) or not (
         isinstance(batches, Iterable) or hasattr(batches, "__getitem__")

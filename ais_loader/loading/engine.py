@@ -35,7 +35,10 @@ class Ticket(NamedTuple):
 
 
 class Engine:
-    """Hands out the batches of one iteration until it is closed. `take` is for one thread at a time."""
+    """Hands out the batches of one iteration until it is closed. `take` is for one thread at a time.
+
+    Closing does not hide the end: if all batches that were drawn have been taken, the drawer looks for one more.
+    """
 
     def __init__(
         self,
@@ -50,13 +53,15 @@ class Engine:
         self._tickets: SimpleQueue[Ticket | BaseException | None] = SimpleQueue()
         """The batches, in order. An error or None is the last element."""
         self._closed = self._has_released = False
-        self.exhausted = False
+        self._taken = 0
+        self._total: int | None = None
+        """The number of batches, once the drawer has come to the end."""
         self._drawing_since_s = time.time()
         self._drawer = threading.Thread(target=self._draw, name="ais-loader-draw", daemon=True)
         self._drawer.start()
 
     def take(self) -> tuple[Ticket, FetchedBatch] | None:
-        """Return the next batch, or None at the end. Raises an error in its place."""
+        """Return the next batch, or None at the end or when closed. Raises an error in its place."""
         if self._closed:
             return None
         watch = self._watch.begin()
@@ -64,7 +69,6 @@ class Engine:
         if isinstance(ticket, BaseException):
             raise ticket
         if ticket is None:
-            self.exhausted = not self._closed
             return None
         watch.place = ticket.named
         fetched: FetchedBatch | None = None
@@ -77,8 +81,14 @@ class Engine:
                     raise
                 if watch.tell(f"{self._workers.progress(ticket.number)}, for {self._name_of(ticket.work)}"):
                     self._workers.restart(ticket.number)
+        self._taken += 1
         self._free.release()
         return ticket, fetched
+
+    @property
+    def has_delivered_all(self) -> bool:
+        """Whether all batches of the iteration were taken. Known at the end, and after `close`."""
+        return self._taken == self._total
 
     def _next(self, watch: StallWatch) -> Ticket | BaseException | None:
         while True:
@@ -92,10 +102,12 @@ class Engine:
         number = 0
         drawn = iter(self._run.batches())
         try:
-            while self._free.acquire() and not self._closed:
+            while self._free.acquire() and (not self._closed or 0 < number == self._taken):
                 self._drawing_since_s, began_s = time.time(), time.perf_counter()
                 one = next(drawn, None)
                 if one is None:
+                    self._total = number
+                if one is None or self._closed:
                     break
                 step, work, place = one
                 draw_s = time.perf_counter() - began_s

@@ -3,7 +3,11 @@
 It is the sampler's own `state_dict()` if that is available after every batch. If it is not (Lhotse 1.33 refuses
 samplers with a `constraint=`), or is too expensive (Lhotse 2 saves the entire shuffle buffer of an indexed manifest),
 the state is an earlier one, or the beginning of the epoch, with the number of batches drawn since. Restoring draws
-these batches again, and fetches nothing.
+these batches again, and fetches nothing. If none is left after them, the state is that of an epoch's end, and the next
+epoch begins.
+
+A batch sampler of torch draws from another sampler. Either may have the epoch, the seed and the generator: see `chain`.
+If the inner one has them, a state of the outer one alone does not suffice, and is not used.
 """
 
 from __future__ import annotations
@@ -16,7 +20,11 @@ from numbers import Integral
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.training.plan_position import process_place
+from ais_loader.extras import needs
+from ais_loader.training.plan_position import process_place, warn_of_no_length, warn_of_repeat
+
+with needs("torch", "BatchLoader"):
+    import torch
 
 SINCE = "ais_loader_batches_since"
 """The key, in a state, of the number of batches drawn since the rest of it was saved."""
@@ -47,14 +55,18 @@ class Place:
 class Places:
     """The places of one iteration of a sampler, from its current one on."""
 
-    def __init__(self, sampler: Any, restored: Mapping[str, Any] | None = None) -> None:
-        """`restored`: The state that the sampler was brought to, and continues from."""
+    def __init__(self, sampler: Any, begun: dict[str, Any], restored: Mapping[str, Any] | None = None) -> None:
+        """
+        Args:
+            begun: The beginning of the epoch, as it was before the sampler's `iter`.
+            restored: The state that the sampler was brought to, and continues from.
+        """
         self._sampler = sampler
         self._next_s = 0.0
         self._has_state = True
         """Whether the sampler provides its state."""
         if restored is None:
-            self._base, self._since = pickle.dumps(beginning(sampler)), 0
+            self._base, self._since = pickle.dumps(begun), 0
             self._save()
         else:
             self._base = pickle.dumps({key: value for key, value in restored.items() if key != SINCE})
@@ -82,8 +94,9 @@ class Places:
 
 
 def own_state(sampler: Any) -> dict[str, Any] | None:
-    """Return the sampler's own state, or None if it cannot provide it."""
-    if not hasattr(sampler, "state_dict"):
+    """Return the sampler's own state, or None if it cannot provide it, or may not have what decides the order."""
+    inner = (hasattr(one, name) for one in chain(sampler)[1:] for name in ("generator", "set_epoch"))
+    if not hasattr(sampler, "state_dict") or any(inner):
         return None
     try:
         state: dict[str, Any] = sampler.state_dict()
@@ -92,14 +105,33 @@ def own_state(sampler: Any) -> dict[str, Any] | None:
     return state or None  # the state of a stateless sampler is empty
 
 
+def chain(sampler: Any) -> list[Any]:
+    """Return a sampler and those that it draws from, the outer ones first."""
+    found = [sampler]
+    for one in found:
+        inner = (getattr(one, name, None) for name in ("sampler", "batch_sampler"))
+        found += [other for other in inner if other is not None and not any(other is known for known in found)]
+    return found
+
+
+def _first(sampler: Any, name: str) -> Any:
+    """Return the first attribute of a name in the chain, or None."""
+    values = (getattr(one, name, None) for one in chain(sampler))
+    return next((value for value in values if value is not None), None)
+
+
 def epoch_of(sampler: Any) -> int | None:
-    return getattr(sampler, "epoch", None)
+    epoch: int | None = _first(sampler, "epoch")
+    return epoch
 
 
 def beginning(sampler: Any) -> dict[str, Any]:
     """Return the beginning of the sampler's current epoch, as a state."""
-    named = {name: getattr(sampler, name, None) for name in ("epoch", "seed", "world_size")}
-    return {BEGINNING: {"sampler": type(sampler).__name__, **named}}
+    names = ("epoch", "seed", "world_size", "num_replicas", "batch_size", "drop_last")
+    generator = _first(sampler, "generator")
+    state = generator.get_state().numpy().tobytes().hex() if isinstance(generator, torch.Generator) else None
+    named = {name: _first(sampler, name) for name in names} | {"generator": state}
+    return {BEGINNING: {"sampler": type(sampler).__name__, **named}, SINCE: 0}
 
 
 def restore(sampler: Any, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -117,15 +149,25 @@ def restore(sampler: Any, state: Mapping[str, Any], *, strict: bool = True) -> N
             )
         sampler.load_state_dict(own)
         return
-    current = beginning(sampler)[BEGINNING]
+    current, generator = beginning(sampler)[BEGINNING], saved.get("generator")
+    for one in (saved, current):
+        if "generator" in one:
+            one["generator"] = one["generator"] is not None
     other = {name: value for name, value in saved.items() if name != "epoch" and value != current.get(name)}
     if other and strict:
         differences = ", ".join(f"{name}={value!r}, here {current.get(name)!r}" for name, value in other.items())
         raise InvalidRequest(f"the state is of another sampler: {differences}")
+    if generator is not None and current["generator"]:
+        _first(sampler, "generator").set_state(torch.frombuffer(bytearray.fromhex(generator), dtype=torch.uint8))
+    _forget_progress(sampler)
+    if saved["epoch"] is not None and (set_epoch := _first(sampler, "set_epoch")) is not None:
+        set_epoch(saved["epoch"])
+
+
+def _forget_progress(sampler: Any) -> None:
+    """Let the next `iter` begin an epoch. Lhotse's samplers otherwise keep to the state that they have loaded."""
     if hasattr(sampler, "allow_iter_to_reset_state"):
         sampler.allow_iter_to_reset_state()
-    if saved["epoch"] is not None:
-        sampler.set_epoch(saved["epoch"])
 
 
 def draw_again(batches: Iterator[Any], state: Mapping[str, Any]) -> None:
@@ -147,6 +189,7 @@ class SamplerRun:
         self, position: SamplerPosition, drawn: Iterator[Any], places: Places, again: Mapping[str, Any]
     ) -> None:
         self._position, self._drawn, self._places, self._again = position, drawn, places, again
+        self.delivered = 0
 
     def batches(self) -> Iterator[tuple[int, Any, Place]]:
         """Yield (number of the batch, batch, place after it)."""
@@ -156,7 +199,12 @@ class SamplerRun:
             try:
                 batch = next(self._drawn)  # not `for`: a sampler may start again at each iter()
             except StopIteration:
-                return
+                if number or not self._again:
+                    return
+                _forget_progress(self._position.sampler)  # its state was that of an epoch's end
+                self._drawn, self._places = self._position.draws()
+                self._again = {}
+                continue
             if batch is None or isinstance(batch, Integral):
                 kind = type(self._position.sampler).__name__
                 raise TypeError(f"{kind}: {self.named(number)} is {batch!r}; need a batch sampler, of lists of numbers")
@@ -169,12 +217,13 @@ class SamplerRun:
 
     def handed(self, place: Place) -> None:
         """Note that the trainer receives the batch before this place."""
+        self.delivered += 1
         if self._position.run is self:
             self._position.place_handed = place
 
     def ended(self) -> None:
         """Note that all batches were delivered."""
-        if self._position.run is self and own_state(self._position.sampler) is not None:
+        if self._position.run is self:
             self._position.place_handed = None
 
 
@@ -188,9 +237,14 @@ class SamplerPosition:
         """The place after the batch delivered last. None if the sampler is at the same place."""
         self._restored: tuple[dict[str, Any], int | None] | None = None
         """A state from which no iteration has started yet, and the epoch that it set."""
+        self._warns_of_repeats = True
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        try:
+            return len(self.sampler)
+        except TypeError:
+            warn_of_no_length()
+            raise
 
     def place(self) -> tuple[int, int]:
         """Return (rank, world_size) of this process."""
@@ -200,20 +254,41 @@ class SamplerPosition:
     def epoch(self) -> int | None:
         return epoch_of(self.sampler)
 
+    @property
+    def has_epochs(self) -> bool:
+        return _first(self.sampler, "set_epoch") is not None
+
     def set_epoch(self, epoch: int) -> None:
-        """Set the sampler's epoch, if it has any. If it is not that of a loaded state, it starts at its beginning."""
+        """Set the sampler's epoch. If it is not that of a loaded state, it starts at its beginning.
+
+        Raises InvalidRequest for a sampler without epochs.
+        """
+        if not self.has_epochs:
+            raise InvalidRequest(
+                f"set_epoch({epoch}): neither {type(self.sampler).__name__} nor what it draws from has set_epoch; use "
+                "a sampler whose order depends on the epoch, such as DistributedSampler, or a plan"
+            )
+        self._warns_of_repeats = False
         if epoch != self.epoch:
             self.run = self.place_handed = None
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
+            _forget_progress(self.sampler)
+        _first(self.sampler, "set_epoch")(epoch)
 
     def begin(self) -> SamplerRun:
         restored, self._restored = self._not_yet_resumed(), None
-        drawn = iter(self.sampler)
-        places = Places(self.sampler, restored)
+        if self.run is not None and self.run.delivered and self.place_handed is not None and self.has_epochs:
+            if self._warns_of_repeats:
+                warn_of_repeat(f"the beginning of epoch {self.epoch}", self.run.delivered)
+            self._warns_of_repeats = False
+        drawn, places = self.draws(restored)
         self.place_handed = places.now()
         self.run = SamplerRun(self, drawn, places, restored or {})
         return self.run
+
+    def draws(self, restored: Mapping[str, Any] | None = None) -> tuple[Iterator[Any], Places]:
+        """Return the batches of a new iteration of the sampler, and their places."""
+        begun = beginning(self.sampler)  # before `iter`, which may draw from the generator
+        return iter(self.sampler), Places(self.sampler, begun, restored)
 
     def _not_yet_resumed(self) -> dict[str, Any] | None:
         if self._restored is None:
@@ -226,8 +301,17 @@ class SamplerPosition:
         if (restored := self._not_yet_resumed()) is not None:
             return dict(restored)
         if self.place_handed is not None:  # the epoch of a sampler may be that of batches drawn since
-            return self.place_handed.state()
-        return own_state(self.sampler) or beginning(self.sampler)
+            state = self.place_handed.state()
+        else:
+            state = own_state(self.sampler) or beginning(self.sampler)
+        if BEGINNING in state and state[BEGINNING].get("generator") is None:
+            for one in chain(self.sampler):
+                if hasattr(one, "generator"):
+                    raise InvalidRequest(
+                        f"{type(one).__name__} draws at random without a torch.Generator, so that its order cannot be "
+                        "restored: give it generator=torch.Generator().manual_seed(...), or use a plan"
+                    )
+        return state
 
     def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration continue after the batch that was delivered last before `state` was saved.

@@ -177,7 +177,7 @@ class ProcessWorkers:
     def _start(self, at: int) -> _Worker:
         self._seed += 1
         others = [worker.conn for worker in self._workers] if self._context == "fork" else []
-        return _Worker(self._context, at, (self._fetcher, self._seed, self._slots), others, self._pin_memory)
+        return _Worker(self._context, at, (_Sent(self._fetcher), self._seed, self._slots), others, self._pin_memory)
 
     # -- in the thread of each worker
 
@@ -218,6 +218,9 @@ class ProcessWorkers:
         """Receive a batch or an error. Returns False if the worker has died."""
         try:
             ticket, began_s, result = worker.conn.recv()
+            if ticket is None:
+                worker.failure = _error_of(result, worker.name)
+                return False
             if isinstance(result, Parcel) and result.is_new:
                 file = recv_handle(worker.conn)
         except (EOFError, OSError, RuntimeError, pickle.UnpicklingError):
@@ -251,7 +254,14 @@ class ProcessWorkers:
                 for task in lost:
                     task.future.cancel()
                 return False
-            if self._failed is None and self._restarts_left:
+            if self._failed is None and worker.has_failed_to_start:
+                self._failed = LoaderError(
+                    f"{worker.name} {worker.end} before its first batch, and so would others; its traceback is "
+                    + ("below" if worker.failure else "on standard error")
+                )
+                for note in getattr(worker.failure, "__notes__", ()):
+                    self._failed.add_note(note)
+            elif self._failed is None and self._restarts_left:
                 self._restarts_left -= 1
                 worker.close()
                 try:
@@ -278,11 +288,13 @@ class _Worker:
     """A worker process, in the trainer."""
 
     def __init__(
-        self, method: StartMethod, at: int, work: tuple[Fetcher, int, int], others: list[Connection], pin_memory: bool
+        self, method: StartMethod, at: int, work: tuple[_Sent, int, int], others: list[Connection], pin_memory: bool
     ) -> None:
         self.held: dict[int, _Task] = {}
         self.slots = SlotReader(pin_memory=pin_memory)
         self.has_stalled = False
+        self.failure: Exception | None = None
+        """Its error, if it could not begin."""
         self.exitcode: int | None = 0
         self.notes: int | None = os.memfd_create("ais-loader-notes", os.MFD_CLOEXEC)
         context = multiprocessing.get_context(method)
@@ -310,11 +322,19 @@ class _Worker:
     def end(self) -> str:
         """How it ended, in words."""
         code = self.exitcode if self.notes is None else self.process.exitcode
+        if self.failure is not None:
+            return f"failed with {type(self.failure).__name__}: {self.failure}"
         if self.has_stalled:
             return "stalled, and was ended"
         if code is None:
             return "ended"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+    @property
+    def has_failed_to_start(self) -> bool:
+        """Whether it ended by itself before it had begun."""
+        killed = (None, -signal.SIGKILL, -signal.SIGTERM)
+        return self.failure is not None or not (self.stage()[0] or self.has_stalled or self.process.exitcode in killed)
 
     def stage(self) -> tuple[bool, str]:
         """Return whether it has begun, and its stage in words."""
@@ -370,7 +390,20 @@ class _NotedProgress(WorkerProgress):
         _STAGE.pack_into(self.notes, 0, 1, stage.encode(), time.time())
 
 
-def _run(conn: Connection, name: str, fetcher: Fetcher, seed: int, slots: int, others: list[Connection]) -> None:
+class _Sent:
+    """A fetcher on its way to a worker. It is unpickled by `take`, so that an error can be reported to the trainer."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher: Fetcher | bytes = fetcher
+
+    def __getstate__(self) -> dict[str, bytes]:
+        return {"_fetcher": bytes(ForkingPickler.dumps(self._fetcher))}
+
+    def take(self) -> Fetcher:
+        return pickle.loads(self._fetcher) if isinstance(self._fetcher, bytes) else self._fetcher
+
+
+def _run(conn: Connection, name: str, sent: _Sent, seed: int, slots: int, others: list[Connection]) -> None:
     exit_with_trainer()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer ends its workers
     for other in others:
@@ -379,6 +412,11 @@ def _run(conn: Connection, name: str, fetcher: Fetcher, seed: int, slots: int, o
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
+    try:
+        fetcher = sent.take()
+    except BaseException as error:
+        conn.send((None, 0.0, _failure(error)))
+        raise
     notes = recv_handle(conn)
     os.ftruncate(notes, _STAGE_BYTES)
     os.lseek(notes, 0, os.SEEK_END)

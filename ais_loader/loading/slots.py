@@ -161,9 +161,13 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
             return NotImplemented
-        flat = value.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        return _tensor, (pickle.PickleBuffer(flat.numpy()), value.dtype, tuple(value.shape))
+        dense = value.resolve_conj().resolve_neg()
+        # In the order of the memory, which is not that of the indices for `channels_last`, and without gaps.
+        if 1 + sum((n - 1) * step for n, step in zip(dense.shape, dense.stride(), strict=True)) != dense.numel():
+            dense = dense.contiguous()
+        flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+        return _tensor, (pickle.PickleBuffer(flat.numpy()), value.dtype, tuple(dense.shape), dense.stride())
 
 
-def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).as_strided(shape, stride)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, cast
 
 from ais_loader import errors
 from ais_loader.loading.bad_samples import BadSample, OnBad
-from ais_loader.training.number_batches import checked_index, entry_of, in_packs, sample_numbers, sends_ahead
-from ais_loader.training.sample_parts import parts_of, place_of
+from ais_loader.training.number_batches import checked_index, in_packs, sample_name, sample_numbers, sends_ahead
+from ais_loader.training.sample_parts import places_of
 from ais_loader.training.take_samples import HEARD
 from ais_loader.values.batch import Batch
 from ais_loader.values.timing import BatchTiming, Cause
@@ -102,6 +104,15 @@ class _FailedBatch:
         pass
 
 
+@contextmanager
+def _exits_are_errors(where: str) -> Iterator[None]:
+    """Raise EntryFailed for SystemExit, which would end the trainer."""
+    try:
+        yield
+    except SystemExit as error:
+        raise errors.EntryFailed(f"sys.exit({error.code!r}) was called in {where}") from error
+
+
 class Fetcher:
     """Fetches, decodes and collates. It pickles, for workers in other processes.
 
@@ -120,7 +131,8 @@ class Fetcher:
         if not self._begins:
             return None
         try:
-            return self.dataset.begin(work)
+            with _exits_are_errors("begin()"):
+                return self.dataset.begin(work)
         except Exception as error:  # noqa: BLE001 - of any dataset
             return _FailedBatch(error)
 
@@ -134,7 +146,8 @@ class Fetcher:
             got_s = time.perf_counter()
             timings = [batch.timing for batch in progress.batches]
             progress.enter("collate")
-            batch = samples if self.collate is None else self.collate(samples)
+            with _exits_are_errors("collate()"):
+                batch = samples if self.collate is None else self.collate(samples)
         finally:
             HEARD.batches = HEARD.cause = None
             progress.batches = []
@@ -148,7 +161,8 @@ class Fetcher:
             return pending.packed() if self.packed else pending.finish()
         numbers = sample_numbers(work)
         many = getattr(self.dataset, "__getitems__", None)
-        return in_packs([self.dataset[one] for one in numbers] if many is None else list(many(numbers)), work)
+        with _exits_are_errors("the dataset"):
+            return in_packs([self.dataset[one] for one in numbers] if many is None else list(many(numbers)), work)
 
     def name_of(self, work: Any) -> str:
         """Return the name of the first sample of a batch: its entry, or its number."""
@@ -158,10 +172,10 @@ class Fetcher:
             return "an empty batch"
         try:
             number = sample_numbers(work[:1])[0]
-            entry = entry_of(self.dataset, number) if isinstance(number, int) else number
+            is_number = hasattr(number, "__index__")
+            name = sample_name(self.dataset, operator.index(number)) if is_number else places_of(number)
         except Exception:  # noqa: BLE001 - a number out of range, which the dataset reports
-            entry = None
-        name = f"sample {number}" if entry is None else place_of(parts_of(entry)[0])
+            name = f"sample {number}"
         return name if len(work) == 1 else f"{name}, …"
 
 

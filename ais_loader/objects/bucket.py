@@ -882,20 +882,22 @@ class Bucket(BucketComposing, BucketTransforming):
     def samples(self, prefix: str = "", *, pattern: str | Sequence[str] | None = None) -> SampleTable:
         """Return the samples in the shards whose names begin with `prefix`, for MapDataset.
 
-        A shard is an object with an archive's extension (see `Entry.from_url`). As in WebDataset, adjacent members with
-        the same name up to the first dot after the last slash form a sample, and the rest of the name, in lower case,
-        is the field. Members without a dot, and those below `__...__`, are skipped.
+        A shard is an object with an archive's extension (see `Entry.from_url`). As in WebDataset, members with the same
+        name up to the first dot after the last slash form a sample, and the rest of the name, in lower case, is the
+        field. Unlike there, they need not be adjacent. Members without a dot, those that begin with one, and those
+        below `__...__` and `__MACOSX` are skipped.
 
         Args:
             pattern: Only shards that match a shell pattern, or one of several, as for `entries`.
 
         Returns:
-            n >= 0 samples, in the order of the shards' names and of their members. Each is a dict from field to Entry,
-            in the shard's current version: reading it raises ObjectNotFound once the shard is replaced. `keys()` and
-            `sizes_bytes(field=None)` describe all of them. It takes a member's name and 16 bytes per member.
+            n >= 0 samples, in the order of the shards' names and of their first members. Each is a dict from field to
+            Entry, in the shard's current version: reading it raises ObjectNotFound once the shard is replaced. `keys()`
+            and `sizes_bytes(field=None)` describe all of them. It takes a member's name and 16 bytes per member.
 
         Reads only the shards' indexes. Raises BucketNotFound, InvalidRequest for a field that occurs twice in a sample,
-        ArchiveError for a shard that is no archive or has two members of one name, and the errors of `objects`.
+        ArchiveError for a shard that is no archive, has two members of one name, or is several tars joined by `cat`,
+        and the errors of `objects`.
         """
         return bucket_samples(self, prefix, pattern)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ais_loader import errors
-from ais_loader.name_matching import Patterns, matcher, pattern_list
+from ais_loader.name_matching import Patterns, matcher, pattern_list, printable_path
 from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import PutPlan, identity_of, walk_folder
 from ais_loader.transport.base import require_text
@@ -58,7 +58,11 @@ def put_folder(
     start = f"{prefix}/" if prefix and not prefix.endswith("/") else prefix
     walk_folder(top, start, plan, own, follow_links=follow_links, hidden=hidden, wanted=chooser(include, exclude))
     failures = [
-        Failure(start + os.path.relpath(path, top), errors.SourceUnreadable(f"{path}: {reason}"), path=path)
+        Failure(
+            printable_path(start + os.path.relpath(path, top)),
+            errors.SourceUnreadable(f"{printable_path(path)}: {reason}"),
+            path=path,
+        )
         for path, reason in [*plan.failures, *_unreadable(plan)]
     ]
     if failures and on_error == "raise":

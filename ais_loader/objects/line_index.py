@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import LoaderError, SnapshotReadOnly, StoreReadOnly
+from ais_loader.file_formats import HEAD_BYTES, UTF_16, format_of, is_text
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import pin_of
+from ais_loader.objects.range_table import foreign, pin_of
 from ais_loader.transport.base import PutSpec
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.snapshots import SNAPSHOT_MARK
@@ -36,7 +37,7 @@ def line_bounds(client: Client, objects: Sequence[ObjectInfo], *, timeout_s: flo
     Indexes that are kept are read with one request. The other objects are read as a whole, and their indexes kept if
     the client can write, except in remote buckets, whose objects are all uploaded.
 
-    Raises the errors of `Client.get_batch`.
+    Raises InvalidRequest for an object that is something else than text, and the errors of `Client.get_batch`.
     """
     buckets = _buckets_with_indexes(client, objects)
     bounds = _kept(client, objects, buckets, timeout_s)
@@ -104,7 +105,16 @@ def _made(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) -> It
             yield np.zeros(1, np.int64)
             continue
         _, own = next(grouped)
-        yield _bounds_of((data for _, data in own), info.size_bytes)
+        first = next(own)[1]
+        _require_lines(objects, info, first[:HEAD_BYTES].tobytes())
+        yield _bounds_of(itertools.chain([first], (data for _, data in own)), info.size_bytes)
+
+
+def _require_lines(objects: Sequence[ObjectInfo], info: ObjectInfo, head: bytes) -> None:
+    """Raise InvalidRequest for an object that is not text of lines, by its first bytes."""
+    found = "UTF-16" if head[:2] in UTF_16 else format_of(head)
+    if found is not None and not is_text(head):
+        raise foreign(objects, info, found, "lines of text", "*.jsonl")
 
 
 def _bounds_of(pieces: Iterator[npt.NDArray[np.uint8]], size_bytes: int) -> Bounds:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
@@ -75,6 +77,20 @@ def described(client: Client, entries: Iterable[Any], bucket: str | None) -> lis
         for name, info in zip(several, client.bucket(of).head_many(list(several)), strict=True)
     }
     return [_checked(found[entry.bucket, entry.name], entry) for entry in wanted]
+
+
+def foreign(objects: Sequence[ObjectInfo], one: ObjectInfo, found: str, need: str, usual: str) -> InvalidRequest:
+    """Return the error for an object that is something else, with the pattern that leaves it out.
+
+    The pattern is the commonest extension of the other objects; `usual` if they have none.
+    """
+    endings = Counter(os.path.splitext(info.name)[1] for info in objects)
+    del endings[os.path.splitext(one.name)[1]], endings[""]
+    pattern = f"*{endings.most_common(1)[0][0]}" if endings else usual
+    return InvalidRequest(
+        f"ais://{one.bucket}/{one.name}: {found}, and not {need}; store it as such, or leave it out with "
+        f"Bucket.entries(prefix, pattern={pattern!r})"
+    )
 
 
 def _checked(info: ObjectInfo | None, entry: Entry) -> ObjectInfo:

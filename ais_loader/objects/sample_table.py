@@ -1,8 +1,9 @@
 """Sample table: the members of shards that form each sample, from the shards' indexes, in flat buffers.
 
 Members form samples as in WebDataset: a name divides into key and field at the first dot after the last slash. Members
-without a field and metadata are skipped, adjacent members with the same key form a sample, and a field that occurs
-twice in a sample is an error.
+without a field, metadata and what macOS adds (`__MACOSX/`, `.DS_Store`, `._a.jpg`) are skipped. Members of a shard with
+the same key form a sample. They need not be adjacent, as in WebDataset, because the whole index is known. A field that
+occurs twice in a sample is an error.
 
 A million samples as Python objects take gigabytes, and every forked worker that reads one copies its memory page. Here,
 a member takes its name and 16 bytes, and workers share the buffers without copies.
@@ -13,8 +14,9 @@ Source: webdataset 1.0.2, tariterators.py: `base_plus_ext`, `group_by_keys`, `ta
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
 
 LISTED_TOGETHER = 8
-_METADATA = re.compile(r"__[^/]*__($|/)")
-"""Members that WebDataset skips by default."""
-_KEY_AND_FIELD = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_METADATA = re.compile(r"__[^/]*__($|/)|__MACOSX/")
+"""Members that WebDataset skips by default, and those of zips that the Finder makes."""
+_KEY_AND_FIELD = re.compile(r"^((?:.*/|)[^./]+)[.]([^/]*)$")
+
+log = logging.getLogger(__name__)
 
 Select = Callable[[str], bool]
 Rename = Callable[[str], str]
@@ -77,7 +81,7 @@ class SampleTable(Sequence[dict[str, Entry]]):
         samples_of: list[int] = []
         for shard, members in shards:
             found.append(shard)
-            grouped = list(_grouped(shard.url, members, select, rename))
+            grouped = _grouped(shard.url, members, select, rename)
             used = [member for sample in grouped for member in sample]
             encoded = [member.name.encode() for member in used]
             names.append(b"".join(encoded))
@@ -139,17 +143,21 @@ class SampleTable(Sequence[dict[str, Entry]]):
 
     def sizes_bytes(self, field: str | None = None) -> npt.NDArray[np.int64]:
         """Return the size of each sample over all its members, or of its member of this field (-1 if there is none),
-        shape (n,)."""
+        shape (n,). Upper and lower case of a field are the same. A field that no sample has logs a warning."""
         if field is None:
             sums = np.concatenate([np.zeros(1, np.int64), self._sizes.cumsum()])
             stops: npt.NDArray[np.int64] = sums[self._member_stops]
             stops[1:] -= stops[:-1].copy()
             return stops
         found = np.full(len(self), -1, np.int64)
+        known: set[str] = set()
         for sample in range(len(self)):
             _, fields = self.fields(self.members(sample))
-            if field in fields:
-                found[sample] = self._sizes[self._members_of(sample)[0] + fields.index(field)]
+            if field.lower() in fields:
+                found[sample] = self._sizes[self._members_of(sample)[0] + fields.index(field.lower())]
+            known.update(fields)
+        if len(self) and field.lower() not in known:
+            log.warning("no sample has a field %r; the fields are %s", field, ", ".join(sorted(known)))
         return found
 
     def digest(self) -> str:
@@ -184,31 +192,24 @@ def bucket_samples(bucket: Bucket, prefix: str, pattern: Patterns | None) -> Sam
 
 def _grouped(
     url: str, members: Sequence[MemberInfo], select: Select | None, rename: Rename | None
-) -> Iterator[list[MemberInfo]]:
-    """Yield the members of each sample of a shard."""
+) -> list[list[MemberInfo]]:
+    """Return the members of each sample of a shard, in the order of their first members."""
     if members and members[0].hidden:
         raise ArchiveError(
-            f"{url}: {members[0].hidden} of its files have the name of a later one, and cannot be asked for by name; "
-            "write the shard with each name once"
+            f"{url}: {members[0].hidden} of its files have the name of a later one, or are in a tar behind the first, "
+            "and cannot be asked for by name; write each name once, and join tars with tar --concatenate, not cat"
         )
-    key = ""
-    sample: list[MemberInfo] = []
-    fields: set[str] = set()
+    samples: dict[str, dict[str, MemberInfo]] = {}
     for member in members:
         name = _kept(member.name, select, rename)
         own, field = ("", "") if name is None else _key_and_field(name)
         if not own:
             continue
-        if own != key and sample:
-            yield sample
-            sample, fields = [], set()
-        if field in fields:
-            raise InvalidRequest(f"{url}: {name}: duplicate file name: the sample {own!r} has {sorted(fields)}")
-        key = own
-        sample.append(member)
-        fields.add(field)
-    if sample:
-        yield sample
+        sample = samples.setdefault(own, {})
+        if field in sample:
+            raise InvalidRequest(f"{url}: {name}: duplicate file name: the sample {own!r} has {sorted(sample)}")
+        sample[field] = member
+    return [list(sample.values()) for sample in samples.values()]
 
 
 def _kept(name: str, select: Select | None, rename: Rename | None) -> str | None:

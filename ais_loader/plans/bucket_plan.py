@@ -44,6 +44,7 @@ class BucketPlan(NumberPlan):
         block: int = 10_000,
         seed: int = 0,
         tail: Tail = "repeat",
+        epoch_steps: int | None = None,
     ) -> None:
         """
         Args:
@@ -57,11 +58,11 @@ class BucketPlan(NumberPlan):
             balance: Whether the total lengths of a group's batches are brought within 2 % of each other, or the totals
                 of squared lengths too, as attention needs it. In two dimensions, the first one counts.
             block: The number of samples in a block, about. A position forms one block.
-            group, seed, tail: See NumberPlan.
+            group, seed, tail, epoch_steps: See NumberPlan.
 
         Raises InvalidRequest, TypeError.
         """
-        super().__init__(seed=seed, group=group, tail=tail)
+        super().__init__(seed=seed, group=group, tail=tail, epoch_steps=epoch_steps)
         table = _checked_lengths(lengths)
         self.n, self.block = len(table), whole_number("BucketPlan", "block", block, 1)
         if balance not in BALANCES:
@@ -92,7 +93,7 @@ class BucketPlan(NumberPlan):
     def __repr__(self) -> str:
         return (
             f"BucketPlan({self.n:,} lengths, {len(self.bins)} bins, seed={self.seed}, block={self.block}, "
-            f"balance={self.balance!r}, group={self.group}, tail={self.tail!r})"
+            f"balance={self.balance!r}, {self._shown})"
         )
 
     def _arguments(self, own_step: int | None) -> dict[str, Any]:

@@ -42,23 +42,24 @@ class MixPlan(NumberPlan):
         at_end: AtEnd = "repeat",
         group: int | None = None,
         tail: Tail = "repeat",
+        epoch_steps: int | None = None,
     ) -> None:
         """
         Args:
             sources: Plans by name. With `batch_size`, they are ShufflePlans, or numbers of samples to shuffle. Without
                 it, they have the same group as the mixture, and steps that are multiples of it.
             weights: The weight of each source, in any unit; 0 if it is not named. Or pairs of (step, weights) in the
-                order of steps, from step 0 on. Steps count within the epoch. Without `batch_size`, a change applies
-                from the next whole group on.
+                order of steps, from step 0 on. Steps count within the epoch, or over all epochs of `epoch_steps` until
+                the mixture ends. Without `batch_size`, a change applies from the next whole group on.
             batch_size: The number of samples per batch, if each batch is a mixture.
             at_end: What happens after the last sample of a source. With "repeat", its next epoch begins, and the
-                mixture's epoch has no end: `steps` is None. With "stop", the mixture's epoch ends at the first such
-                sample. With "leave", the other sources go on without it, until all that have a weight have ended.
-            group, tail: See NumberPlan.
+                mixture's epoch has no end: `steps` is `epoch_steps`. With "stop", the mixture's epoch ends at the first
+                such sample. With "leave", the other sources go on without it, until all that have a weight have ended.
+            group, tail, epoch_steps: See NumberPlan.
 
         Raises InvalidRequest, TypeError.
         """
-        super().__init__(seed=seed, group=group, tail=tail)
+        super().__init__(seed=seed, group=group, tail=tail, epoch_steps=epoch_steps)
         if not isinstance(sources, Mapping) or not sources:
             raise InvalidRequest("MixPlan: need a mapping of one or more sources by name")
         if at_end not in ("repeat", "stop", "leave"):
@@ -80,7 +81,7 @@ class MixPlan(NumberPlan):
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}: {source.n:,}" for name, source in zip(self.names, self._given, strict=True))
-        return f"MixPlan({parts}; batch_size={self.batch_size}, at_end={self.at_end!r}, group={self.group})"
+        return f"MixPlan({parts}; batch_size={self.batch_size}, at_end={self.at_end!r}, {self._shown})"
 
     def _source(self, name: str, source: Any) -> NumberPlan:
         if self.batch_size is not None and not isinstance(source, NumberPlan):
@@ -90,8 +91,10 @@ class MixPlan(NumberPlan):
         if not isinstance(source, NumberPlan if self.batch_size is None else ShufflePlan):
             kind = "a plan over numbers" if self.batch_size is None else "a ShufflePlan or a number, with batch_size"
             raise TypeError(f"MixPlan: source {name!r} is a {type(source).__name__}; need {kind}")
-        if self.batch_size is None and (source.tail == "uneven" or source._spans):
-            raise InvalidRequest(f"MixPlan: source {name!r} has tail='uneven' or steps left out; need whole groups")
+        if source.epoch_steps or (self.batch_size is None and (source.tail == "uneven" or source._spans)):
+            raise InvalidRequest(
+                f"MixPlan: source {name!r} has epoch_steps, tail='uneven' or steps left out; need whole epochs"
+            )
         return source
 
     def _checked(self, weights: Any) -> list[tuple[int, list[float]]]:
@@ -236,7 +239,7 @@ class MixPlan(NumberPlan):
     def sources(self, epoch: int, step: int) -> list[str]:
         """Return the name of the source of each sample of a step, in the order of `batch`."""
         size = len(self.batch(epoch, step))
-        drawn, _ = self._drawn(*self._span(self._own_step(epoch, step)))
+        drawn, _ = self._drawn(*self._span(self._own_step(epoch, step)[1]))
         return [self.names[source] for source in (drawn if self.batch_size else drawn * size)]
 
     def _used(self, own_step: int) -> int:
@@ -245,7 +248,7 @@ class MixPlan(NumberPlan):
         return max(1, sum(self._draw_of(begin) < draw for begin, _ in self._schedule))
 
     def numbers_before(self, epoch: int, step: int) -> int:
-        schedule = self._schedule[: self._used(self._before(epoch, step))]
+        schedule = self._schedule[: self._used(self._since_start(epoch, self._before(epoch, step)))]
         ends = [offset + source.n for offset, source in zip(self._offsets, self._given, strict=True)]
         return max(end for at, end in enumerate(ends) if any(shares[at] for _, shares in schedule))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import sys
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -34,11 +35,14 @@ class NumberPlan:
         tail: What happens if the steps of an epoch are not a multiple of the group. With "repeat", the first steps of
             the epoch are repeated, as torch's DistributedSampler does. With "drop", the last ones are left out. With
             "uneven", every step is read once, and some ranks have one step more. This suits evaluation.
+        epoch_steps: The number of steps in an epoch, a multiple of the group, or None: all steps of the plan. Each
+            epoch continues where the one before ended, and the plan begins anew after its last step. A mixture without
+            an end thus has a length, and epochs that are parts of a large set have different samples.
     """
 
     n: int
 
-    def __init__(self, *, seed: int, group: int | None, tail: Tail) -> None:
+    def __init__(self, *, seed: int, group: int | None, tail: Tail, epoch_steps: int | None = None) -> None:
         """Raises InvalidRequest, TypeError."""
         name = type(self).__name__
         self.seed = whole_number(name, "seed", seed, 0, 2**64 - 1)
@@ -46,8 +50,12 @@ class NumberPlan:
         if tail not in TAILS:
             raise InvalidRequest(f"{name}: tail={tail!r}: need 'repeat', 'drop' or 'uneven'")
         self.tail = tail
+        self.epoch_steps = None if epoch_steps is None else whole_number(name, "epoch_steps", epoch_steps, 1)
+        if self.epoch_steps and tail == "uneven":
+            raise InvalidRequest(f"{name}: epoch_steps={epoch_steps}, tail='uneven': need 'repeat' or 'drop'")
         self._spans: tuple[tuple[int, int, int], ...] = ()
         """(epoch, first, stop) of the steps that are left out."""
+        self._check_groups()
 
     def with_group(self, group: int) -> Self:
         """Return this plan with a group, if it has none yet. Raises InvalidRequest if it has another one."""
@@ -58,7 +66,7 @@ class NumberPlan:
         plan = copy.copy(self)
         plan.group = whole_number(type(self).__name__, "group", group, 1)
         plan._regrouped()
-        plan._check_spans()
+        plan._check_groups()
         return plan
 
     def without(self, steps: range, epoch: int = 0) -> Self:
@@ -79,21 +87,19 @@ class NumberPlan:
         within = [span for span in self._spans if span[0] == epoch and first <= span[1] <= last]
         others = [span for span in self._spans if span not in within]
         plan._spans = tuple(sorted([*others, (epoch, first, last + 1)]))
-        plan._check_spans()
+        plan._check_groups()
         return plan
 
     def steps(self, epoch: int) -> int | None:
         """Return the number of steps in an epoch, a multiple of the group unless `tail` is "uneven"."""
-        steps, group = self._steps(), self.group or 1
-        if steps is None:
-            return None
-        if self.tail != "uneven":
-            steps += -steps % group if self.tail == "repeat" else -(steps % group)
-        return steps - sum(stop - first for at, first, stop in self._spans if at == epoch)
+        steps = self._all_steps()
+        if steps != 0 and self.epoch_steps:
+            steps = self.epoch_steps
+        return None if steps is None else steps - sum(stop - first for at, first, stop in self._spans if at == epoch)
 
     def batch(self, epoch: int, step: int) -> Any:
         """Return the numbers of a step, shape (batch,), int64. Raises IndexError for a step the epoch does not have."""
-        return self._batch(epoch, self._own_step(epoch, step))
+        return self._batch(*self._own_step(epoch, step))
 
     def at(self, epoch: int, step: int) -> list[Drawn]:
         """Return the samples of a step in the order of `batch`, with their sources. Raises IndexError as it does."""
@@ -116,7 +122,7 @@ class NumberPlan:
         """Return everything that decides the steps before a position. A position of another description is refused."""
         own = self._before(epoch, step)
         spans = [list(span) for span in self._spans if span[0] == epoch and span[1] < own]
-        return self._described(own) | ({"without": spans} if spans else {})
+        return self._described(self._since_start(epoch, own)) | ({"without": spans} if spans else {})
 
     def numbers_before(self, epoch: int, step: int) -> int:
         """Return a number above all those that the steps before a position may have."""
@@ -133,15 +139,31 @@ class NumberPlan:
                 step += stop - first
         return step
 
-    def _own_step(self, epoch: int, step: int) -> int:
-        """Return the step, of those that are read once, that a step of the epoch delivers. Raises IndexError."""
+    def _since_start(self, epoch: int, step: int) -> int:
+        """Return the number of steps before a step: in its epoch or, with `epoch_steps`, in all epochs."""
+        return step + epoch * (self.epoch_steps or 0)
+
+    def _all_steps(self) -> int | None:
+        steps, group = self._steps(), self.group or 1
+        if steps is None or self.tail == "uneven":
+            return steps
+        return steps + (-steps % group if self.tail == "repeat" else -(steps % group))
+
+    def _own_step(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the epoch and the step, of those that are read once, that a step delivers. Raises IndexError."""
         own, steps = self._steps(), self.steps(epoch)
         if step < 0 or (steps is not None and step >= steps):
             raise IndexError(f"step {step} of an epoch with {steps} steps")
         moved = self._moved(epoch, step)
-        return moved % own if own else moved
+        if self.epoch_steps:
+            epoch, moved = divmod(self._since_start(epoch, moved), self._all_steps() or sys.maxsize)
+        return epoch, moved % own if own else moved
 
-    def _check_spans(self) -> None:
+    def _check_groups(self) -> None:
+        if self.epoch_steps and self.epoch_steps % (self.group or 1):
+            raise InvalidRequest(
+                f"{type(self).__name__}: epoch_steps={self.epoch_steps}: need whole groups of {self.group} steps"
+            )
         for _, first, stop in self._spans:
             if self.group and (first % self.group or stop % self.group):
                 raise InvalidRequest(
@@ -162,11 +184,16 @@ class NumberPlan:
         raise NotImplementedError
 
     def _described(self, own_step: int | None) -> dict[str, Any]:
-        own = self._arguments(own_step)
-        return {"kind": type(self).__name__, "order": ORDER, **own, "group": self.group, "tail": self.tail}
+        own = self._arguments(own_step) | {name: getattr(self, name) for name in ("group", "tail", "epoch_steps")}
+        return {"kind": type(self).__name__, "order": ORDER, **own}
 
     def _regrouped(self) -> None:
         """Forget what depends on the group."""
+
+    @property
+    def _shown(self) -> str:
+        """The arguments of all plans, for `repr`."""
+        return f"group={self.group}, tail={self.tail!r}, epoch_steps={self.epoch_steps}"
 
 
 def digest_of(table: npt.NDArray[Any], text: str) -> str:

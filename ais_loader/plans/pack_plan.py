@@ -50,6 +50,7 @@ class PackPlan(NumberPlan):
         block: int = 10_000,
         seed: int = 0,
         tail: Tail = "repeat",
+        epoch_steps: int | None = None,
     ) -> None:
         """
         Args:
@@ -63,11 +64,11 @@ class PackPlan(NumberPlan):
             balance: Whether the numbers of tokens of a group's batches are brought within 2 % of each other, or the
                 totals of squared pieces too, as attention within documents needs it.
             block: The number of documents in a block, about. A position forms one block or two.
-            group, seed, tail: See NumberPlan.
+            group, seed, tail, epoch_steps: See NumberPlan.
 
         Raises InvalidRequest, TypeError.
         """
-        super().__init__(seed=seed, group=group, tail=tail)
+        super().__init__(seed=seed, group=group, tail=tail, epoch_steps=epoch_steps)
         self._counts = _checked_counts(counts)
         self.n = len(self._counts)
         self.tokens = whole_number("PackPlan", "tokens", tokens, 1)
@@ -88,7 +89,7 @@ class PackPlan(NumberPlan):
     def __repr__(self) -> str:
         return (
             f"PackPlan({self.n:,} documents, tokens={self.tokens}, batch_size={self.batch_size}, whole={self.whole}, "
-            f"seed={self.seed}, block={self.block}, balance={self.balance!r}, group={self.group}, tail={self.tail!r})"
+            f"seed={self.seed}, block={self.block}, balance={self.balance!r}, {self._shown})"
         )
 
     def _arguments(self, own_step: int | None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class ShufflePlan(NumberPlan):
         block: int = 1,
         group: int | None = None,
         tail: Tail = "repeat",
+        epoch_steps: int | None = None,
     ) -> None:
         """
         Args:
@@ -34,11 +35,11 @@ class ShufflePlan(NumberPlan):
             seed: A number from 0 to 2**64 - 1.
             block: The number of neighbours that stay together, in their order, such as the members of a shard. Blocks
                 begin at multiples of it, and the order of blocks depends on (seed, epoch).
-            group, tail: See NumberPlan.
+            group, tail, epoch_steps: See NumberPlan.
 
         Raises InvalidRequest, TypeError.
         """
-        super().__init__(seed=seed, group=group, tail=tail)
+        super().__init__(seed=seed, group=group, tail=tail, epoch_steps=epoch_steps)
         if hasattr(n, "__iter__") or hasattr(n, "__getitem__"):
             raise InvalidRequest(
                 f"ShufflePlan: n is a {type(n).__name__}; need the number of samples: with dataset = MapDataset(store, "
@@ -52,7 +53,7 @@ class ShufflePlan(NumberPlan):
     def __repr__(self) -> str:
         return (
             f"ShufflePlan({self.n:,}, batch_size={self.batch_size}, seed={self.seed}, shuffle={self.shuffle}, "
-            f"drop_last={self.drop_last}, block={self.block}, group={self.group}, tail={self.tail!r})"
+            f"drop_last={self.drop_last}, block={self.block}, {self._shown})"
         )
 
     def _arguments(self, own_step: int | None) -> dict[str, Any]:

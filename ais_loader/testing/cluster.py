@@ -18,13 +18,14 @@ from types import TracebackType
 import grpc
 
 from ais_loader.testing.node import NodeProcess, peer_secret_file
+from ais_loader.wire.channel_options import PROXY
 from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
 from ais_loader.wire.reserved import OPERATOR_ROLE, ROLE_KEY
 
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 60.0
 _LEARN = CallClaim("/ais_loader.v1.Cluster/Learn", OPERATOR_ROLE)
 _HELD = ("ais_loader_memory_held_bytes", "ais_loader_active_", "ais_loader_pending_reads")
 
@@ -121,11 +122,11 @@ class ClusterProcesses:
     def _channel(self, endpoint: str) -> grpc.Channel:
         """Return a channel of an operator."""
         if self._identity is None:
-            return grpc.insecure_channel(endpoint)
+            return grpc.insecure_channel(endpoint, options=[(PROXY, 0)])
         ca, key, certificate = (
             (self._identity / name).read_bytes() for name in ("ca.pem", "operator-key.pem", "operator.pem")
         )
-        return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, certificate))
+        return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, certificate), options=[(PROXY, 0)])
 
     def uuid_of(self, number: int) -> bytes:
         with self._channel(_endpoint(self.nodes[number])) as channel:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 T = TypeVar("T")
-_CONTROL_TIMEOUT_S = 10.0
+_CONTROL_TIMEOUT_S = 60.0
 # With a linger time of zero, closing sends a reset and throws away what has not been delivered.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 

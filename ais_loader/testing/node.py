@@ -27,7 +27,7 @@ from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 60.0
 
 
 _making_secret = threading.Lock()
@@ -221,8 +221,11 @@ class NodeProcess:
                 process.stdout.close()
 
     def pause(self) -> None:
-        """Freeze the node: connections stay open, but nothing is sent."""
-        self._running.send_signal(signal.SIGSTOP)
+        """Freeze the node: connections stay open, but nothing is sent. Returns when all of its threads stand still."""
+        running = self._running
+        running.send_signal(signal.SIGSTOP)
+        # One thread takes the signal. Until it is scheduled, which a busy machine delays, the others go on.
+        os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Continue after `pause`."""
@@ -249,7 +252,8 @@ class NodeProcess:
 
     def numbers(self) -> dict[str, float]:
         """Return its metrics, by name and labels as Prometheus writes them. Needs `metrics`. Raises OSError."""
-        with urllib.request.urlopen(self._metrics_url, timeout=CALL_TIMEOUT_S) as answer:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(self._metrics_url, timeout=CALL_TIMEOUT_S) as answer:
             lines = answer.read().decode().splitlines()
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.extras import needs
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.number_batches import as_integers
 from ais_loader.training.plan_position import PlanPosition, PlanRun
 
+with needs("torch", "BatchSampler"):
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-def _refuse_shards(caller: FrameType, place: Callable[[], tuple[int, int]]) -> None:
-    """Raises InvalidRequest if the caller is accelerate's sampler that divides steps, and these are of one rank."""
-    loaders = sys.modules.get("accelerate.data_loader")
-    if loaders is None or not isinstance(shard := caller.f_locals.get("self"), loaders.BatchSamplerShard):
-        return
-    if shard.num_processes > 1 and place()[1] > 1:
+
+def _check_caller(caller: FrameType, position: PlanPosition) -> None:
+    """Learn the dataset from the DataLoader that begins an iteration.
+
+    Raises InvalidRequest if it does not fit the plan or the loaded state, if accelerate divides the steps of one rank
+    once more, and if a StatefulDataLoader, which only has an assertion for it, has a state of other workers.
+    """
+    user, loader = caller.f_locals.get("self"), caller.f_locals.get("loader")
+    if isinstance(user, _BaseDataLoaderIter):
+        position.set_dataset(user._dataset)
+    shards = getattr(sys.modules.get("accelerate.data_loader"), "BatchSamplerShard", ())
+    if isinstance(user, shards) and user.num_processes > 1 and position.place()[1] > 1:
         raise InvalidRequest(
             "accelerate would divide the steps of each rank among all ranks once more: do not pass a DataLoader with a "
             "BatchSampler to prepare(). It already reads the steps of its own rank"
         )
+    if isinstance(state := getattr(loader, "next_iter_state", None), Mapping):
+        saved = state.get("_snapshot", {}).get("_main_snapshot", {}).get("_num_workers", 0)
+        if saved != (workers := getattr(loader, "num_workers", saved)):
+            raise InvalidRequest(
+                f"the StatefulDataLoader has num_workers={workers}, and its state is one of num_workers={saved}: "
+                "torchdata resumes with the same number. Save BatchSampler.state_dict(batches) for any number"
+            )
 
 
 class BatchSampler:
@@ -34,6 +50,9 @@ class BatchSampler:
 
     A DataLoader with workers draws batches ahead of the trainer. `state_dict(batches)` is the position of the trainer
     if it counts its batches. torchdata's StatefulDataLoader keeps the right position by itself.
+
+    From the first iteration on, the sampler knows the dataset of its DataLoader. Iterating raises InvalidRequest if the
+    dataset has another number of samples than the plan, or other entries than the state that was loaded.
     """
 
     def __init__(self, plan: NumberPlan, rank: int | None = None, world_size: int | None = None) -> None:
@@ -57,7 +76,7 @@ class BatchSampler:
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Return the batches that are left in the epoch: lists of numbers or, of a PackPlan, of packs."""
-        _refuse_shards(sys._getframe(1), self.position.place)
+        _check_caller(sys._getframe(1), self.position)
         return self._hand_out(self.position.begin())
 
     def _hand_out(self, run: PlanRun) -> Iterator[list[Any]]:
@@ -68,6 +87,11 @@ class BatchSampler:
     @property
     def batch_sampler(self) -> BatchSampler:
         """The sampler itself: Hugging Face's Trainer sets the epoch of `loader.batch_sampler.batch_sampler`."""
+        return self
+
+    @property
+    def sampler(self) -> BatchSampler:
+        """The sampler itself: Lightning sets the epoch of `loader.batch_sampler.sampler`."""
         return self
 
     @property
@@ -95,7 +119,7 @@ class BatchSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue from this state.
 
-        Raises InvalidRequest if it is not a state, or belongs to another plan, or if the ranks cannot divide the group
-        of steps that form one update.
+        Raises InvalidRequest if it is not a state, or belongs to another plan or, after the first iteration, to other
+        entries, or if the ranks cannot divide the group of steps that form one update.
         """
         self.position.load(state)

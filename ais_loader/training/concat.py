@@ -135,7 +135,11 @@ class _PendingSources:
             own = next(coming)
             return raw(items) if own is None else own(items)
 
-        samples = take_samples(batch, decode if is_decoded else None, parts=several)
+        def name(at: int) -> str:
+            _, source, within = self._parts[at]
+            return str(source._name([within], 0))
+
+        samples = take_samples(batch, decode if is_decoded else None, None, several, name)
         called: list[Any] = []
         for source in {id(source): source for source in sources}.values():
             if source._on_batch is not None and source._on_batch not in called:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, cast
 
 from ais_loader.errors import InvalidRequest
@@ -24,7 +25,7 @@ from ais_loader.training.number_batches import (
     samples_of,
 )
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
-from ais_loader.training.sample_parts import SampleLike, SampleParts, flat_entries, mapped, pinned_sample
+from ais_loader.training.sample_parts import SampleLike, SampleParts, flat_entries, mapped, pinned_sample, places_of
 from ais_loader.training.take_samples import Decode, OnBatch, decoder, take_packed, take_samples
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, to_entry
@@ -160,6 +161,17 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
             return list(indices)
         return samples_of(self._entries, self._numbers(indices), indices, self._bucket)
 
+    def _place(self, at: int) -> str:
+        return places_of(self._entry(at))
+
+    def _name(self, indices: Iterable[Any], at: int) -> str:
+        """Return the name of a sample of a batch of these indices, by its position, for errors."""
+        if are_entries(indices):
+            return f"sample {at} of its batch, {places_of(self._samples(indices)[at])}"
+        number = self._numbers(indices)[at]
+        place = places_of(self._samples(indices)[at]) if has_ranges(indices) else self._place(number)
+        return f"sample {number} of its dataset, {place}"
+
     @property
     def buckets(self) -> list[str] | None:
         """The buckets of the entries that numbers stand for. None if they are not known without looking at each."""
@@ -210,7 +222,8 @@ class PendingSamples:
         """Return the samples, in order. Call this once. Raises the errors of reading."""
         dataset, indices = self._dataset, self._indices
         batch, parts = self._batch or dataset._begin(indices)
-        samples = take_samples(batch, dataset._decode, dataset._on_batch, parts)
+        name = partial(dataset._name, indices)
+        samples = take_samples(batch, dataset._decode, dataset._on_batch, parts, name)
         return in_packs(samples, indices, are_pieces=has_ranges(indices))
 
     def packed(self) -> PackedBatch:
@@ -220,7 +233,7 @@ class PendingSamples:
         if parts is not None or is_packed(self._indices):
             batch.close()
             raise InvalidRequest("output='packed': a sample of several entries, or a pack, has no place in one array")
-        return take_packed(batch, dataset._on_batch)
+        return take_packed(batch, dataset._on_batch, partial(dataset._name, self._indices))
 
     def close(self) -> None:
         """Abandon data that has not arrived."""

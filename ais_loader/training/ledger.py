@@ -11,6 +11,7 @@ from ais_loader.plans.permutation import ORDER
 from ais_loader.plans.shuffle_plan import ShufflePlan
 from ais_loader.training.batch_sampler import BatchSampler
 from ais_loader.training.number_batches import entry_of
+from ais_loader.training.plan import parse_state
 from ais_loader.training.plan_position import PlanPosition
 from ais_loader.training.sample_parts import parts_of
 from ais_loader.values.entry import Entry
@@ -33,9 +34,6 @@ def ledger(loader: Any, state: Mapping[str, Any], step: int, epoch: int | None =
     epoch does not have.
     """
     position, dataset = _position(loader)
-    described = state.get("plan")
-    if isinstance(described, Mapping) and described.get("entries") == []:  # of a BatchSampler: it knows no dataset
-        position.digests = []
     position.load(state)
     epoch = state["epoch"] if epoch is None else epoch
     plan = position.bound()
@@ -51,12 +49,13 @@ def ledger(loader: Any, state: Mapping[str, Any], step: int, epoch: int | None =
 
 def plan_of(state: Mapping[str, Any]) -> ShufflePlan:
     """Return the ShufflePlan that a state describes. Raises InvalidRequest if it is that of another plan."""
-    found = state.get("plan")
-    if not isinstance(found, Mapping) or (found.get("kind"), found.get("order")) != ("ShufflePlan", ORDER):
-        kind = found.get("kind") if isinstance(found, Mapping) else found
-        raise InvalidRequest(f"the state of {kind} does not hold all that its plan was made of: pass --loader")
+    _, found = parse_state(state)
+    if (found.get("kind"), found.get("order")) != ("ShufflePlan", ORDER):
+        raise InvalidRequest(
+            f"the state of {found.get('kind')} does not hold all that its plan was made of: pass --loader"
+        )
     names = ("n", "batch_size", "seed", "shuffle", "drop_last", "block", "group", "tail")
-    plan = ShufflePlan(**{name: found[name] for name in names})
+    plan = ShufflePlan(**{name: found[name] for name in names}, epoch_steps=found.get("epoch_steps"))
     plan._spans = tuple((epoch, first, stop) for epoch, first, stop in found.get("without", ()))
     return plan
 

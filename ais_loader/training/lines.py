@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +58,8 @@ class Lines(MapDataset):
             decode: A function from the bytes of a line to a sample, such as `json.loads`. It runs in the process that
                 fetched the batch, and must be picklable if workers are spawned.
 
-        Raises InvalidRequest for an object that is compressed, by its name; ObjectNotFound, TypeError, and the errors
-        of listing and reading.
+        Raises InvalidRequest for an object that is compressed, by its name, or that begins like an archive, Parquet or
+        another format; ObjectNotFound, TypeError, and the errors of listing and reading.
         """
         reader = ProcessClient(client_or_url, retry_s)
         listed = entry_sequence(reader, entries, bucket, False)
@@ -83,11 +83,19 @@ class Lines(MapDataset):
     def __repr__(self) -> str:
         return f"<Lines, {len(self):,} in all, {self._client!r}>"
 
+    def _place(self, at: int) -> str:
+        return f"{super()._place(at)}, line {cast(_LineTable, self._entries).line_of(at)}"
+
 
 class _LineTable(RangeTable):
     def __init__(self, objects: Sequence[ObjectInfo], bounds: Sequence[npt.NDArray[np.int64]]) -> None:
         super().__init__(objects, (len(one) - 1 for one in bounds))
         self._bounds = np.concatenate([np.zeros(0, np.int64), *bounds])
+
+    def line_of(self, at: int) -> int:
+        """Return the number of a line in its object, from 1. Blank lines do not count."""
+        number = int(self._stops.searchsorted(at, "right"))
+        return at - (self._stops.item(number - 1) if number else 0) + 1
 
     def range_of(self, number: int, within: int) -> tuple[int, int]:
         # Each object before has one bound more than lines.

@@ -38,10 +38,21 @@ def sends_ahead(dataset: Any) -> bool:
 
 def entry_of(dataset: Any, number: int) -> Any:
     """Return the entry or entries of a sample, or None for a dataset of other things."""
+    return _of_part(dataset, number, "_entry")
+
+
+def sample_name(dataset: Any, number: int) -> str:
+    """Return the name of a sample, for errors: its number, and where it is stored."""
+    place = _of_part(dataset, number, "_place")
+    return f"sample {number}" + ("" if place is None else f", {place}")
+
+
+def _of_part(dataset: Any, number: int, method: str) -> Any:
+    """Call a method of the dataset, or the part of it, that has a sample; None if it has no such method."""
     if ends := getattr(dataset, "cumulative_sizes", None):
         part = bisect.bisect_right(ends, number)
         dataset, number = dataset.datasets[part], number - (ends[part - 1] if part else 0)
-    find = getattr(dataset, "_entry", None)
+    find = getattr(dataset, method, None)
     return None if find is None else find(number)
 
 

@@ -8,6 +8,7 @@ position knows what is left to read, without communication.
 from __future__ import annotations
 
 import hashlib
+import json
 import operator
 import sys
 from collections.abc import Mapping, Sequence
@@ -111,13 +112,16 @@ class Position:
 
 
 def position_state(position: Position, world_size: int, plan: dict[str, Any]) -> dict[str, Any]:
-    """Return a position as numbers and strings, for a checkpoint. `plan` describes the plan by named fields."""
+    """Return a position as numbers and strings, for a checkpoint. `plan` describes the plan by named fields.
+
+    The keys are the same for every plan and position, as torch.distributed.checkpoint needs it.
+    """
     return {
         "version": STATE_VERSION,
         "epoch": position.epoch,
         "step": position.step,
         "world_size": world_size,
-        "plan": plan,
+        "plan": json.dumps(plan),
     }
 
 
@@ -131,14 +135,16 @@ def parse_state(state: Mapping[str, Any]) -> tuple[Position, dict[str, Any]]:
         if version != STATE_VERSION:
             raise InvalidRequest(f"state of version {version!r}; this ais_loader reads version {STATE_VERSION}")
         position = Position(operator.index(state["epoch"]), operator.index(state["step"]))
-        group = operator.index(dict(state["plan"]).get("group") or 0)
+        plan = state["plan"]
+        plan = dict(json.loads(plan) if isinstance(plan, str) else plan)
+        group = operator.index(plan.get("group") or 0)
         if operator.index(state["world_size"]) < 1 or group < 0:
             raise TypeError("not a number of ranks, or not a group")
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InvalidRequest):
             raise
         raise InvalidRequest(f"not a state of a plan, as BatchLoader or BatchSampler saves it: {state!r}") from error
-    return position, dict(state["plan"])
+    return position, plan
 
 
 def first_difference(saved: Any, own: Any, name: str = "") -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import functools
+import logging
 import operator
 import os
 import sys
@@ -19,6 +20,8 @@ from ais_loader.training.plan import Plan, Position, first_difference, parse_sta
 
 with needs("torch", "datasets"):
     import torch.distributed
+
+log = logging.getLogger(__name__)
 
 
 def is_distributed() -> bool:
@@ -45,7 +48,7 @@ class PlanRun:
     """One iteration's share of a plan, and how much of it the trainer has received."""
 
     def __init__(self, position: PlanPosition, start: Position, world_size: int, mine: range) -> None:
-        self._position = position
+        self._position, self.begun_from = position, position.start
         self.start, self.world_size, self._mine = start, world_size, mine
         self.delivered = 0
 
@@ -67,21 +70,23 @@ class PlanRun:
         return f"epoch {self.start.epoch}, step {step}"
 
     def handed(self, count: int) -> None:
-        """Note that the trainer receives this batch, the `count`-th."""
+        """Note that the trainer receives this batch, the `count`-th: the latest one decides the position."""
         self.delivered = count
+        self._position.run = self
 
     def ended(self) -> None:
         """Note that all batches were delivered."""
-        if self._position.run is self:
-            self._position.end_run()
+        self._position.end_run()
 
 
 class PlanPosition:
     """The position of one rank in a plan.
 
     After the last batch of an epoch, it is the beginning of the next one. If an iteration is abandoned, the next one
-    begins where it began; `state` counts its batches.
+    begins where it began, with one warning; `state` counts its batches.
     """
+
+    has_epochs = True
 
     def __init__(
         self,
@@ -91,8 +96,7 @@ class PlanPosition:
         world_size: int | None = None,
         tail: Tail | None = None,
     ) -> None:
-        """`dataset`: the samples that the plan's numbers count, for the digests of their entries. Raises
-        InvalidRequest."""
+        """`dataset`: See `set_dataset`. Raises InvalidRequest."""
         if (rank is None) != (world_size is None):
             raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
         own_tail = plan.tail if isinstance(plan, NumberPlan) else None
@@ -100,15 +104,22 @@ class PlanPosition:
             raise InvalidRequest(f"tail={tail!r}: the plan has tail={own_tail!r}")
         self._tail: Tail = own_tail or tail or "repeat"
         split_steps(0, rank=rank or 0, world_size=1 if world_size is None else world_size, tail=self._tail)
-        self.plan, self._dataset = plan, dataset
+        self.plan = plan
         self._given_place = None if rank is None or world_size is None else (rank, world_size)
         self._grouped: NumberPlan | None = None
         self._group = 0
         """The plan's group in the state that was loaded, or 0."""
-        self.digests: list[tuple[int, str]] | None = None
-        self._start = Position()
+        self._dataset: Any = None
+        self._digests: list[tuple[int, str]] | None = None
+        self._unchecked: tuple[Position, dict[str, Any]] | None = None
+        """A position that was loaded before the dataset was known, and what it says about the plan."""
+        self.start = Position()
+        """The beginning of the next run, unless the latest one has delivered all its batches."""
         self.run: PlanRun | None = None
+        """The run that has begun or delivered last."""
+        self._warns_of_repeats = True
         self._drawing = threading.Lock()
+        self.set_dataset(dataset)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"run": None, "_drawing": None}
@@ -116,6 +127,21 @@ class PlanPosition:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._drawing = threading.Lock()
+
+    def set_dataset(self, dataset: Any) -> None:
+        """Set the dataset whose samples the plan's numbers count, if it is known.
+
+        Raises InvalidRequest if it has another number of samples, or other entries than a state that was loaded.
+        """
+        if dataset is None or dataset is self._dataset:
+            return
+        if isinstance(self.plan, NumberPlan) and hasattr(dataset, "__len__") and len(dataset) != self.plan.n:
+            raise InvalidRequest(f"the plan has n={self.plan.n:,} numbers, for {len(dataset):,} samples")
+        self._dataset, self._digests = dataset, None
+        if self._unchecked is not None:
+            position, described = self._unchecked
+            _compare(described, self._description(position))
+            self._unchecked = None
 
     def place(self) -> tuple[int, int]:
         """Return (rank, world_size) of this process. Raises InvalidRequest for a wrong environment."""
@@ -145,7 +171,8 @@ class PlanPosition:
         """Return the number of batches of this rank in a whole epoch. Raises TypeError if the epoch has no end."""
         steps = self.bound().steps(self.epoch)
         if steps is None:
-            raise TypeError("the plan's epoch has no end, and so no length")
+            warn_of_no_length()
+            raise TypeError("the plan's epoch has no end, and so no length; epoch_steps=N gives it one")
         rank, world_size = self.place()
         return len(split_steps(steps, rank=rank, world_size=world_size, tail=self._tail))
 
@@ -153,9 +180,10 @@ class PlanPosition:
     def epoch(self) -> int:
         """The epoch that an iteration started now would read."""
         self.end_run()
-        return self._begin(self._start).epoch
+        return self._begin(self.start).epoch
 
     def set_epoch(self, epoch: int) -> None:
+        self._warns_of_repeats = False
         if epoch != self.epoch:
             self._move(Position(operator.index(epoch), 0))
 
@@ -168,22 +196,27 @@ class PlanPosition:
         return position
 
     def _move(self, start: Position) -> None:
-        self._start, self.run = start, None
+        self.start, self.run = start, None
 
     def begin(self) -> PlanRun:
-        """Return a run over the steps that are left. The latest one decides the position."""
+        """Return a run over the steps that are left."""
         self.end_run()
         rank, world_size = self.place()
-        start = self._begin(self._start)
+        start = self._begin(self.start)
+        before = self.run
+        if before is not None and before.delivered and before.begun_from is self.start and self._warns_of_repeats:
+            self._warns_of_repeats = False
+            warn_of_repeat(f"epoch {start.epoch}, step {start.step}", before.delivered)
         steps = self.bound(start.step).steps(start.epoch)
         mine = split_steps(steps, start=start.step, rank=rank, world_size=world_size, tail=self._tail)
         self.run = PlanRun(self, start, world_size, mine)
         return self.run
 
     def end_run(self) -> None:
-        """If the latest run has delivered all its batches, the next one reads the next epoch."""
+        """If the latest run has delivered all its batches, the next one reads the next epoch, or the one set since."""
         if self.run is not None and not self.run.left:
-            self._move(Position(self.run.start.epoch + 1))
+            chosen = self.run.begun_from is not self.start
+            self._move(self.start if chosen else Position(self.run.start.epoch + 1))
 
     def state(self, batches: int | None = None) -> dict[str, Any]:
         """Return the position after so many batches of the latest run: by default, those delivered.
@@ -191,25 +224,27 @@ class PlanPosition:
         It is the same on all ranks that have had the same number of batches, and is valid for any number of ranks.
         """
         run, world_size = self.run, self.place()[1]
-        position = self._start
-        if run is not None:
+        position = self.start
+        if run is not None and (run.left or batches is not None or run.begun_from is self.start):
             count, world_size = run.delivered if batches is None else batches, run.world_size
             # Ranks take turns, so each batch here stands for a whole round.
             position = Position(run.start.epoch, run.start.step + count * world_size)
         position = self._begin(position)
-        return position_state(position, world_size, copy.deepcopy(self._description(position)))
+        return position_state(position, world_size, self._description(position))
 
     def _description(self, position: Position) -> dict[str, Any]:
         """Return what two plans have in common if they gave the same batches before a position; {} if unknown."""
         plan = self.bound()
         if not isinstance(plan, NumberPlan):
             return {"fingerprint": plan.fingerprint} if hasattr(plan, "fingerprint") else {}
-        if self.digests is None:
+        described = plan.description_at(position.epoch, position.step)
+        if self._dataset is None:
+            return described | {"entries": None}
+        if self._digests is None:
             own = [self._dataset] if hasattr(self._dataset, "_entries") else []
-            self.digests = part_digests(getattr(self._dataset, "datasets", own))
+            self._digests = part_digests(getattr(self._dataset, "datasets", own))
         used = plan.numbers_before(position.epoch, position.step)
-        entries = [digest for first, digest in self.digests if first < used]
-        return plan.description_at(position.epoch, position.step) | {"entries": entries}
+        return described | {"entries": [digest for first, digest in self._digests if first < used]}
 
     def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next run continue from this state.
@@ -221,10 +256,38 @@ class PlanPosition:
         before, self._group = self._group, described.get("group") or 0
         try:
             self.bound(position.step)
-            own = self._description(position)
-            if strict and described and own and (told := first_difference(described, own)):
-                raise InvalidRequest(f"the state belongs to another plan: it {told}")
+            if strict:
+                _compare(described, self._description(position))
         except BaseException:
             self._group = before
             raise
+        self._unchecked = (position, described) if strict and self._dataset is None else None
         self._move(position)
+
+
+def _compare(saved: dict[str, Any], own: dict[str, Any]) -> None:
+    """Raise InvalidRequest with the first difference of two descriptions of a plan. None stands for unknown entries."""
+    if saved.get("entries") is None or own.get("entries") is None:
+        saved, own = ({key: one[key] for key in one if key != "entries"} for one in (saved, own))
+    if saved and own and (told := first_difference(saved, own)):
+        raise InvalidRequest(f"the state belongs to another plan: it {told}")
+
+
+def warn_of_repeat(beginning: str, batches: int) -> None:
+    """Warn that an iteration begins where the one before did, of which the trainer has had some batches."""
+    log.warning(
+        "an iteration begins at %s once more, as the one before was abandoned, with %d of its batches delivered; for "
+        "other samples, call set_epoch first, or give the plan epoch_steps",
+        beginning,
+        batches,
+    )
+
+
+@functools.cache
+def warn_of_no_length() -> None:
+    """Warn, under Lightning, that its checkpoints skip a batch of a loader without a length."""
+    if {"lightning.pytorch", "pytorch_lightning"} & sys.modules.keys():
+        log.warning(
+            "a loader without a length: Lightning fetches one batch ahead of the step, which a run that resumes from "
+            "its checkpoint does not have; give the plan epoch_steps, or the sampler a length"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ais_loader.errors import InvalidRequest, LoaderError
+from ais_loader.errors import InvalidRequest
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
 
@@ -27,24 +27,17 @@ class SampleParts:
         """Return the parts of these samples, or None if each is one entry."""
         return cls(samples, numbers) if any(map(has_parts, samples)) else None
 
-    def samples(self, batch: Batch, decode: Callable[[Any], Any] | None) -> Iterator[Any]:
-        """Yield what `decode` returns for the items of each sample, in the form of the sample; bytes without it."""
+    def items(self, batch: Batch) -> Iterator[Any]:
+        """Yield the items of each sample, in the form of the sample."""
         items = iter(batch)
-        for at, sample in enumerate(self._samples):
-            try:
-                whole = in_form(sample, [next(items) for _ in range(len(sample) if has_parts(sample) else 1)])
-            except LoaderError as error:
-                for index, failed in batch.failures.items():
-                    if failed is error:
-                        error.add_note(self._failed(index))
-                raise
-            try:
-                yield raw(whole) if decode is None else decode(whole)
-            except Exception as error:
-                error.add_note(f"raised by decode() for {self._name(at)}, {', '.join(map(place_of, parts_of(sample)))}")
-                raise
+        for sample in self._samples:
+            yield in_form(sample, [next(items) for _ in range(len(sample) if has_parts(sample) else 1)])
 
-    def _failed(self, index: int) -> str:
+    def name(self, at: int) -> str:
+        """Return the name of a sample, by its position, for errors."""
+        return f"{self._name(at)}, {places_of(self._samples[at])}"
+
+    def name_of_entry(self, index: int) -> str:
         """Return a text that names an entry and its sample."""
         first = 0
         for at, sample in enumerate(self._samples):
@@ -110,14 +103,22 @@ def raw(items: Any) -> Any:
     return mapped(items, Item.tobytes) if is_complete(items) else None
 
 
+def places_of(sample: Any) -> str:
+    return ", ".join(map(place_of, parts_of(sample)))
+
+
 def place_of(part: Any) -> str:
+    """Return the URL of an entry, with its range."""
     entry = part if isinstance(part, Entry) else None
     if entry is None:
         try:
             entry = to_entry(part)
         except InvalidRequest:
             return str(part)  # a plain name
-    return f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
+    url = f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
+    if entry.length is None:
+        return f"{url}, from byte {entry.start}" if entry.start else url
+    return f"{url}, bytes {entry.start} to {entry.start + entry.length}"
 
 
 def pinned_sample(sample: Any) -> Any:

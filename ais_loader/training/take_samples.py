@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from ais_loader.training.sample_parts import SampleParts, is_complete, place_of, raw
+from ais_loader.errors import EntryFailed, LoaderError
+from ais_loader.training.sample_parts import SampleParts, is_complete, raw
 from ais_loader.values.batch import Batch
 from ais_loader.values.packed import PackedBatch
 from ais_loader.values.timing import BatchTiming, Cause
@@ -14,6 +16,8 @@ from ais_loader.values.timing import BatchTiming, Cause
 Decode: TypeAlias = Callable[[Any], Any]
 """A function from an Item, or from a tuple or dict of Items, to a sample."""
 OnBatch: TypeAlias = Callable[[BatchTiming], object]
+Name: TypeAlias = Callable[[int], str]
+"""A function from the position of a sample in its batch to its name, for errors."""
 
 
 class _Heard(threading.local):
@@ -33,29 +37,31 @@ def note_cause(cause: Cause) -> None:
 
 
 def take_samples(
-    batch: Batch, decode: Decode | None, on_batch: OnBatch | None = None, parts: SampleParts | None = None
+    batch: Batch, decode: Decode | None, on_batch: OnBatch | None, parts: SampleParts | None, name: Name
 ) -> list[Any]:
     """Return the samples of one fetched batch, in order. `parts`: how its entries form samples, if some have several.
+    `name`: names a sample by its position otherwise.
 
     They do not refer to the batch's buffers unless `decode` kept a view. This is the one place to change how a batch's
     bytes reach another process.
     """
     _note(batch)
-    with batch:
+    with _naming(batch, name if parts is None else parts.name_of_entry), batch:
         batch.between_frames = "decode"
-        if parts is not None:
-            samples = list(parts.samples(batch, decode))
+        if decode is not None:
+            items, own_name = (batch, name) if parts is None else (parts.items(batch), parts.name)
+            samples = list(_decoded(items, decode, own_name))
         else:
-            samples = batch.tobytes() if decode is None else list(_decoded(batch, decode))
+            samples = batch.tobytes() if parts is None else list(map(raw, parts.items(batch)))
     if on_batch is not None:
         on_batch(batch.timing)
     return samples
 
 
-def take_packed(batch: Batch, on_batch: OnBatch | None = None) -> PackedBatch:
+def take_packed(batch: Batch, on_batch: OnBatch | None, name: Name) -> PackedBatch:
     """Return the entries of one fetched batch, end to end."""
     _note(batch)
-    with batch:
+    with _naming(batch, name), batch:
         packed = batch.packed()
     if on_batch is not None:
         on_batch(batch.timing)
@@ -68,12 +74,26 @@ def _note(batch: Batch) -> None:
         batch._watch.heard = HEARD.cause
 
 
-def _decoded(batch: Batch, decode: Decode) -> Iterator[Any]:
-    for item in batch:
+@contextmanager
+def _naming(batch: Batch, name: Name) -> Iterator[None]:
+    """Add the sample's name to the error of an entry."""
+    try:
+        yield
+    except LoaderError as error:
+        for index, failed in batch.failures.items():
+            if failed is error:
+                error.add_note(name(index))
+        raise
+
+
+def _decoded(items: Iterable[Any], decode: Decode, name: Name) -> Iterator[Any]:
+    for at, item in enumerate(items):
         try:
             yield decode(item)
+        except SystemExit as error:  # which would end the trainer
+            raise EntryFailed(f"decode() called sys.exit({error.code!r}) for {name(at)}") from error
         except Exception as error:
-            error.add_note(f"raised by decode() for entry {item.index} of its batch, {place_of(item.entry)}")
+            error.add_note(f"raised by decode() for {name(at)}")
             raise
 
 

@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.file_formats import HEAD_BYTES, format_of, is_text
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import RangeTable, described, pin_of
+from ais_loader.objects.range_table import RangeTable, described, foreign, pin_of
 from ais_loader.training.datasets import MapDataset, entry_sequence
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
 from ais_loader.training.take_samples import OnBatch
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
 from ais_loader.values.requests import OnError
 
-_HEADER_BYTES = 256
-"""Bytes of each .npy file that are read for its header. That of a one-dimensional array of numbers takes 128."""
+_NPY, _LLM_C = "numpy", "llm.c"
 
 
 class TokenWindows(MapDataset):
@@ -46,6 +46,7 @@ class TokenWindows(MapDataset):
         *,
         dtype: npt.DTypeLike,
         stride: int | None = None,
+        header_bytes: int | None = None,
         transform: Callable[[Any], Any] | None = None,
         bucket: str | None = None,
         on_error: OnError = "raise",
@@ -57,26 +58,29 @@ class TokenWindows(MapDataset):
         """
         Args:
             client_or_url, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
-            entries: Whole objects, as in MapDataset, or the URL of a prefix. An object whose name ends with `.npy` is a
-                one-dimensional array of numpy's format; its first 256 bytes are read, of all objects with one request.
-                Any other object is the array's bytes alone, and nothing of it is read. `Bucket.entries(prefix,
-                pattern="*.bin")` leaves out what is no array.
+            entries: Whole objects, as in MapDataset, or the URL of a prefix. The first 512 bytes of all objects are
+                read with one request. An object in numpy's format is a one-dimensional array. Any other object is the
+                array's bytes alone; one that begins like text, an archive or another known format is refused.
+                `Bucket.entries(prefix, pattern="*.bin")` leaves out what is no array.
             window: The number of tokens in a sample.
             dtype: The integer type of the tokens, such as "uint16" or "<u4". That of a .npy file must be equal.
             stride: The number of tokens from one window to the next; `window` by default. For targets that are shifted
                 by one: window=2049, stride=2048.
+            header_bytes: The number of bytes before the tokens of an object that is not in numpy's format, such as 1024
+                for files of llm.c.
             transform: A function from the array to a sample. It must be picklable if workers are spawned.
 
         Raises InvalidRequest for a window or stride below 1, a dtype that is not of integers, and an object that is no
         array of them, which the message names; ObjectNotFound, TypeError, and the errors of listing and reading.
         """
         stored = _token_type(dtype)
+        header = None if header_bytes is None else _count("header_bytes", header_bytes, 0)
         size, step = _count("window", window), _count("stride", window if stride is None else stride)
         reader = ProcessClient(client_or_url, retry_s)
         listed = entry_sequence(reader, entries, bucket, False)
         with reader.opened() as client:
             objects = described(client, listed, bucket)
-            arrays = _arrays(client, objects, stored, timeout_s)
+            arrays = _arrays(client, objects, stored, header, timeout_s)
         super().__init__(
             client_or_url,
             _WindowTable(objects, arrays, size, step, stored.itemsize),
@@ -137,47 +141,62 @@ def _token_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: Any, least: int = 1) -> int:
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is a {type(value).__name__}; need an int") from None
-    if isinstance(value, bool) or number < 1:
-        raise InvalidRequest(f"{name}={value!r}: need at least 1 token")
+    if isinstance(value, bool) or number < least:
+        raise InvalidRequest(f"{name}={value!r}: need at least {least}{' token' if least else ''}")
     return number
 
 
-def _arrays(client: Client, objects: Sequence[ObjectInfo], stored: np.dtype[Any], timeout_s: float) -> list[_Array]:
-    with_header = [info for info in objects if info.name.lower().endswith(".npy")]
-    heads = _heads(client, with_header, timeout_s)
-    return [
-        _npy_array(info, next(heads), stored) if info.name.lower().endswith(".npy") else _raw_array(info, stored)
-        for info in objects
-    ]
+def _arrays(
+    client: Client, objects: Sequence[ObjectInfo], stored: np.dtype[Any], header_bytes: int | None, timeout_s: float
+) -> list[_Array]:
+    arrays = []
+    for info, (head, begin) in zip(objects, _heads(client, objects, header_bytes, timeout_s), strict=True):
+        found = format_of(head)
+        if found == _NPY or info.name.lower().endswith(".npy"):
+            arrays.append(_npy_array(info, head, stored))
+            continue
+        if found == _LLM_C:
+            found = "a file of llm.c (header_bytes=1024)" if header_bytes is None else None
+        elif stored.itemsize > 1 and is_text(head) and is_text(begin):  # bytes of text may be tokens
+            found = "text"
+        if info.name.lower().endswith(".npz"):
+            raise InvalidRequest(f"{_place(info)}: an .npz file is an archive of arrays; store each as an .npy file")
+        if found is not None:
+            raise foreign(objects, info, found, f"an array of {stored.name} tokens", "*.bin")
+        arrays.append(_raw_array(info, stored, header_bytes or 0))
+    return arrays
 
 
-def _heads(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) -> Iterator[bytes]:
-    """Yield the first bytes of each object, fetched with one request."""
-    if not objects:
-        return
-    entries = [
-        Entry(info.bucket, info.name, None, 0, min(_HEADER_BYTES, info.size_bytes), pin_of(info)) for info in objects
-    ]
-    with client.get_batch(entries, timeout_s=timeout_s) as batch:
-        for item in batch:
-            yield item.tobytes()
+def _heads(
+    client: Client, objects: Sequence[ObjectInfo], header_bytes: int | None, timeout_s: float
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the first bytes of each object, and the first ones of its tokens, fetched with one request."""
+    entries = []
+    for info in objects:
+        starts = (0, min(header_bytes, info.size_bytes)) if header_bytes else (0,)
+        ranges = tuple((start, min(HEAD_BYTES, info.size_bytes - start)) for start in starts)
+        entries.append(Entry(info.bucket, info.name, version=pin_of(info), ranges=ranges))
+    if entries:
+        with client.get_batch(entries, timeout_s=timeout_s) as batch:
+            for info, item in zip(objects, batch, strict=True):
+                data = item.tobytes()
+                yield data[:HEAD_BYTES], data[min(HEAD_BYTES, info.size_bytes) :] if header_bytes else data
 
 
-def _raw_array(info: ObjectInfo, stored: np.dtype[Any]) -> _Array:
-    if info.name.lower().endswith(".npz"):
-        raise InvalidRequest(f"{_place(info)}: an .npz file is an archive of arrays; store each as an .npy file")
-    tokens, rest = divmod(info.size_bytes, stored.itemsize)
-    if rest:
+def _raw_array(info: ObjectInfo, stored: np.dtype[Any], header_bytes: int) -> _Array:
+    tokens, rest = divmod(info.size_bytes - header_bytes, stored.itemsize)
+    if rest or tokens < 0:
+        behind = f" behind a header of {header_bytes:,}" if header_bytes else ""
         raise InvalidRequest(
-            f"{_place(info)}: its {info.size_bytes:,} bytes are no multiple of the {stored.itemsize} bytes of a "
-            f"{stored.name} token"
+            f"{_place(info)}: its {info.size_bytes:,} bytes{behind} are no multiple of the {stored.itemsize} bytes of "
+            f"a {stored.name} token"
         )
-    return _Array(0, tokens)
+    return _Array(header_bytes, tokens)
 
 
 def _npy_array(info: ObjectInfo, head: bytes, stored: np.dtype[Any]) -> _Array:
@@ -187,7 +206,7 @@ def _npy_array(info: ObjectInfo, head: bytes, stored: np.dtype[Any]) -> _Array:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
             shape, is_fortran, found = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
+        elif version in ((2, 0), (3, 0)):  # 3.0 differs in the encoding of field names, which tokens do not have
             shape, is_fortran, found = np.lib.format.read_array_header_2_0(file)
         else:
             raise ValueError(f"format {version[0]}.{version[1]}, which arrays of integers do not need")

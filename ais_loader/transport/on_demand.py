@@ -7,12 +7,13 @@ files by which processes find it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ais_loader import errors
 from ais_loader.transport.fork_safety import GATE
@@ -55,8 +56,10 @@ class OnDemandNode:
         log_start: int | None = None
         while True:
             folder = NodeFolder(self._drives)
-            with GATE.call():  # a forked child would keep the lock
-                lock = self._lock(folder)
+            with GATE.call(), _translated(folder):  # a forked child would keep the lock
+                if not folder.exists:
+                    _require_possible(folder)
+                lock = folder.lock()
                 if lock is not None:
                     try:
                         if log_start is not None:
@@ -73,27 +76,11 @@ class OnDemandNode:
                 )
             time.sleep(_POLL_S)
 
-    def _lock(self, folder: NodeFolder) -> int | None:
-        if not folder.exists:
-            _require_possible(folder)
-        try:
-            return folder.lock()
-        except OSError as error:
-            raise errors.DriveFailed(
-                f"{error.filename or folder.pid_path}: {error.strerror}: a node on demand is for the processes of the "
-                "user who owns the folder, and must be able to write to it"
-            ) from error
-
     def _start(self, folder: NodeFolder, lock: int) -> int:
         """Start a node, which takes over the lock. Returns the size of the log before. Raises StoreError."""
         _require_possible(folder)
-        try:
-            folder.withdraw(lock)  # left by a node that was killed
-            if folder.log_path.exists() and folder.log_path.stat().st_size > _MAX_LOG_BYTES:
-                os.replace(folder.log_path, folder.log_path.with_name("log.1"))
-            log = os.open(folder.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise errors.DriveFailed(f"{error.filename}: {error.strerror}") from error
+        folder.withdraw(lock)  # left by a node that was killed
+        log = folder.open_log(_MAX_LOG_BYTES)
         try:
             log_start = os.fstat(log).st_size
             command = [sys.executable, "-m", _MODULE, str(lock), *self._drives]
@@ -112,6 +99,19 @@ class OnDemandNode:
         finally:
             os.close(log)
         return log_start
+
+
+@contextlib.contextmanager
+def _translated(folder: NodeFolder) -> Iterator[None]:
+    try:
+        yield
+    except errors.LoaderError:
+        raise
+    except OSError as error:
+        raise errors.DriveFailed(
+            f"{error.filename or folder.pid_path}: {error.strerror}: a node on demand is for the processes of the user "
+            "who owns the folder, and must be able to write to it"
+        ) from error
 
 
 def _failure(folder: NodeFolder, log_start: int) -> errors.LoaderError:

@@ -197,7 +197,8 @@ class MemberInfo:
     version: str
     """The version of the archive."""
     hidden: int = 0
-    """How many files of the archive you cannot request, because a later file has the same name."""
+    """How many files of the archive you cannot request, because a later file has the same name, or because they are in
+    a second tar that was appended with `cat`."""
 
     def entry(self) -> Entry:
         """Return the Entry that fetches this member, from this version of the archive."""

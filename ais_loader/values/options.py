@@ -75,6 +75,8 @@ class ClusterOptions:
     ca: str = ""
     """The file with the certificates, in PEM, of the CAs that nodes at `grpcs://` are trusted by. If empty, those that
     this system trusts."""
+    proxy: bool = False
+    """Whether nodes may be reached through the web proxy that the environment names, as `http_proxy`."""
     tls: bool = False
     """Whether nodes are called with TLS. The URL decides it: `grpcs://` or `grpc://`."""
 

@@ -21,6 +21,10 @@ CHANNEL_OPTIONS: ChannelOptions = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+PROXY = "grpc.enable_http_proxy"
+"""Whether a connection may go through the web proxy of the environment, as gRPC's do by default: wherever a channel to
+a node is made, this is 0. A web proxy may be unable to reach the node, and could read and change what passes."""
+
 CONNECT_TIMEOUT = {"grpc.min_reconnect_backoff_ms": 1000}
 """Despite its name, this option limits how long one attempt to connect may take; a refusal ends it at once."""
 

@@ -10,6 +10,8 @@ They are in the folder `node` of the store's first drive:
 
 The lock is a `flock`: it belongs to an open file, not to a process. A process that has the store's catalog open can
 open and close these files without losing the catalog's own lock.
+
+The drive may be found where other users can write, such as below /tmp. So it and the folder are opened as `OwnFolder`s.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ import fcntl
 import json
 import os
 import platform
+import socket
+import struct
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
+
+from ais_loader.wire.own_folder import OwnFolder
 
 FOLDER_NAME = "node"
 _DRIVE_FILE = "drive.json"
@@ -32,7 +38,6 @@ _LONGEST_SOCKET_PATH = 107
 """In bytes: unix(7)."""
 UNIX_SCHEME = "unix:"
 _FOLDER_MODE = 0o700
-_FILE_MODE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +81,16 @@ class NodeFolder:
 
     def lock(self) -> int | None:
         """Lock the folder, which is created if necessary. Returns a descriptor that holds the lock, and is not
-        inherited by programs; None while a node is running or being started. Raises OSError.
+        inherited by programs; None while a node is running or being started. Raises OSError; PermissionError if the
+        drive, the folder or a file in it is another user's.
 
         A forked child inherits the lock, so a process must not fork until it has closed the descriptor.
         """
         if not self.exists:
             self.drive.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+        with OwnFolder(self.drive):
             self.path.mkdir(_FOLDER_MODE, exist_ok=True)
-        lock = os.open(self.pid_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+            lock = self._open("pid", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -94,12 +101,32 @@ class NodeFolder:
             raise
         return lock
 
+    def _open(self, name: str, flags: int) -> int:
+        with OwnFolder(self.path) as folder:
+            return folder.open(name, flags)
+
+    def open_log(self, most_bytes: int) -> int:
+        """Return a descriptor that appends to the log, which is renamed if it has more bytes. Raises OSError."""
+        log = self._open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if os.fstat(log).st_size <= most_bytes:
+            return log
+        os.close(log)
+        os.replace(self.log_path, self.path / "log.1")
+        return self._open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
     def address(self) -> NodeAddress | None:
-        """Read the address. It is valid only if the folder was locked just before. Returns None if there is none."""
+        """Read the address. It is valid only if the folder was locked just before. Returns None if there is none.
+
+        Raises PermissionError if another user wrote it, or listens at its socket.
+        """
         try:
-            return NodeAddress(**json.loads(self._address_path.read_bytes()))
+            with open(self._open("address", os.O_RDONLY), "rb") as file:
+                address = NodeAddress(**json.load(file))
         except (FileNotFoundError, ValueError, TypeError):
             return None
+        if address.endpoint.startswith(UNIX_SCHEME):
+            _require_own_socket(unquote(address.endpoint.removeprefix(UNIX_SCHEME)))
+        return address
 
     def pid(self) -> int | None:
         """Read the id of the node's process; None if there is none."""
@@ -125,8 +152,9 @@ class NodeFolder:
         """Write the address of this process's node. `lock`: the descriptor from `lock`. Raises OSError."""
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % address.pid, 0)
-        new = self._address_path.with_name("address.new")
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE), "w") as file:
+        new = self.path / "address.new"
+        new.unlink(missing_ok=True)
+        with open(self._open(new.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
             json.dump(asdict(address), file)
         os.replace(new, self._address_path)
 
@@ -139,6 +167,18 @@ class NodeFolder:
 def unix_endpoint(path: Path) -> str:
     """Return the endpoint of a Unix socket, as gRPC takes it."""
     return UNIX_SCHEME + quote(os.fsencode(path))
+
+
+def _require_own_socket(path: str) -> None:
+    """Require that a process of this user listens at a Unix socket, if one does. Raises PermissionError."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return  # gRPC tells
+        _, user, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if user != os.geteuid():
+        raise PermissionError(0, f"user {user} listens there, and this process is user {os.geteuid()}", path)
 
 
 def _is_drive(path: Path) -> bool:

@@ -40,7 +40,8 @@ class Remote:
     """`s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `http://host/prefix`, `https://host/prefix`
     (both read-only) or `file:///folder`. An object's name follows the prefix and a slash."""
     endpoint: str = ""
-    """URL of an S3-compatible service; empty: the one of the environment or the profile, otherwise AWS."""
+    """URL of an S3-compatible service; empty: the one of the environment or the profile, otherwise AWS. A node has to
+    list another one (`remote_hosts`), and sends it credentials of a profile alone that names it."""
     region: str = ""
     """Region of an S3 bucket; empty: that of the environment or the profile."""
     profile: str = ""

@@ -19,7 +19,7 @@ from pathlib import Path
 import ais_loader
 from ais_loader import Bucket, Client, Entry, Remote
 from ais_loader.testing import NodeProcess
-from tests.remote.backend_kit import Asked, DecidedServer, Reply, content
+from tests.remote.backend_kit import ANY_HOST, Asked, DecidedServer, Reply, content
 from tests.remote.fault_proxy import FaultProxy
 from tests.tar_kit import packed_tar
 
@@ -54,7 +54,7 @@ def cold_members(folder: Path, rounds: int, latency_s: float, bandwidth_mb_s: fl
         with (
             DecidedServer(answer) as server,
             FaultProxy(server.url) as proxy,
-            NodeProcess(folder / f"node-{count}") as node,
+            NodeProcess(folder / f"node-{count}", arguments=ANY_HOST) as node,
             ais_loader.connect(node.url) as client,
         ):
             proxy.latency_s, proxy.bytes_per_s = latency_s, bandwidth_mb_s * MB

@@ -32,6 +32,7 @@ import ais_loader
 from ais_loader import BatchLoader, Client, MapDataset, Remote, ShufflePlan
 from ais_loader.testing import NodeProcess, seeded_bytes
 from benchmarks.kit.harness import conclude, page
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Server
 
@@ -102,7 +103,7 @@ def main(rounds: int, objects: int, size_bytes: int, compute_s: float, table: bo
         tempfile.TemporaryDirectory() as root,
         S3Server() as server,
         FaultProxy(server.endpoint) as proxy,
-        NodeProcess(Path(root) / "node") as node,
+        NodeProcess(Path(root) / "node", arguments=ANY_HOST) as node,
         ais_loader.connect(node.url) as client,
     ):
         proxy.latency_s = LATENCY_S

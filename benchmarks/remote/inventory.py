@@ -30,6 +30,7 @@ import ais_loader
 from ais_loader import Bucket, MapDataset, Remote
 from ais_loader.testing import NodeProcess
 from benchmarks.kit.harness import conclude, page
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.s3_server import CREDENTIALS, S3Server
 
 BATCH = 16
@@ -52,7 +53,7 @@ def manifest_of(folder: Path, names: int) -> Path:
 def store(kind: str, root: Path) -> Iterator[tuple[str, NodeProcess | None]]:
     """Yield the URL of a store, and its process."""
     if kind == "grpc":
-        with NodeProcess(root / "node") as node:
+        with NodeProcess(root / "node", arguments=ANY_HOST) as node:
             yield node.url, node
     elif kind == "node":
         yield f"node://{root}/on-demand", None

@@ -35,6 +35,7 @@ from ais_loader.testing import NodeProcess, seeded_bytes
 from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.pages import publish
 from benchmarks.remote.cold_members import cold_members, section_of, with_section
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Server
 
@@ -214,7 +215,7 @@ def main(context: click.Context, rounds: int, total_mb: int, bandwidth_mb_s: flo
         tempfile.TemporaryDirectory(dir=folder) as root,
         S3Server() as server,
         FaultProxy(server.endpoint) as proxy,
-        NodeProcess(Path(root) / "node", arguments=["--set", f"remote_max_requests={IN_FLIGHT}"]) as node,
+        NodeProcess(Path(root) / "node", arguments=[*ANY_HOST, "--set", f"remote_max_requests={IN_FLIGHT}"]) as node,
         ais_loader.connect(node.url) as client,
     ):
         proxy.latency_s, proxy.bytes_per_s = LATENCY_S, bandwidth_mb_s * MB

@@ -47,6 +47,7 @@ from benchmarks.soak.machine import Network, OneMachine
 from benchmarks.soak.outcome import Outcome
 from benchmarks.soak.processes import recording
 from benchmarks.soak.register import Violation
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Client, S3Server
 
@@ -87,7 +88,7 @@ class RemoteSoak(ClusterSoak):
     """Nodes below `root` over a bucket of an S3 server, and what is done to both."""
 
     name = "remote"
-    arguments = (*ARGUMENTS, "--set", "remote_retry_s=8", "--set", "remote_timeout_s=8")
+    arguments = (*ARGUMENTS, *ANY_HOST, "--set", "remote_retry_s=8", "--set", "remote_timeout_s=8")
     environment = CREDENTIALS
 
     def __init__(self, root: Path, seed: int, say: Callable[[str], None]) -> None:

@@ -2,7 +2,8 @@
 
 The speech of tests/data is uploaded to an S3 server that runs inside this program (moto, of the `dev` extra). The store
 begins empty: the first epoch requests each object once, and later ones read the store's drives. By default, the store
-is a folder that is removed at the end. With `--store grpc://host:port`, the node needs credentials in its environment.
+is a folder that is removed at the end. With `--store grpc://host:port`, the node's setting remote_hosts has to
+list the server, as `127.0.0.1:*`.
 """
 
 import argparse

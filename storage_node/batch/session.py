@@ -40,6 +40,7 @@ from storage_node.limits.call_slots import MAX_TENANT, CallSlot, CallSlots, curr
 from storage_node.limits.counters import BatchTally, clock_s, count
 from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import retrieve, settled
+from storage_node.limits.wakeup import tick
 from storage_node.remote.tier import RemoteTier
 from storage_node.rights.batches import restrict
 from storage_node.rights.granted import GRANTED
@@ -103,8 +104,8 @@ class BatchService:
         node, resources, still_s = self.node, self.resources, self.node.config.limits.still_s
         held = (node.unread, node.streams.slots, self.session_slots, resources.batches, resources.parts)
         while True:
-            await asyncio.sleep(_LOOK_S)
-            if node.load.memory_is_critical():
+            await tick(_LOOK_S)
+            if any(call_slots.held for call_slots in held) and node.load.memory_is_critical():
                 for call_slots in held:
                     call_slots.reclaim_stalled()
             if resources.slots.waits_for_memory:

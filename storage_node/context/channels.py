@@ -24,7 +24,7 @@ import grpc
 import grpc.aio
 
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.channel_options import CHANNEL_OPTIONS
+from ais_loader.wire.channel_options import CHANNEL_OPTIONS, PROXY
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -35,7 +35,7 @@ from storage_node.context.errors import ReplicaLost, refused
 from storage_node.context.membership import Membership
 from storage_node.identity.credentials import ChannelCredentials
 from storage_node.settings.config import ServerConfig, is_loopback
-from storage_node.store.permissions import others_access
+from storage_node.store.permissions import others_access, trusted_bytes
 
 NODE_KEY = "ais-node"
 MAP_VERSION_KEY = "ais-map-version"
@@ -71,12 +71,14 @@ class Caller:
 
     def client_channel(self, endpoint: str, options: Any) -> grpc.Channel:
         """Return a channel to a client listener, on which stubs call as a client."""
+        options = (*options, (PROXY, 0))
         if self.credentials is None:
             return grpc.insecure_channel(endpoint, options=options)
         return grpc.secure_channel(endpoint, self.credentials.current(), options=options)
 
     def aio_channel(self, endpoint: str, options: Any) -> Any:
         """Return a channel of grpc.aio to a peer listener, on which stubs call as this caller."""
+        options = (*options, (PROXY, 0))
         if self.credentials is None:
             return self.through(grpc.aio.insecure_channel(endpoint, options=options), endpoint)
         return self.through(grpc.aio.secure_channel(endpoint, self.credentials.current(), options=options), endpoint)
@@ -176,7 +178,7 @@ def read_secret(path: str | Path) -> str:
     """Read the secret from a file; "" for an empty path. Raises OSError, and ValueError if the file contains none."""
     if not path:
         return ""
-    text = Path(path).read_text(encoding="ascii", errors="replace").strip()
+    text = trusted_bytes(Path(path)).decode("ascii", errors="replace").strip()
     if not _SECRET.fullmatch(text):
         raise ValueError(
             f"{path}: a secret is one line of {MIN_SECRET_CHARACTERS} to 1024 printable ASCII characters, as "

@@ -41,6 +41,7 @@ class Membership:
         self.lease = MapLease(self)
         self._lock = threading.Lock()
         self._listeners: list[Callable[[ClusterView], None]] = []
+        self._followers: list[Callable[[], object]] = []
 
     @property
     def position(self) -> int | None:
@@ -78,6 +79,8 @@ class Membership:
                 for listener in self._listeners:
                     listener(view)
                 self.view = view
+                for follower in self._followers:
+                    follower()
             return self.view.version
 
     def on_change(self, listener: Callable[[ClusterView], None]) -> None:
@@ -86,6 +89,10 @@ class Membership:
         Listeners run in the order in which they were added, none after one that failed.
         """
         self._listeners.append(listener)
+
+    def on_use(self, follower: Callable[[], object]) -> None:
+        """Call `follower` from now on when a new map has come into use. It must not raise."""
+        self._followers.append(follower)
 
 
 def reported_version(known: int, running: Iterable[int]) -> int:

@@ -175,6 +175,11 @@ class Node:
         """Return the configuration's limits, with those that were determined at the start."""
         return self.config.as_text() | {"critical_memory_bytes": str(self.load.critical_bytes)}
 
+    def on_change(self, listener: Callable[[], object]) -> None:
+        """Call `listener`, on any thread, after each change of the map or of the store's record."""
+        self.membership.on_use(listener)
+        self.store.record.watches |= {listener}
+
     async def learn(self, map_: pb.ClusterMap) -> int:
         """See Membership.learn. One map at a time, and so on one reader thread: deleting a bucket takes time."""
         async with self._learning:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ais_loader.errors import InvalidRequest
-from storage_node.store.permissions import others_access
+from storage_node.store.permissions import others_access, trusted_bytes
 
 _ACCESS_KEY = re.compile(r"[!-+.0-~-]+\Z")
 """Characters that a signature can name: those of ASCII but spaces, commas and slashes."""
@@ -35,7 +35,7 @@ def read_keys(path: Path) -> dict[str, Account]:
     if why := others_access(path):
         raise InvalidRequest(f"{path}: {why}; use `chmod 600`")
     try:
-        rows = json.loads(path.read_bytes())
+        rows = json.loads(trusted_bytes(path))
     except ValueError as error:
         raise InvalidRequest(f"{path}: not JSON: {error}") from None
     if not isinstance(rows, list) or not rows:

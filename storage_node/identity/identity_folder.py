@@ -20,10 +20,10 @@ from pathlib import Path
 
 from ais_loader.errors import StoreError
 from ais_loader.extras import needs
+from ais_loader.wire.own_folder import OwnFolder
 from storage_node.identity.authority import CA_FILE_NAME, CA_KEY_FILE_NAME, CertificateAuthority
 from storage_node.identity.names import OPERATOR_URI, node_uri
 from storage_node.identity.tls_files import TlsFiles
-from storage_node.store.permissions import private
 
 RENEW_BEFORE = 1 / 3
 """A certificate is renewed when this share of its time is left."""
@@ -89,7 +89,7 @@ class IdentityFolder:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Context in which no other process issues certificates here."""
-        with open(self.path / ".lock", "wb", opener=private) as lock:
+        with OwnFolder(self.path) as folder, open(folder.open(".lock", os.O_WRONLY | os.O_CREAT), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

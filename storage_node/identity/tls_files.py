@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from storage_node.store.permissions import trusted_bytes
+
 
 class TlsContents(NamedTuple):
     """Contents of the three files."""
@@ -35,7 +37,7 @@ class TlsFiles:
 
         Raises OSError, and ValueError with the file that is not usable.
         """
-        contents = TlsContents(*(Path(path).read_bytes() for path in (self.cert_file, self.key_file, self.ca_file)))
+        contents = TlsContents(*(trusted_bytes(Path(path)) for path in (self.cert_file, self.key_file, self.ca_file)))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)

@@ -107,7 +107,9 @@ class LoadMonitor:
         self._measured_at_s = -RSS_INTERVAL_S
         self._over = False
         self.lag_s = 0.0
-        """Delay with which the event loop runs due callbacks; indicates the load of the CPU."""
+        """Delay with which the event loop runs due callbacks; indicates the load of the CPU. It is measured while
+        batches run, and until it is negligible."""
+        self._is_measured = self._is_asked = False
         self.reader_wait_s = 0.0
         """Time that a read waits for a reader thread; indicates the load of the drives."""
 
@@ -140,17 +142,26 @@ class LoadMonitor:
 
     def pause(self) -> tuple[float, str]:
         """Return the current pause; see `pause_s`."""
+        self._measure_lag()
         return pause_s(self.lag_s, self.reader_wait_s, self._limits)
 
     def wait_us(self) -> int:
         """Return how long a read waits here before it begins, for replica choice by clients; 0 if it is negligible."""
+        self._measure_lag()
         wait_s = self.lag_s + self.reader_wait_s
         return int(wait_s * 1e6) if wait_s >= _NOTHING_S else 0
 
-    async def watch(self) -> None:
-        """Measure the event loop's lag, until cancelled."""
+    def _measure_lag(self) -> None:
+        self._is_asked = True
+        if not self._is_measured:
+            self._is_measured = True
+            self._sample()
+
+    def _sample(self, due_s: float | None = None) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            due_s = loop.time() + TICK_S
-            await asyncio.sleep(TICK_S)
+        if due_s is not None:
             self.lag_s += _SMOOTHING * (min(max(0.0, loop.time() - due_s), _MAX_SAMPLE_S) - self.lag_s)
+            self._is_measured, self._is_asked = self._is_asked or self.lag_s >= _NOTHING_S, False
+        if self._is_measured:
+            next_s = loop.time() + TICK_S
+            loop.call_at(next_s, self._sample, next_s)

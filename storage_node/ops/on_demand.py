@@ -27,10 +27,11 @@ def main(arguments: Sequence[str]) -> None:
         from storage_node.ops import node_log
         from storage_node.ops.serve import run_node
         from storage_node.settings.config import ServerConfig
+        from storage_node.settings.host_patterns import ANY
 
         folder = NodeFolder(drives)
         node_log.log_to(folder.log_path, with_stderr=True)
-        config = ServerConfig().replace(port=0, idle_exit_s=IDLE_EXIT_S)
+        config = ServerConfig().replace(port=0, idle_exit_s=IDLE_EXIT_S, remote_hosts=(ANY,))
         socket_path = folder.make_socket_path()
         try:
             run_node(drives, config, lambda *_: None, lock=lock, socket_path=socket_path)

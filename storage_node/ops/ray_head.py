@@ -29,6 +29,7 @@ from pathlib import Path
 
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
+from ais_loader.wire.own_folder import OwnFolder
 from storage_node.ops.ports import free_port
 from storage_node.store.permissions import private
 from storage_node.store.store_record import write_atomically
@@ -108,21 +109,19 @@ def only_command(root: Path) -> Iterator[None]:
     """Lock: one command at a time changes what runs for a root. Raises ClusterError, OSError."""
     folder = root / FOLDER_NAME
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with OwnFolder(folder) as own:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(own.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ClusterError(f"another command is changing the cluster of {root}; wait for it") from None
         yield
-    finally:
-        os.close(fd)
 
 
 def remembered(root: Path) -> RayHead | None:
     """Return the Ray that was last started for a root, alive or not; None after it was ended."""
     try:
-        return RayHead(**json.loads((root / FOLDER_NAME / "ray.json").read_bytes()))
+        with OwnFolder(root / FOLDER_NAME) as folder:
+            return RayHead(**json.loads(folder.read("ray.json")))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from storage_node.ops.ray_head import FOLDER_NAME
 from storage_node.settings.sources import WrongSetting
+from storage_node.store.permissions import trusted_bytes
 from storage_node.store.store_record import write_atomically
 
 
@@ -33,7 +34,7 @@ def path_of(root: Path) -> Path:
 def read(root: Path) -> KeptSettings:
     """Read the file. Raises WrongSetting if it cannot be decoded, OSError if it cannot be read."""
     try:
-        kept = json.loads(path_of(root).read_bytes())
+        kept = json.loads(trusted_bytes(path_of(root)))
         return KeptSettings(int(kept["version"]), dict(kept["settings"]))
     except FileNotFoundError:
         return KeptSettings()

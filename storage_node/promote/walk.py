@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ais_loader.errors import LoaderError, SourceRefused, SourceUnreadable
-from ais_loader.name_matching import matcher
+from ais_loader.name_matching import matcher, printable_path
 from storage_node.promote.confined_path import FOLDER, open_beneath
 from storage_node.promote.store_folders import StoreFolders
 from storage_node.store.names import check_object_name
@@ -178,7 +178,7 @@ class Walk:
             return None
         self.files_seen += 1
         name = self._wanted.prefix + path
-        if not self._mine(_shown(name)):
+        if not self._mine(printable_path(name)):
             return None
         found = os.stat(file_name, dir_fd=folder.fd, follow_symlinks=False)
         is_link = stat.S_ISLNK(found.st_mode)
@@ -213,21 +213,18 @@ def _checked(found: FoundFile) -> Found:
     try:
         check_object_name(found.name)
     except LoaderError as error:
-        shown = _shown(found.path)
+        shown = printable_path(found.path)
         if shown != found.path:
-            return NotFit(shown, _shown(found.name), SourceRefused("its name is not UTF-8, so no object can have it"))
+            return NotFit(
+                shown, printable_path(found.name), SourceRefused("its name is not UTF-8, so no object can have it")
+            )
         return NotFit(shown, found.name, error)
     return found
 
 
 def _unfit(path: str, wanted: Wanted, error: LoaderError) -> NotFit:
-    shown = _shown(path)
+    shown = printable_path(path)
     return NotFit(shown, wanted.prefix + shown, error)
-
-
-def _shown(path: str) -> str:
-    """Return the path as valid Unicode, for people."""
-    return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _unreadable(error: OSError) -> SourceUnreadable:

@@ -29,6 +29,7 @@ from ais_loader.errors import (
 from ais_loader.wire.gather.hedging import HedgeBudget
 from ais_loader.wire.remote import Remote
 from storage_node.remote.credentials import credentials_of
+from storage_node.remote.destination import Destination
 from storage_node.remote.driver import (
     Buffer,
     Driver,
@@ -40,6 +41,7 @@ from storage_node.remote.driver import (
     RequestFailure,
 )
 from storage_node.remote.failures import message
+from storage_node.remote.gate import Gate
 from storage_node.remote.host_limiter import HostLimiter, HostLimiters
 from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject, is_made_up
@@ -69,6 +71,7 @@ class Backend:
         usage: counters of the bucket.
         budget: hedging budget of the process.
         file_roots: folders that may contain a file:// location; None for all.
+        gate: gate of the process.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Backend:
         *,
         budget: HedgeBudget | None = None,
         file_roots: Sequence[Path] | None = (),
+        gate: Gate,
     ) -> None:
         self.remote = remote
         self.settings = settings
@@ -87,6 +91,7 @@ class Backend:
         """Keys that listings have left out, all together."""
         self._usage = usage
         self._file_roots = file_roots
+        self._gate = gate
         rate, pace = remote.max_requests_per_s, None
         if rate:
             pace = HostLimiter(settings.max_requests, most_ahead=settings.prefetch_requests, per_s=rate)
@@ -304,7 +309,9 @@ class Backend:
         from storage_node.remote.object_stores import ObjectStores
 
         credentials = credentials_of(self.remote, self.settings.profiles)
-        return CloudDriver(ObjectStores(self.remote, credentials, self.settings.timeout_s))
+        destination = Destination(self.remote, credentials, self.settings.hosts)
+        way = destination.client_options(self._gate)
+        return CloudDriver(ObjectStores(self.remote, destination, self.settings.timeout_s, way))
 
     async def _put_whole(
         self,

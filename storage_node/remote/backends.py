@@ -12,6 +12,7 @@ from ais_loader.wire.gather.hedging import HedgeBudget
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.remote import Remote
 from storage_node.remote.backend import Backend
+from storage_node.remote.gate import Gate
 from storage_node.remote.host_limiter import HostLimiters
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.usage import Usage, UsageCounts, UsageKey
@@ -27,6 +28,7 @@ class Backends:
         self._usage = Usage()
         self._limiters = HostLimiters(settings.max_requests, settings.prefetch_requests)
         self._budget = HedgeBudget(settings.hedge_budget)
+        self._gate = Gate()
         self._open: dict[tuple[bytes, Remote], Backend] = {}
 
     def of(self, bucket_uuid: bytes, remote: Remote) -> Backend:
@@ -36,7 +38,13 @@ class Backends:
         if found is None:
             usage = self._usage.of_bucket(bucket_uuid.hex())
             found = self._open[key] = Backend(
-                remote, self._settings, self._limiters, usage, budget=self._budget, file_roots=self._file_roots
+                remote,
+                self._settings,
+                self._limiters,
+                usage,
+                budget=self._budget,
+                file_roots=self._file_roots,
+                gate=self._gate,
             )
         return found
 
@@ -82,6 +90,7 @@ class Backends:
     async def close(self) -> None:
         backends, self._open = list(self._open.values()), {}
         await asyncio.gather(*(backend.close() for backend in backends), return_exceptions=True)
+        self._gate.close()
 
 
 def _order(row: tuple[UsageKey, UsageCounts]) -> tuple[str, str, int]:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.limits.tasks import keep_going
+from storage_node.limits.wakeup import Wakeup
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.eviction_order import EvictionOrder, NeededAt
 from storage_node.remote.object_metadata import is_copy
@@ -148,8 +149,7 @@ class CacheSpace:
         """Readers of remote buckets, by uuid, since they were first read."""
         self._followed: dict[bytes, _FollowedBucket] = {}
         self._evicting = asyncio.Lock()
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
+        self._wake = Wakeup()
         self._drive_was_full = False
         """Whether a drive has been short of space since the start: all remote buckets are followed then."""
         self._pending: deque[tuple[float, os.PathLike[str], int]] = deque()
@@ -177,11 +177,7 @@ class CacheSpace:
             followed.order.add(name, entry.size_bytes)
             is_over = followed.over_bytes() > 0
         if is_over:
-            self._wake_up()
-
-    def _wake_up(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(self._wake.set)
+            self._wake.set()
 
     def note_read(self, bucket_uuid: bytes, name: str) -> None:
         """Note that a stored copy is being read."""
@@ -280,7 +276,7 @@ class CacheSpace:
                     del readers.reading[name]
             is_over = any(followed.over_bytes() for followed in self._followed.values())
         if is_over:
-            self._wake_up()
+            self._wake.set()
 
     def _wait_for_going(self, pins: Sequence[tuple[_Readers, str]]) -> None:
         """Wait until those that are being removed are gone: a reader that finds one of them may come too late for its
@@ -372,7 +368,7 @@ class CacheSpace:
                 readers = self._readers.setdefault(bucket.uuid, _Readers())
                 followed = self._followed.get(bucket.uuid) or _FollowedBucket(bucket, readers, self._needed_at)
                 self._followed = {**self._followed, bucket.uuid: followed}
-            self._wake_up()
+            self._wake.set()
         elif followed.bucket != bucket:
             followed.bucket = bucket
         return followed
@@ -411,17 +407,14 @@ class CacheSpace:
     async def _run(self) -> None:
         """Run until cancelled."""
         while True:
-            self._wake.clear()
             self._follow_all()
             await self._scan_all()
             for followed in list(self._followed.values()):
                 await self._evict_beyond(followed)
-            if self._min_free_bytes:
+            if self._min_free_bytes and self._buckets.all():
                 await self._keep_drives_free()
             await asyncio.sleep(_TOGETHER_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FOLLOW_S):
-                    await self._wake.wait()
+            await self._wake.wait_for_tick(FOLLOW_S)
 
     # -- evicting
 

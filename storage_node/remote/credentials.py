@@ -5,6 +5,11 @@ access_key_id = "..."           # S3 and services compatible with it
 secret_access_key = "..."
 endpoint = "https://minio.example.org:9000"
 region = "eu-central-1"
+buckets = ["corpus", "team-*"]  # it is for these alone
+
+[web]
+bearer_token = "..."
+hosts = ["data.example.org", "http://10.0.0.7:8080"]  # who may receive it; without a scheme, by https alone
 
 [public]
 anonymous = true                # requests are not signed
@@ -24,33 +29,37 @@ from typing import Any
 
 from ais_loader.errors import RemoteDenied
 from ais_loader.wire.remote import Remote
-from storage_node.store.permissions import others_access
+from storage_node.store.permissions import others_access, trusted_bytes
 
-_KEYS: Mapping[str, Mapping[str, type]] = {
+_KEYS: Mapping[str, Mapping[str, Any]] = {
     "s3": {
         "access_key_id": str,
         "secret_access_key": str,
         "session_token": str,
         "endpoint": str,
+        "hosts": list,
+        "buckets": list,
         "region": str,
         "allow_http": bool,
         "anonymous": bool,
     },
-    "gs": {"service_account_path": str, "endpoint": str, "allow_http": bool, "anonymous": bool},
+    "gs": {"service_account_path": str, "endpoint": str, "buckets": list, "allow_http": bool, "anonymous": bool},
     "az": {
         "account_name": str,
         "account_key": str,
         "sas_token": str,
         "endpoint": str,
+        "buckets": list,
         "allow_http": bool,
         "anonymous": bool,
     },
-    "http": {"bearer_token": str},
-    "https": {"bearer_token": str},
+    "http": {"bearer_token": str, "hosts": list},
+    "https": {"bearer_token": str, "hosts": list},
     "file": {},
 }
 """Keys of a profile, by the scheme that uses them, and the types of their values."""
 _KNOWN = {key: kind for keys in _KEYS.values() for key, kind in keys.items()}
+_NEEDS = {str: "a text", bool: "true or false", list: "a list of texts"}
 _SECRET_KEYS = ("access_key_id", "secret_access_key", "session_token", "account_key", "sas_token", "bearer_token")
 _SECRET_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
@@ -96,6 +105,25 @@ class Credentials:
     def is_anonymous(self) -> bool:
         return bool(self.values.get("anonymous", False))
 
+    @property
+    def is_unsigned(self) -> bool:
+        """Whether requests are sent without credentials."""
+        return self.is_anonymous or self.text("", "AWS_SKIP_SIGNATURE").lower() in ("true", "1")
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether the profile has credentials of its own."""
+        return any(key in self.values for key in (*_SECRET_KEYS, "service_account_path"))
+
+    @property
+    def azure_key(self) -> str:
+        names = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
+        return self.text("account_key", *names)
+
+    @property
+    def azure_sas(self) -> str:
+        return self.text("sas_token", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN").lstrip("?")
+
     def text(self, key: str, *variables: str) -> str:
         """Return a value of the profile, or else the first variable of the environment that is set; otherwise ""."""
         if key in self.values:
@@ -136,15 +164,16 @@ def credentials_of(remote: Remote, profiles: str | Path = "") -> Credentials:
             raise RemoteDenied(f"{where}: unknown key {key!r}; known are {', '.join(sorted(_KNOWN))}")
         if key not in usable:
             raise RemoteDenied(f"{where}: {key!r} is not a key for {remote.scheme}://; these are {', '.join(usable)}")
-        if type(value) is not _KNOWN[key] or value == "":
-            raise RemoteDenied(f"{where}: {key!r}: need {'true or false' if _KNOWN[key] is bool else 'a text'}")
+        kind = _KNOWN[key]
+        if type(value) is not kind or value == "" or (kind is list and not all(isinstance(one, str) for one in value)):
+            raise RemoteDenied(f"{where}: {key!r}: need {_NEEDS[kind]}")
     return Credentials(remote.profile, section)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     """Read the file of profiles. Raises RemoteDenied."""
     try:
-        access, text = others_access(path), path.read_text(encoding="utf-8")
+        access, text = others_access(path), trusted_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RemoteDenied(f"{path} (remote_profiles) cannot be read: {reason}") from None

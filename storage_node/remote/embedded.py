@@ -27,6 +27,7 @@ from storage_node.remote.tier import FetchAlone, RemoteTier
 from storage_node.remote.write_back.refusals import require_none, same_place
 from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.settings.config import ServerConfig
+from storage_node.settings.host_patterns import ANY
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
 from storage_node.store.read.object_reader import MemberPage
@@ -47,7 +48,7 @@ class EmbeddedRemote:
         self._thread = LoopThread("ais-loader-remote", self._set_up, self._end, readers=_READERS)
 
     async def _set_up(self, thread: LoopThread) -> None:
-        settings = ServerConfig().remote
+        settings = ServerConfig().replace(remote_hosts=(ANY,)).remote
 
         plans = Plans()
         self.tier = RemoteTier(

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from ais_loader.errors import Unsupported
 from ais_loader.extras import needs
 from ais_loader.wire.remote import Remote
-from storage_node.remote.credentials import Credentials
+from storage_node.remote.destination import Destination
 
 _CONNECT_S = 5.0
 _WHOLE_REQUEST_S = 3600.0
@@ -25,8 +25,6 @@ _WHOLE_REQUEST_S = 3600.0
 _PUT_FACTOR = 10
 """An answer to a PUT may take this many times longer: the client's timer starts before the content is sent."""
 _PART_RETRIES = 8
-DEFAULT_REGION = "us-east-1"
-_GOOGLE = "https://storage.googleapis.com"
 _AZURE_VERSION = "2023-11-03"
 """Version of the interface for listings; obstore has its own."""
 
@@ -44,14 +42,17 @@ class ObjectStores:
 
     Args:
         timeout_s: limit on the silence of the storage.
+        way: obstore's options for connections; see `Destination.client_options`.
 
     Raises Unsupported if obstore is not installed. Its stores raise obstore's errors if the location is incomplete.
     """
 
-    def __init__(self, remote: Remote, credentials: Credentials, timeout_s: float) -> None:
+    def __init__(self, remote: Remote, destination: Destination, timeout_s: float, way: Mapping[str, str]) -> None:
         self.remote = remote
-        self.credentials = credentials
+        self.credentials = destination.credentials
+        self.endpoint, self.region = destination.url, destination.region
         self.timeout_s = timeout_s
+        self.way = way
         self._obstore = obstore_module()
         self.bucket, _, prefix = remote.url.partition("://")[2].partition("/")
         self.prefix = prefix + "/" if prefix and not remote.scheme.startswith("http") else ""
@@ -71,33 +72,10 @@ class ObjectStores:
         """The store for puts in parts. It retries parts by itself: only obstore has their bytes then."""
         return self._store(self.timeout_s * _PUT_FACTOR, _PART_RETRIES)
 
-    @cached_property
-    def region(self) -> str:
-        given = self.remote.region or self.credentials.text("region", "AWS_REGION", "AWS_DEFAULT_REGION")
-        return given or DEFAULT_REGION
-
-    @cached_property
-    def endpoint(self) -> str:
-        """URL of the service, without the bucket; "" for that of Google or Azure."""
-        remote, credentials = self.remote, self.credentials
-        if remote.scheme == "s3":
-            given = remote.endpoint or credentials.text(
-                "endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"
-            )
-            return (given or f"https://s3.{self.region}.amazonaws.com").rstrip("/")
-        return credentials.text("endpoint").rstrip("/")
-
     @property
     def host(self) -> str:
         """Name of the server, by which requests are limited."""
-        scheme = self.remote.scheme
-        if self.endpoint:
-            return urlsplit(self.endpoint).netloc
-        if scheme == "gs":
-            return urlsplit(_GOOGLE).netloc
-        if scheme == "az":
-            return f"{self._azure_account}.blob.core.windows.net"
-        return self.bucket
+        return urlsplit(self.endpoint).netloc
 
     def signed_url(self, query: str) -> str:
         """Return the URL of a GET on a bucket of S3 or Google itself, with this query, signed for some minutes.
@@ -106,8 +84,8 @@ class ObjectStores:
         name ends up in a parameter that the service ignores. Raises obstore's errors.
         """
         is_google = self.remote.scheme == "gs"
-        bucket = f"{self.endpoint or _GOOGLE}/{self.bucket}"
-        if self.is_unsigned:
+        bucket = f"{self.endpoint}/{self.bucket}"
+        if self.credentials.is_unsigned:
             return f"{bucket}?{query}"
         padded, client, retry = f"{bucket}?{query}&x-pad=", self._client(self.timeout_s), self._retry(0)
         if is_google:
@@ -119,50 +97,37 @@ class ObjectStores:
     @property
     def can_list_azure(self) -> bool:
         """Whether `azure_listing_request` has what it needs; not with tokens of roles, which only obstore has."""
-        return self.credentials.is_anonymous or (bool(self._azure_key or self._azure_sas) and bool(self._azure_account))
+        return self.credentials.is_anonymous or (
+            bool(self.credentials.azure_key or self.credentials.azure_sas) and bool(self._azure_account)
+        )
 
     def azure_listing_request(self, query: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
         """Return the signed URL and the headers of a GET on an Azure container itself."""
-        endpoint = self.endpoint or f"https://{self.host}"
-        url = f"{endpoint}/{self.bucket}?{urlencode(query, quote_via=quote)}"
+        url = f"{self.endpoint}/{self.bucket}?{urlencode(query, quote_via=quote)}"
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": _AZURE_VERSION}
         if self.credentials.is_anonymous:
             return url, headers
-        if not self._azure_key:
-            return f"{url}&{self._azure_sas}", headers
+        if not self.credentials.azure_key:
+            return f"{url}&{self.credentials.azure_sas}", headers
         account = self._azure_account
         resource = "".join(f"\n{name}:{value}" for name, value in sorted(query.items()))
         text = "GET" + "\n" * 12 + "".join(f"{name}:{value}\n" for name, value in headers.items())
         text += f"/{account}{urlsplit(url).path}{resource}"
-        digest = hmac.digest(base64.b64decode(self._azure_key), text.encode(), "sha256")
+        digest = hmac.digest(base64.b64decode(self.credentials.azure_key), text.encode(), "sha256")
         return url, {**headers, "Authorization": f"SharedKey {account}:{base64.b64encode(digest).decode()}"}
 
     @property
     def _azure_account(self) -> str:
         return self.credentials.text("account_name", "AZURE_STORAGE_ACCOUNT_NAME")
 
-    @property
-    def _azure_key(self) -> str:
-        names = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
-        return self.credentials.text("account_key", *names)
-
-    @property
-    def _azure_sas(self) -> str:
-        return self.credentials.text("sas_token", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN").lstrip("?")
-
-    @property
-    def is_unsigned(self) -> bool:
-        credentials = self.credentials
-        return credentials.is_anonymous or credentials.text("", "AWS_SKIP_SIGNATURE").lower() in ("true", "1")
-
     def _client(self, silence_s: float) -> Mapping[str, Any]:
         allow_http = self.credentials.values.get("allow_http")
-        url = self.endpoint or self.remote.url
         client: dict[str, Any] = {
             "connect_timeout": timedelta(seconds=min(_CONNECT_S, silence_s)),
             "read_timeout": timedelta(seconds=silence_s),
             "timeout": timedelta(seconds=max(_WHOLE_REQUEST_S, silence_s)),
-            "allow_http": url.startswith("http://") if allow_http is None else allow_http,
+            "allow_http": self.endpoint.startswith("http://") if allow_http is None else allow_http,
+            **self.way,
         }
         if token := self.credentials.text("bearer_token"):
             client["default_headers"] = {"authorization": f"Bearer {token}"}
@@ -202,7 +167,7 @@ class ObjectStores:
                 "endpoint": endpoint,
                 "aws_endpoint_url_s3": endpoint,  # that of the environment would take precedence
                 "region": self.region,
-                "skip_signature": self.is_unsigned,
+                "skip_signature": self.credentials.is_unsigned,
                 "virtual_hosted_style_request": False,
                 "disable_bulk_delete": True,
                 **config,
@@ -215,21 +180,17 @@ class ObjectStores:
     def _gcs(self, client: Mapping[str, Any], retry: Mapping[str, Any], **changed: Any) -> Any:
         # Google inflates what is stored with Content-Encoding: gzip, unless the client says that it can.
         client = {**client, "default_headers": {"accept-encoding": "gzip"}}
-        config: dict[str, Any] = {"skip_signature": self.credentials.is_anonymous}
+        config: dict[str, Any] = {"skip_signature": self.credentials.is_anonymous, "base_url": self.endpoint}
         if path := self.credentials.text("service_account_path"):
             config["service_account"] = path
-        if self.endpoint:
-            config["base_url"] = self.endpoint
         config.update(changed)
         return self._obstore.store.GCSStore(self.bucket, config=config, client_options=client, retry_config=retry)
 
     def _azure(self, client: Mapping[str, Any], retry: Mapping[str, Any]) -> Any:
         credentials = self.credentials
-        config: dict[str, Any] = {"skip_signature": credentials.is_anonymous}
+        config: dict[str, Any] = {"skip_signature": credentials.is_anonymous, "endpoint": self.endpoint}
         if account := credentials.text("account_name"):
             config["account_name"] = account
-        if self.endpoint:
-            config["endpoint"] = self.endpoint
         key: dict[str, Any] = {}
         if "account_key" in credentials.values:
             key = {"access_key": credentials.text("account_key"), "expires_at": None}

@@ -68,7 +68,7 @@ async def answer_of(
     except Exception as error:  # noqa: BLE001 - obstore's classes have no common one
         raise failure_of(error, place, scheme, secrets) from None
     try:
-        status, body = await asyncio.to_thread(_get, url, headers, stores.timeout_s)
+        status, body = await asyncio.to_thread(_get, url, headers, stores.timeout_s, stores.way.get("proxy_url", ""))
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RequestFailure(RemoteUnavailable(message(place, f"no answer: {reason}", secrets)), retry=True) from None
@@ -88,13 +88,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """A redirect is an answer: the signature is for one host."""
 
 
-_opener = urllib.request.build_opener(_NoRedirects)
-
-
-def _get(url: str, headers: Mapping[str, str], timeout_s: float) -> tuple[int, bytes]:
+def _get(url: str, headers: Mapping[str, str], timeout_s: float, proxy: str) -> tuple[int, bytes]:
+    way = [urllib.request.ProxyHandler({"http": proxy, "https": proxy})] if proxy else []
+    opener = urllib.request.build_opener(_NoRedirects, *way)
     request = urllib.request.Request(url, headers=dict(headers))
     try:
-        with contextlib.closing(_opener.open(request, timeout=timeout_s)) as answer:
+        with contextlib.closing(opener.open(request, timeout=timeout_s)) as answer:
             body = answer.read(_MAX_ANSWER)
             return answer.status, body
     except urllib.error.HTTPError as error:

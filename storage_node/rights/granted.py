@@ -66,10 +66,10 @@ class Granted:
         if (error := self.refusal(rights, bucket)) is not None:
             raise error
 
-    def require_of_transform(self, rights: int, name: str) -> None:
-        """Check a right on a transform. Raises AccessDenied."""
+    def require_of(self, kind: str, rights: int, name: str) -> None:
+        """Check a right on what is no bucket: a "transform" or a "profile". Raises AccessDenied."""
         if not self.scopes.may(rights, name):
-            raise AccessDenied(f"the token gives no right to this on transform {name!r}: it needs {_either(rights)}")
+            raise AccessDenied(f"the token gives no right to this on {kind} {name!r}: it needs {_either(rights)}")
 
     def sees_transform(self, name: str) -> bool:
         """Whether the transform exists for this client: a scope with a right of transforms matches its name."""

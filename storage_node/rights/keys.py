@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ais_loader.extras import needs
-from storage_node.store.permissions import others_access, private
+from storage_node.store.permissions import others_access, private, trusted_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -36,9 +36,12 @@ def make_key(path: Path) -> Path:
         file.flush()
         os.fsync(file.fileno())
     public = path.with_name(f"{path.name}.pub")
-    public.write_bytes(
-        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    public.unlink(missing_ok=True)
+    with open(public, "xb", opener=private) as file:
+        os.fchmod(file.fileno(), 0o644)  # all may read it, whatever the umask is, and none may write it
+        file.write(
+            key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        )
     return public
 
 
@@ -61,13 +64,13 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def read_public_keys(path: Path) -> tuple[Ed25519PublicKey, ...]:
-    """Read the keys with which tokens may have been signed. Raises OSError, MissingExtra, and ValueError for a file
-    without one, or with a private key."""
+    """Read the keys with which tokens may have been signed. Raises OSError, MissingExtra, PermissionError for a
+    file that others can change, and ValueError for one without a key, or with a private key."""
     with needs("cryptography", "keys of tokens"):
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    data = path.read_bytes()
+    data = trusted_bytes(path)
     if b"PRIVATE KEY" in data:
         raise ValueError(f"{path}: a private key; nodes need the public one alone, which is in {path}.pub")
     keys = []

@@ -56,6 +56,8 @@ def _settings(granted: Granted, request: Any) -> None:
     granted.require(Right.ADMIN, request.name)
     if request.HasField("remote"):  # another name for what a node may read elsewhere
         granted.require(Right.REMOTE, request.name)
+        if request.remote.profile:
+            granted.require_of("profile", Right.PROFILE, request.remote.profile)
 
 
 def _put(granted: Granted, request: Any) -> None:
@@ -101,13 +103,13 @@ def _transforms_shown(granted: Granted, response: etl_pb.ListTransformsResponse)
 
 def _init_transform(granted: Granted, request: etl_pb.InitTransformRequest) -> None:
     transform = request.transform
-    granted.require_of_transform(Right.ETL_CREATE, transform.name)
+    granted.require_of("transform", Right.ETL_CREATE, transform.name)
     if transform.python.requirement:
-        granted.require_of_transform(Right.ETL_INSTALL, transform.name)
+        granted.require_of("transform", Right.ETL_INSTALL, transform.name)
 
 
 def _change_transform(granted: Granted, request: Any) -> None:
-    granted.require_of_transform(Right.ETL_CREATE, request.name)
+    granted.require_of("transform", Right.ETL_CREATE, request.name)
 
 
 def require_job(granted: Granted, job: etl_pb.TransformJob) -> None:

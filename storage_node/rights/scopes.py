@@ -5,7 +5,8 @@ none, `?` for exactly one, and every other character for itself; case matters, a
 There are no other special characters. A snapshot `bucket@snapshot` has the rights of its bucket. Rights on a name are
 those of all scopes whose patterns match it; nothing takes a right away.
 
-The rights `etl-create`, `etl-code` and `etl-install` are about transforms, so their patterns match transforms' names.
+The rights `etl-create`, `etl-code` and `etl-install` are about transforms, so their patterns match transforms' names;
+that of `profile` matches names of profiles of credentials.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Right(enum.IntFlag):
     """Create transforms of these names that need packages to be installed."""
     REMOTE = enum.auto()
     """Give buckets of these names remote storage, for which nodes have the credentials."""
+    PROFILE = enum.auto()
+    """Name profiles of these names as the credentials for remote storage."""
 
 
 NAMES = {right.name.lower().replace("_", "-"): right for right in Right if right.name}

@@ -194,9 +194,9 @@ def jobs_of_node(
     )
     loop = asyncio.get_running_loop()
 
-    def follow(view: ClusterView) -> None:
+    def follow() -> None:
         with contextlib.suppress(RuntimeError):  # the node has stopped
-            loop.call_soon_threadsafe(jobs.changed)  # when the map is in use
+            loop.call_soon_threadsafe(jobs.changed)
 
-    membership.on_change(follow)
+    node.on_change(follow)
     return jobs

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import (
     ais_cluster_pb2_grpc,
     ais_compose_pb2_grpc,
@@ -42,6 +41,7 @@ from storage_node.etl.registry.registry import NodeRegistry
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.limits.tasks import cancel_others, keep_going
+from storage_node.limits.wakeup import Wakeup
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.remote.node_tier import node_tier
 from storage_node.remote.plans import Plans
@@ -71,11 +71,9 @@ if TYPE_CHECKING:
     from storage_node.etl.values import TransformRunner
     from storage_node.etl.worker.environments import Environments
     from storage_node.settings.config import ServerConfig
-    from storage_node.store.drive.drive import Drive
     from storage_node.store.store import Store
 
 STOP_TIMEOUT_S = 10.0
-_REAP_INTERVAL_S = 2.0
 _FOLLOW_S = 1.0
 log = logging.getLogger(__name__)
 
@@ -193,8 +191,16 @@ class NodeLifecycle:
         self.audit = AuditGuard(node.audit, config) if node.audit is not None else None
         """Lines of calls in the audit log; None if nothing is logged."""
         self._map_sync: Callable[[], MapSync] = lambda: MapSync(
-            node.learn, membership, acceptor_store, at.endpoint(), at.peer_endpoint(), node.caller
+            node.learn,
+            membership,
+            acceptor_store,
+            at.endpoint(),
+            at.peer_endpoint(),
+            node.caller,
+            lambda: writes.leases.is_in_touch,
         )
+        self._etl_due = Wakeup()
+        node.on_change(self._etl_due.set)
         self._node = node
         self._add_services(node, version)
         repair.prepare()
@@ -261,13 +267,11 @@ class NodeLifecycle:
     def _endless(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Return what runs until the node stops, by a description for the log."""
         return {
-            "removing replaced files": lambda: _reap(self._node),
-            "measuring the load": self._node.load.watch,
             "ending what stands in others' way": self.batches.watch,
             "following the cluster's map": self._map_sync().run,
             "taking care of snapshots": self.snapshots.sweep.run,
             "passing buckets through transforms": self.jobs.run,
-            "following the list of transforms": partial(_follow, self.etl),
+            "following the list of transforms": partial(_follow, self.etl, self._etl_due),
             **({} if self.gate is None else {"ending what has no valid token": self.gate.watch}),
         }
 
@@ -300,24 +304,9 @@ def _etl_of(node: Node, membership: Membership, environments: Environments | Non
     return LocalEtl(node.store, registry, config, drive, node.read, transform_http, environments)
 
 
-async def _reap(node: Node) -> None:
-    """Remove the files of replaced objects after their grace period, even if no client writes any more."""
-    logged: dict[Drive, str] = {}
-    while True:
-        await asyncio.sleep(_REAP_INTERVAL_S)
-        for drive in node.store.drives:
-            if drive is not None:
-                try:
-                    await node.read(drive.reap)
-                except LoaderError as error:
-                    if logged.get(drive) != str(error):
-                        log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
-                    logged[drive] = str(error)
-
-
-async def _follow(etl: LocalEtl) -> None:
+async def _follow(etl: LocalEtl, changed: Wakeup) -> None:
     """Close stages of transforms that another node has stopped, deleted or replaced; prepare new ones."""
     while True:
-        await asyncio.sleep(_FOLLOW_S)
         etl.transforms.follow()
-        etl.transforms.prepare(etl.registry.all())
+        etl.transforms.prepare(known := etl.registry.all())
+        await (changed.wait_for_tick(_FOLLOW_S) if known else changed.wait())  # what fails is prepared again

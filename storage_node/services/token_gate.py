@@ -3,7 +3,7 @@
 A token comes in the call's metadata (`authorization: Bearer TOKEN`), and only over a connection that nobody on the
 network can read. It is verified once and cached with its rights; a
 session or lane keeps what its token granted when it was opened. Whatever a token has begun ends when the token expires
-or is revoked; the gate looks for that every SWEEP_S.
+or is revoked, for which the gate is woken. While it knows tokens, it also looks every SWEEP_S: clocks are set.
 
 Nodes and operators, who prove that they know the cluster's secret, need no token for the few methods that they call at
 the listener for clients. Everything else that they do is at the listener for peers.
@@ -11,7 +11,6 @@ the listener for clients. Everything else that they do is at the listener for pe
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from storage_node.cluster.map.revoked_tokens import RevokedTokens
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import Received, current_tenant, token_tenant
 from storage_node.limits.counters import count
+from storage_node.limits.wakeup import TICK_S, Wakeup
 from storage_node.rights.granted import GRANTED, Granted, lasting
 from storage_node.rights.keys import read_public_keys
 from storage_node.rights.methods import MethodNeed, needs_of_methods
@@ -39,7 +39,7 @@ from storage_node.store.names import without_hints
 log = logging.getLogger(__name__)
 
 AUTHORIZATION = "authorization"
-SWEEP_S = 0.25
+SWEEP_S = TICK_S
 USED_S = 3600.0
 """Time for which a token that is used no longer counts for the metric of tokens' ends."""
 MAX_KNOWN = 4096
@@ -81,7 +81,9 @@ class TokenGate:
         self._needs: Mapping[str, MethodNeed] = needs_of_methods(job_buckets)
         self._known: dict[str, Granted] = {}
         node.store.hide()
-        revoked.on_revoked = self.sweep
+        self._due = Wakeup()
+        """Set by a revocation, and by a new token."""
+        node.on_change(self._due.set)
 
     def guard(self, path: str, handler: grpc.RpcMethodHandler, *, over_lane: bool = False) -> grpc.RpcMethodHandler:
         """Return a handler that serves only calls with a sufficient token. `over_lane`: of a lane, which has the token
@@ -159,6 +161,7 @@ class TokenGate:
                 raise TokenRefused(f"a scope of the token is not valid: {error}") from None
             self._make_room()
             self._known[token] = known
+            self._due.set()
         self._check(known)
         known.used_s = now_s()
         return known
@@ -203,8 +206,9 @@ class TokenGate:
     async def watch(self) -> None:
         """End what tokens have begun when they expire or are revoked. Runs until cancelled."""
         while True:
-            await asyncio.sleep(SWEEP_S)
             self.sweep()
+            ends_s = min((one.claims.expires_s for one in self._known.values()), default=None)
+            await (self._due.wait() if ends_s is None else self._due.wait_for_tick(min(SWEEP_S, ends_s - now_s())))
 
     def sweep(self) -> None:
         """End what tokens have begun that are valid no longer, and forget these."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from storage_node.settings.host_patterns import check_host_patterns
 from storage_node.settings.setting_types import (
     Address,
     Advertised,
@@ -347,6 +348,11 @@ class RemoteSettings(SettingsGroup):
     profiles: str = ""
     """A TOML file of credentials, readable only by the node's user. Each section is a profile that remote buckets name.
     If empty, there are no profiles, and the node's environment or the role of its machine has the credentials."""
+    hosts: Annotated[tuple[str, ...], check_host_patterns] = ()
+    """Servers to which this node sends requests because clients name them, in https:// URLs and endpoints: HOST,
+    HOST:PORT, a pattern such as `*.example.org`, or a network such as 10.0.0.0/8, which addresses that are not public
+    need. If empty, the clouds' own hosts alone. `any`: all, and with the environment's credentials, for a node whose
+    clients are its operators. The endpoints of the environment and of profiles need no entry."""
     file_roots: Annotated[tuple[str, ...], absolute_paths("absolute paths of folders")] = ()
     """Folders on this machine that may be remote storage of buckets (file:///folder). If empty, none may."""
     max_requests: Positive = 64

@@ -27,6 +27,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ais_loader.name_matching import nearest
 from storage_node.settings.config import DEFAULT, ServerConfig
 from storage_node.settings.declarations import SETTINGS
+from storage_node.store.permissions import trusted_bytes
 
 Settings = dict[str, Any]
 NODES = "nodes"
@@ -53,7 +54,7 @@ class WrongSetting(ValueError):
 def read_file(path: Path) -> Settings:
     """Read a file of settings. Raises WrongSetting, OSError."""
     try:
-        given = tomllib.loads(path.read_text())
+        given = tomllib.loads(trusted_bytes(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise WrongSetting(f"{path} is not TOML: {error}") from None
     try:
@@ -182,7 +183,7 @@ def _value(name: str, value: Any) -> Any:
             raise WrongSetting(f"{name} = {value!r}: need a text")
         return value
     if get_origin(hint) is tuple:
-        between = None if name == "etl_servers" else ":"  # addresses contain colons themselves
+        between = None if name in ("etl_servers", "remote_hosts") else ":"  # addresses contain colons themselves
         several = value.split(between) if isinstance(value, str) else value
         if not isinstance(several, list) or not all(isinstance(one, str) for one in several):
             how = f"{between!r}" if between else "spaces"

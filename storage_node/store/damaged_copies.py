@@ -25,11 +25,8 @@ class DamagedCopies:
         self._whole: dict[tuple[bytes, str], Version] = {}
         self.found = self.mended = 0
         """Since the store was opened."""
-        self._listener: Callable[[], None] = lambda: None
-
-    def on_found(self, listener: Callable[[], None]) -> None:
-        """Call `listener` from now on, from any thread, when an object was noted."""
-        self._listener = listener
+        self.on_found: Callable[[], object] = bool
+        """Called on any thread after an object was noted."""
 
     def note(self, bucket_uuid: bytes, name: str, version: Version) -> None:
         with self._lock:
@@ -37,7 +34,7 @@ class DamagedCopies:
                 return
             self._known[bucket_uuid, name] = version
             self.found += 1
-        self._listener()
+        self.on_found()
 
     def suspect(self, bucket_uuid: bytes, name: str, version: Version) -> None:
         """Note an object if an archive turned out to be damaged inside, which it may have been when it was stored.

@@ -4,12 +4,16 @@ Modes are set when files and folders are created, independent of the umask: an e
 creates files of its own. The folder of a drive keeps other users out. RocksDB creates the catalog's files by the
 process's umask, in a folder that is closed to others.
 
+Files from which a node takes trust, such as public keys, settings and certificates, must be such that only this user
+and root can change them: `trusted_bytes` reads them.
+
 What was made otherwise, such as a copy of a drive by a tool that does not keep modes, is found by `open_paths`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import stat
@@ -20,6 +24,7 @@ from typing import NamedTuple
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OF_CATALOGS = "catalog"
 """Beginning of the names of folders with RocksDB's files."""
 log = logging.getLogger(__name__)
@@ -44,14 +49,40 @@ class OpenPath(NamedTuple):
 
 
 def private(path: str | os.PathLike[str], flags: int) -> int:
-    """Opener for `open` that creates files readable only by their owner."""
-    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+    """Opener for `open` that creates files readable only by their owner. Follows no link."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
 
 
 def others_access(path: Path) -> str:
     """Describe the access that other users have to a folder or file; "" if they have none. Raises OSError."""
     mode = stat.S_IMODE(path.stat().st_mode)
     return f"its mode is {mode:04o}, which gives other users of this machine access" if mode & OTHERS else ""
+
+
+def require_trusted(path: Path) -> None:
+    """Require that no user but this one and root can change a file, or put another one in its place.
+
+    Raises OSError; PermissionError, which says who can, and how that ends.
+    """
+    real, given = Path(os.path.realpath(path)), Path(os.path.abspath(path))
+    # A pipe, as of a shell's <(...), has no folder.
+    looked_at = (real, given, real.parent, given.parent) if real.exists() else (path,)
+    for one in looked_at:
+        found = one.lstat() if one is given else one.stat()
+        mode, is_sticky = stat.S_IMODE(found.st_mode), stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (os.geteuid(), 0):
+            why = f"it belongs to user {found.st_uid}, who can change it; it must be this user's, or root's"
+        elif mode & _OTHERS_WRITE and not is_sticky and not stat.S_ISLNK(found.st_mode):
+            why = f"its mode is {mode:04o}, which lets other users change it; `chmod go-w` ends that"
+        else:
+            continue
+        raise PermissionError(errno.EPERM, why if one == path else f"{one}: {why}", str(path))
+
+
+def trusted_bytes(path: Path) -> bytes:
+    """Read a file from which trust is taken. Raises OSError; see `require_trusted`."""
+    require_trusted(path)
+    return path.read_bytes()
 
 
 def close_to_others(folder: Path) -> bool:

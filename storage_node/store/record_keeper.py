@@ -40,6 +40,8 @@ class RecordKeeper:
         self.quotas.follow(record)
         self.current = record  # guarded by lock for changes
         """The current record; replaced as a whole."""
+        self.watches: frozenset[Callable[[], object]] = frozenset()
+        """Called after each change of the record, on the thread that has made it, with the lock held."""
         self._read_at_s = time.monotonic()
         self._marks: list[object] = []
         """Readers only: the marks of the drives when the record was last read."""
@@ -128,11 +130,13 @@ class RecordKeeper:
         """Note, for the next commit, that this bucket may have retained versions that no snapshot sees. The caller
         holds `lock`."""
         self.current = self.current.with_trimming(bucket_uuid)
+        self._tell()
 
     def _follow(self, record: StoreRecord, also: Sequence[Drive] = ()) -> None:
         """Use this record from now on. The caller holds `lock`."""
         before, self.current = self.current, record
         self.quotas.follow(record)
+        self._tell()
         if (before.drives, before.active, before.former) == (record.drives, record.active, record.former):
             return
         if not self._drives.writable:
@@ -140,6 +144,10 @@ class RecordKeeper:
         for drive in self._drives.follow(record, also):
             if not self._drives.writable:
                 drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")
+
+    def _tell(self) -> None:
+        for watch in self.watches:
+            watch()
 
     def end(self) -> list[Drive]:
         """Reject new operations on the store. Returns the open drives."""

@@ -62,6 +62,8 @@ class StaleReplicas:
         self._until_s = float("inf")
         self._in_touch_since_s = float("-inf")
         self._any = False
+        self.on_doubt: Callable[[], object] = bool
+        """Called, on any thread and with the lock held, when something may have come into doubt."""
         self._is_unsure: Callable[[bytes, str, CatalogEntry], bool] | None = None
 
     @property
@@ -178,10 +180,11 @@ class StaleReplicas:
             self._guarded = frozenset(guarded)
             self._until_s = until_s
 
-    def guard(self, guarded: Iterable[bytes]) -> None:
-        """Replace the set of guarded buckets. The time until which they may be read stays."""
+    def guard(self, guarded: Iterable[bytes], for_s: float) -> None:
+        """Replace the set of guarded buckets. They may be read for `for_s` at most until the next call of `awake`."""
         with self._lock:
             self._guarded = frozenset(guarded)
+            self._until_s = min(self._until_s, clock_s() + for_s)
 
     def forget_bucket(self, bucket_uuid: bytes) -> None:
         """Forget a bucket that has been deleted."""
@@ -212,6 +215,8 @@ class StaleReplicas:
 
     def _note(self) -> None:
         self._any = bool(self._buckets or self._gaps or self._names)
+        if self._any:
+            self.on_doubt()
 
 
 def clock_s() -> float:

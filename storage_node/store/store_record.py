@@ -163,6 +163,11 @@ class StoreRecord:
     def order(self) -> tuple[int, int]:
         return self.epoch, self.revision
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it is the record with which the store was created: no bucket has ever existed."""
+        return self.order == (1, 1)
+
     def with_bucket(self, name: str, bucket: BucketRecord) -> StoreRecord:
         """Add a bucket, or replace it by one with other settings."""
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})

@@ -17,6 +17,7 @@ from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
 from tests.node.node_kit import RawSession, batch_of, columns
+from tests.table import table
 
 MiB = 1 << 20
 SMALL = SeededObjects({f"s/{at:04d}": (20_000 + at, at) for at in range(300)})
@@ -72,6 +73,7 @@ def test_every_node_can_be_the_one_that_gathers(cluster: LocalCluster) -> None:
             assert (end.outcome, end.entries) == (pb.End.COMPLETE, 50)
 
 
+@pytest.mark.slow
 def test_end_counts_and_digest_are_those_of_a_node_that_has_everything(cluster: LocalCluster) -> None:
     names = [*mixed(3, 100), "nope", *LARGE]
     with RawSession(cluster.nodes[0].url) as session:
@@ -169,7 +171,7 @@ def test_a_client_that_wants_all_or_nothing_gets_the_error_of_the_first_failure(
     assert [answer.status[at] for at in answer.order] == [pb.OK, pb.NOT_FOUND]
 
 
-@pytest.mark.parametrize("fields", [{"start": [0]}, {"bucket_index": [1, 1]}, {"version": ["x"]}], ids=str)
+@table("fields", [{"start": [0]}, {"bucket_index": [1, 1]}, {"version": ["x"]}], ids=str)
 def test_a_request_that_does_not_fit_together_is_refused_as_a_whole(
     cluster: LocalCluster, fields: dict[str, list[int]]
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_request_that_does_not_fit_together_is_refused_as_a_whole(
 # -- other ways out
 
 
+@pytest.mark.slow
 def test_in_any_order_every_entry_comes_once_and_the_digest_is_the_same(cluster: LocalCluster) -> None:
     names = [*mixed(6, 200), "nope", "l/0", "l/1", "l/2"]
     names = list(dict.fromkeys(names))
@@ -209,6 +212,7 @@ def test_in_any_order_nobody_waits_for_a_slow_node(tmp_path: Path) -> None:
         assert sorted(Answer.of(frames + rest).order) == list(range(len(SMALL)))
 
 
+@pytest.mark.slow
 def test_an_answer_can_be_collected_before_it_is_sent(cluster: LocalCluster) -> None:
     names = mixed(7, 150)
     assert_whole(cluster.ask(names, buffered=True), names)
@@ -228,6 +232,7 @@ SMALLEST = [(1, 1, True), (1, 200_000, False), (50_000, 1, False), (3 * MiB, 200
 """Window, budget, and whether in order: each value at least once."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "budget", "ordered"),
     [
@@ -266,6 +271,7 @@ def test_however_small_the_budgets_are_every_batch_comes_to_its_end(
         assert all(answer.data[at] == OBJECTS[name] for at, name in enumerate(names))
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_bounds_what_its_peers_send(cluster: LocalCluster) -> None:
     service = cluster.batches(0)
     names = [*LARGE, *MIDDLE] * 3
@@ -303,6 +309,7 @@ def test_a_client_that_vanishes_in_the_middle_leaves_nothing_behind(cluster: Loc
     cluster.settle()
 
 
+@pytest.mark.slow
 def test_end_in_the_hands_of_a_client_that_leaves_at_once_leaves_nothing_behind(cluster: LocalCluster) -> None:
     for at in range(30):
         with RawSession(cluster.nodes[0].url) as session:
@@ -313,8 +320,9 @@ def test_end_in_the_hands_of_a_client_that_leaves_at_once_leaves_nothing_behind(
 # -- going on where an answer broke off
 
 
-@pytest.mark.parametrize("offset", [1, MiB, 9 * MiB - 1])
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.slow
+@table("offset", [1, MiB, 9 * MiB - 1])
+@table("number", [0, 1, 2])
 def test_a_large_entry_goes_on_from_where_it_broke_off(cluster: LocalCluster, offset: int, number: int) -> None:
     name = cluster.names_of(number, LARGE)[0]
     data = OBJECTS[name]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from ais_loader.testing import seeded_bytes, throwaway_folder
 from ais_loader.transport.session.lane import Lanes
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.every_value import every_value_once
 from tests.node.cluster_kit import LocalCluster
 from tests.store.store_kit import flip_a_byte
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 MiB = 1 << 20
@@ -132,30 +135,36 @@ TRANSPORTS = {
     "target": "cluster",
 }
 """With the kind of store behind it."""
-QUICK = {("embedded", "12"), ("unix", "3"), ("tcp", "12"), ("grpc", "0.3"), ("direct", "3"), ("target", "12")}
+Place = tuple[str, str]
+"""A transport, and a size."""
+QUICK: list[Place] = [
+    ("unix", "3"), ("embedded", "12"), ("tcp", "12"), ("grpc", "0.3"), ("direct", "3"), ("target", "12")
+]  # fmt: skip
+"""In the quick set, each of these reads some ways, and each way reads one of these."""
 
 
-def _cases() -> Iterator[Any]:
-    """Transports and sizes: each once in the quick set, each transport with one more in the slow one."""
+def _places() -> Iterator[Any]:
+    """All transports and sizes: those of the quick set and one more of each transport are slow, others exhaustive."""
     for number, transport in enumerate(TRANSPORTS):
         others = [size for size in SIZES if (transport, size) not in QUICK]
         for size in SIZES:
-            mark = pytest.mark.slow if size == others[number % len(others)] else pytest.mark.exhaustive
-            yield pytest.param(transport, size, marks=() if size not in others else mark, id=f"{transport}-{size}")
+            is_slow = size not in others or size == others[number % len(others)]
+            mark = pytest.mark.slow if is_slow else pytest.mark.exhaustive
+            yield pytest.param((transport, size), marks=mark, id=f"{transport}-{size}")
 
 
-cases = pytest.mark.parametrize(("stored", "size"), list(_cases()), indirect=["stored"])
+every_place = pytest.mark.parametrize("place", list(_places()))
 
 
-@pytest.fixture
-def stored(request: pytest.FixtureRequest, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stored]:
-    transport: str = request.param
+@contextmanager
+def opened(stores: Stores, transport: str) -> Iterator[Stored]:
     url = stores.url(TRANSPORTS[transport])
-    if transport == "tcp":
-        monkeypatch.setattr(Lanes, "_by_unix", Lanes._by_tcp)
     options = None if transport == "embedded" else ClusterOptions(lane="grpc" if "grpc" in transport else "auto")
-    with connect(url, options=options) as client:
-        yield Stored(client, stores.objects, transport)
+    with pytest.MonkeyPatch.context() as patch:
+        if transport == "tcp":
+            patch.setattr(Lanes, "_by_unix", Lanes._by_tcp)
+        with connect(url, options=options) as client:
+            yield Stored(client, stores.objects, transport)
 
 
 Way = Callable[[Stored, str], Iterator[bytes | memoryview]]
@@ -286,16 +295,28 @@ def _command(stored: Stored, *arguments: str) -> bytes:
     return result.stdout_bytes
 
 
-@cases
-@pytest.mark.parametrize("way", WAYS)
+def refuse_whole(stores: Stores, place: Place, way: Way) -> None:
+    transport, size = place
+    with opened(stores, transport) as stored:
+        data, came = stored.objects[f"{size}.bin"], b""
+        with pytest.raises(errors.CorruptObject):
+            for part in way(stored, f"{size}.bin"):
+                came += bytes(part)
+        assert data.startswith(came) and len(came) <= bad_at(data)
+
+
+@pytest.mark.slow
+@table("place, way", [*every_value_once(QUICK, WAYS), *product(QUICK, [by_get, by_batch])])
 def test_a_whole_object_with_a_damaged_byte_is_refused_before_the_byte_is_returned(
-    stored: Stored, way: Way, size: str
+    stores: Stores, place: Place, way: Way
 ) -> None:
-    data, came = stored.objects[f"{size}.bin"], b""
-    with pytest.raises(errors.CorruptObject):
-        for part in way(stored, f"{size}.bin"):
-            came += bytes(part)
-    assert data.startswith(came) and len(came) <= bad_at(data)
+    refuse_whole(stores, place, way)
+
+
+@every_place
+@table("way", WAYS)
+def test_a_whole_object_with_a_damaged_byte_is_refused_by_every_way(stores: Stores, place: Place, way: Way) -> None:
+    refuse_whole(stores, place, way)
 
 
 def range_by_get(stored: Stored, name: str, start: int, length: int) -> bytes:
@@ -338,21 +359,32 @@ RANGE_WAYS: list[RangeWay] = [
 ]
 
 
-@cases
-@pytest.mark.parametrize("way", RANGE_WAYS)
-def test_a_range_is_refused_where_its_blocks_are_damaged_and_read_where_they_are_not(
-    stored: Stored, way: RangeWay, size: str
-) -> None:
+def refuse_range(stores: Stores, place: Place, way: RangeWay) -> None:
+    transport, size = place
     name = f"{size}.bin"
-    data = stored.objects[name]
-    at = bad_at(data)
-    with pytest.raises(errors.CorruptObject):
-        way(stored, name, at - 100, 200)
-    with pytest.raises(errors.CorruptObject):
-        way(stored, name, at // BLOCK * BLOCK, BLOCK if len(data) > 2 * BLOCK else BLOCK // 2)
-    good = (at // BLOCK + 1) * BLOCK
-    for start, length in ((good, min(BLOCK, len(data) - good)), (len(data) - 1000, 999)):
-        assert way(stored, name, start, length) == data[start : start + length]
+    with opened(stores, transport) as stored:
+        data = stored.objects[name]
+        at = bad_at(data)
+        with pytest.raises(errors.CorruptObject):
+            way(stored, name, at - 100, 200)
+        with pytest.raises(errors.CorruptObject):
+            way(stored, name, at // BLOCK * BLOCK, BLOCK if len(data) > 2 * BLOCK else BLOCK // 2)
+        good = (at // BLOCK + 1) * BLOCK
+        for start, length in ((good, min(BLOCK, len(data) - good)), (len(data) - 1000, 999)):
+            assert way(stored, name, start, length) == data[start : start + length]
+
+
+@table("place, way", every_value_once(QUICK, RANGE_WAYS))
+def test_a_range_is_refused_where_its_blocks_are_damaged_and_read_where_they_are_not(
+    stores: Stores, place: Place, way: RangeWay
+) -> None:
+    refuse_range(stores, place, way)
+
+
+@every_place
+@table("way", RANGE_WAYS)
+def test_a_range_of_damaged_blocks_is_refused_by_every_way(stores: Stores, place: Place, way: RangeWay) -> None:
+    refuse_range(stores, place, way)
 
 
 def member_by_get(stored: Stored, shard: str) -> Iterator[bytes]:
@@ -391,59 +423,110 @@ def member_by_webdataset(stored: Stored, shard: str) -> Iterator[bytes]:
         opener.uninstall()
 
 
-@cases
-@pytest.mark.parametrize("shard", ["tar", "tar.gz"])
-@pytest.mark.parametrize(
-    "way", [member_by_get, member_by_batch, member_by_file, member_by_tarfile, member_by_webdataset]
-)
+SHARDS = ["tar", "tar.gz"]
+MEMBER_WAYS: list[Way] = [member_by_get, member_by_batch, member_by_file, member_by_tarfile]
+
+
+def refuse_member(stores: Stores, place: Place, way: Way, shard: str) -> None:
+    transport, size = place
+    with opened(stores, transport) as stored:
+        data, came = stored.objects[f"{size}.bin"], b""
+        with pytest.raises((errors.LoaderError, tarfile.ReadError)):
+            for part in way(stored, f"{size}.{shard}"):
+                came += bytes(part)
+        assert data.startswith(came)
+
+
+@table("place, way, shard", [(place, *form) for place, form in every_value_once(QUICK, product(MEMBER_WAYS, SHARDS))])
 def test_a_member_with_a_damaged_byte_is_refused_before_the_byte_is_returned(
-    stored: Stored, way: Way, shard: str, size: str
+    stores: Stores, place: Place, way: Way, shard: str
 ) -> None:
-    data, came = stored.objects[f"{size}.bin"], b""
-    with pytest.raises((errors.LoaderError, tarfile.ReadError)):
-        for part in way(stored, f"{size}.{shard}"):
-            came += bytes(part)
-    assert data.startswith(came)
+    refuse_member(stores, place, way, shard)
 
 
-@cases
-def test_an_array_with_a_damaged_byte_is_refused(stored: Stored, size: str) -> None:
-    with stored.bucket.open(f"{size}.npy") as file, pytest.raises(errors.CorruptObject):
+@every_place
+@table("shard", SHARDS)
+@table("way", [*MEMBER_WAYS, member_by_webdataset])
+def test_a_member_with_a_damaged_byte_is_refused_by_every_way(
+    stores: Stores, place: Place, way: Way, shard: str
+) -> None:
+    refuse_member(stores, place, way, shard)
+
+
+def refuse_array(stores: Stores, place: Place) -> None:
+    transport, size = place
+    with (
+        opened(stores, transport) as stored,
+        stored.bucket.open(f"{size}.npy") as file,
+        pytest.raises(errors.CorruptObject),
+    ):
         np.load(file)
 
 
-@pytest.mark.parametrize("shard", ["tar", "tar.gz"])
-@cases
+@table("place", QUICK)
+def test_an_array_with_a_damaged_byte_is_refused(stores: Stores, place: Place) -> None:
+    refuse_array(stores, place)
+
+
+@every_place
+def test_an_array_with_a_damaged_byte_is_refused_everywhere(stores: Stores, place: Place) -> None:
+    refuse_array(stores, place)
+
+
+def refuse_range_of_member(stores: Stores, place: Place, shard: str) -> None:
+    transport, size = place
+    with opened(stores, transport) as stored:
+        data = stored.objects[f"{size}.bin"]
+        at = bad_at(data) - 2000  # the tar's headers come before it, and the archive is little larger
+
+        def by_get(start: int, length: int) -> bytes:
+            return stored.bucket.get(f"{size}.{shard}", member="large", start=start, length=length)
+
+        def by_file(start: int, length: int) -> bytes:
+            with stored.bucket.open(f"{size}.{shard}", member="large") as file:
+                file.seek(start)
+                return file.read(length)
+
+        for way in (by_get, by_file):
+            with pytest.raises(errors.LoaderError, match=r"checksum|unpack"):
+                way(at - 10_000, 20_000)
+            if at > BLOCK:
+                assert way(1, 1000) == data[1:1001]
+
+
+@table("place, shard", every_value_once(QUICK, SHARDS))
 def test_a_range_of_a_member_is_refused_where_it_is_damaged_and_read_in_front_of_it(
-    stored: Stored, shard: str, size: str
+    stores: Stores, place: Place, shard: str
 ) -> None:
-    data = stored.objects[f"{size}.bin"]
-    at = bad_at(data) - 2000  # the tar's headers come before it, and the archive is little larger
-
-    def by_get(start: int, length: int) -> bytes:
-        return stored.bucket.get(f"{size}.{shard}", member="large", start=start, length=length)
-
-    def by_file(start: int, length: int) -> bytes:
-        with stored.bucket.open(f"{size}.{shard}", member="large") as file:
-            file.seek(start)
-            return file.read(length)
-
-    for way in (by_get, by_file):
-        with pytest.raises(errors.LoaderError, match=r"checksum|unpack"):
-            way(at - 10_000, 20_000)
-        if at > BLOCK:
-            assert way(1, 1000) == data[1:1001]
+    refuse_range_of_member(stores, place, shard)
 
 
-@cases
-def test_without_verification_a_range_is_returned_as_it_is_on_the_drive(stored: Stored, size: str) -> None:
+@every_place
+@table("shard", SHARDS)
+def test_a_damaged_range_of_a_member_is_refused_everywhere(stores: Stores, place: Place, shard: str) -> None:
+    refuse_range_of_member(stores, place, shard)
+
+
+def read_without_verification(stores: Stores, place: Place) -> None:
+    transport, size = place
     name = f"{size}.bin"
-    data = stored.objects[name]
-    at = bad_at(data)
-    wrong = bytes([data[at] ^ 0xFF])
-    assert stored.bucket.get(name, start=at, length=1, verify=False) == wrong
-    [item] = stored.client.get_batch([Entry("b", name, start=at, length=1)], verify_ranges=False)
-    assert item.tobytes() == wrong
-    with stored.bucket.open(name, verify=False) as file:
-        file.seek(at)
-        assert file.read(1) == wrong
+    with opened(stores, transport) as stored:
+        data = stored.objects[name]
+        at = bad_at(data)
+        wrong = bytes([data[at] ^ 0xFF])
+        assert stored.bucket.get(name, start=at, length=1, verify=False) == wrong
+        [item] = stored.client.get_batch([Entry("b", name, start=at, length=1)], verify_ranges=False)
+        assert item.tobytes() == wrong
+        with stored.bucket.open(name, verify=False) as file:
+            file.seek(at)
+            assert file.read(1) == wrong
+
+
+@table("place", QUICK)
+def test_without_verification_a_range_is_returned_as_it_is_on_the_drive(stores: Stores, place: Place) -> None:
+    read_without_verification(stores, place)
+
+
+@every_place
+def test_without_verification_a_range_is_returned_as_it_is_everywhere(stores: Stores, place: Place) -> None:
+    read_without_verification(stores, place)

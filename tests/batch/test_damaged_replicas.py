@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
-from ais_loader.testing import seeded_bytes, throwaway_folder
+from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from ais_loader.values.entry import Status
 from storage_node.cluster.repair.repair import Repair
+from tests.every_value import every_value_once, product_of
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.store.store_kit import file_of, flip_a_byte
 from tests.tar_kit import packed_tar
@@ -38,7 +39,10 @@ def cluster() -> Iterator[LocalCluster]:
         yield held.enter_context(cluster)
 
 
-@pytest.fixture(params=["auto", "grpc"])
+LANES = ["auto", "grpc"]
+
+
+@pytest.fixture(params=LANES)
 def client(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[Client]:
     with connect(cluster.nodes[0].url, options=ClusterOptions(lane=request.param, retry_s=10.0)) as client:
         yield client
@@ -119,7 +123,12 @@ WAYS: list[Way] = [
     by_download,
     by_stream,
 ]
-ways = pytest.mark.parametrize("way", WAYS)
+ways = pytest.mark.parametrize(
+    ("client", "way"),
+    product_of(LANES, WAYS, quick=every_value_once(LANES, WAYS), others=pytest.mark.exhaustive),
+    indirect=["client"],
+)
+"""Each way over one of the lanes; the exhaustive set has it over the other one, too."""
 AT = {"at its beginning": 10, "in the middle": 6 * MiB + 77, "at its end": len(LARGE) - 1}
 
 
@@ -130,9 +139,9 @@ def bucket(client: Client) -> Bucket:
     return bucket
 
 
+@pytest.mark.sampled(13)
 @ways
 @pytest.mark.parametrize("at", list(AT.values()), ids=list(AT))
-@pytest.mark.sampled(40)
 def test_an_object_is_read_whole_where_one_replica_is_damaged(
     cluster: LocalCluster, bucket: Bucket, way: Way, at: int
 ) -> None:
@@ -300,18 +309,25 @@ def test_an_object_is_not_called_corrupt_while_a_drive_that_may_have_it_is_missi
     ):
         bucket = client.bucket(BUCKET)
         bucket.put_many(SMALL.items())
-        large, half = "large", "half"
+        large, half, root = "large", "half", tmp_path / "node-1"
         put(cluster, large, LARGE, {})
         put(cluster, half, LARGE[: 3 * MiB], {})
         for name in (large, half):
             flip_a_byte(file_of(cluster.batches(0).node.store, name, BUCKET), 2 * MiB)
-        shutil.rmtree(tmp_path / "node-1" / "objects")
-        for way in (by_get, by_one_range, by_file, by_download, by_stream):
-            for name in (large, half):
-                with pytest.raises((errors.NodeUnavailable, errors.DriveFailed)):
-                    way(bucket, name)
-        for assembly in ("direct", "target"):
-            items = list(
-                client.get_batch([Entry(BUCKET, large), Entry(BUCKET, half)], assembly=assembly, on_error="placeholder")
-            )
-            assert [item.status for item in items] == [Status.UNAVAILABLE] * 2
+        shutil.rmtree(root / "objects")
+
+        def is_unavailable() -> None:
+            for way in (by_get, by_one_range, by_file, by_download, by_stream):
+                for name in (large, half):
+                    with pytest.raises((errors.NodeUnavailable, errors.DriveFailed)):
+                        way(bucket, name)
+            both = [Entry(BUCKET, large), Entry(BUCKET, half)]
+            for assembly in ("direct", "target"):
+                items = list(client.get_batch(both, assembly=assembly, on_error="placeholder"))
+                assert [item.status for item in items] == [Status.UNAVAILABLE] * 2
+
+        is_unavailable()
+        # The node notices, and looks for the drive: what is left of it must not be used as an empty one.
+        problem = eventually(lambda: cluster.nodes[1].drives.problem_at(root))
+        assert f"{root / 'objects'} is missing" in problem and not (root / "objects").exists()
+        is_unavailable()

@@ -9,12 +9,12 @@ import pkgutil
 import re
 
 import grpc
-import pytest
 
 import storage_node
 from ais_loader import errors
 from ais_loader.errors import LoaderError
 from storage_node.services.errors import _STATUS
+from tests.table import table
 
 BETWEEN_NODES = {"NewerFirst"}
 """Classes of a node's own that have a kind of their own: no client receives them."""
@@ -45,7 +45,7 @@ def test_every_class_has_a_kind_of_its_own() -> None:
     assert {cls.kind: cls for cls in TREE} == errors.BY_KIND
 
 
-@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
+@table("cls", TREE, ids=lambda cls: cls.__name__)
 def test_an_error_is_itself_after_pickling_and_after_the_wire(cls: type[LoaderError]) -> None:
     error = cls("what: 'happened'")
     for again in (pickle.loads(pickle.dumps(error)), errors.from_kind(error.kind, str(error))):

@@ -32,6 +32,7 @@ from storage_node.store.store import Store
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 from tests.store.batch_read_kit import content, crc
 from tests.store.store_kit import BUCKET, drive_of, file_of, flip_a_byte, put, store_at
+from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 
@@ -50,7 +51,7 @@ def answer(store: Store, wanted: list[str], **fields: object) -> Response | None
     return None if found is None else decode_response(found[0])
 
 
-@pytest.mark.parametrize("sizes", [[5_000], [5_000, 1, 70_000], [100] * MAX_ENTRIES])
+@table("sizes", [[5_000], [5_000, 1, 70_000], [100] * MAX_ENTRIES])
 def test_a_few_entries_are_one_message_in_request_order(tmp_path: Path, sizes: list[int]) -> None:
     with store_at(tmp_path) as store:
         found = filled(store, sizes)
@@ -71,7 +72,8 @@ def test_a_few_entries_are_one_message_in_request_order(tmp_path: Path, sizes: l
         assert end.digest == digest(frame.status, frame.checksum)
 
 
-@pytest.mark.parametrize("field", [name for name in pb.BatchRequest.DESCRIPTOR.fields_by_name if name not in ANSWERED])
+@pytest.mark.slow
+@table("field", [name for name in pb.BatchRequest.DESCRIPTOR.fields_by_name if name not in ANSWERED])
 def test_a_field_that_it_does_not_know_is_left_to_the_ordinary_way(tmp_path: Path, field: str) -> None:
     with store_at(tmp_path) as store:
         request = batch_of(filled(store, [100, 100]), bucket=BUCKET)
@@ -229,7 +231,7 @@ def test_the_same_bytes_come_by_either_way(tmp_path: Path) -> None:
         assert np.concatenate([f.checksum for f in ordinary]).tolist() == small[0].checksum.tolist()
 
 
-@pytest.mark.parametrize("size", [1, 10_000, 131_071, 131_072])
+@table("size", [1, 10_000, 131_071, 131_072])
 def test_an_opened_object_comes_with_its_description(tmp_path: Path, size: int) -> None:
     with store_at(tmp_path) as store:
         (name,) = filled(store, [size])
@@ -249,8 +251,8 @@ def test_what_cannot_be_opened_at_once_is_left_to_the_ordinary_way(tmp_path: Pat
         assert answer_from_file(store, request, 77) is None
 
 
-@pytest.mark.parametrize("size", [0, 1, 131_073, 600_000])
-@pytest.mark.parametrize("whole_up_to", [0, 131_072])
+@table("size", [0, 1, 131_073, 600_000])
+@table("whole_up_to", [0, 131_072])
 def test_a_large_or_empty_object_is_only_described(tmp_path: Path, size: int, whole_up_to: int) -> None:
     with store_at(tmp_path) as store:
         (name,) = filled(store, [size])
@@ -260,7 +262,8 @@ def test_a_large_or_empty_object_is_only_described(tmp_path: Path, size: int, wh
         assert (response.frame is None) == (size == 0 or size > whole_up_to)
 
 
-@pytest.mark.parametrize("size", [0, 100, 131_072, 131_073, 600_000])
+@pytest.mark.slow
+@table("size", [0, 100, 131_072, 131_073, 600_000])
 def test_a_session_describes_what_is_opened_and_sends_it_only_if_it_is_small(tmp_path: Path, size: int) -> None:
     with serving(tmp_path) as node, bucket_of(node) as bucket, RawSession(node.url) as session:
         data, sent = content(0, size), 0 < size <= 131_072

@@ -4,7 +4,6 @@ right bytes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,8 @@ from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.settings.config import ServerConfig
 from tests.faults.scripted_node import end, frame, piece
 from tests.node.cluster_kit import BUCKET, Answer
-from tests.node.loop_kit import run, settle
+from tests.node.loop_kit import run, settle, until
+from tests.table import table
 
 KiB = 1 << 10
 PIECE_BYTES = 64 * KiB
@@ -196,11 +196,6 @@ class Reader:
         assert self.peers.resources.assembly.held_bytes == 0
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
-
-
 def large(pieces: int, seed: int) -> bytes:
     return seeded_bytes(pieces * PIECE_BYTES, seed=seed)
 
@@ -237,8 +232,8 @@ def test_an_entry_that_waits_for_a_broken_connection_does_not_wait_for_other_par
     run(work())
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("begun", [True, False])
+@table("ordered", [True, False])
+@table("begun", [True, False])
 def test_the_rival_of_a_silent_sender_gets_credit_even_if_the_budget_is_exhausted(ordered: bool, begun: bool) -> None:
     async def work() -> None:
         peers = Peers({"p": large(5, 1)}, 2)

@@ -26,14 +26,15 @@ WAYS: dict[str, Callable[[Bucket, str], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_an_object_that_moves_between_two_questions_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    with LocalCluster(tmp_path, 4, copies=1, repair_interval_s=600.0) as cluster:
+    with LocalCluster(tmp_path, 4, copies=1, linked=True, repair_interval_s=600.0) as cluster:
+        cluster.links[3].refuse()  # so that nobody finishes the change
         cluster.map.node[2].state = cluster_pb.MapNode.JOINING
         cluster.learn()
-        cluster.nodes[3].stop(grace_s=0.2)  # so that nobody finishes the change
         moved: list[str] = []
         owner = cluster.batches(2).node.store
         said = owner.replicas.missing
@@ -56,7 +57,7 @@ def test_an_object_that_moves_between_two_questions_is_found(
             and cluster.owners(name) == [2]
             and cluster.holders(name)[1] != 3
         ]
-        with connect(",".join(node.url for node in cluster.nodes[:3]), options=ClusterOptions(retry_s=4.0)) as client:
+        with connect(",".join(node.url for node in cluster.nodes[:3]), options=ClusterOptions(retry_s=60.0)) as client:
             for name in names[:50]:  # a node may have moved the object itself before it is asked for
                 cluster.put_on(cluster.holders(name)[1], {name: name.encode()})
                 found = WAYS[way](client.bucket(BUCKET), name)

@@ -86,6 +86,7 @@ def test_a_node_that_gathers_does_so_too(pair: LocalCluster) -> None:
     assert sum(parts[2].values()) == 0
 
 
+@pytest.mark.slow
 def test_a_node_says_how_long_reads_wait_for_it(pair: LocalCluster) -> None:
     pair.batches(1).node.load.reader_wait_s = 60.0
     with connect(pair.nodes[0].url) as client:

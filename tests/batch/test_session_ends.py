@@ -14,10 +14,11 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.session import BatchService
 from storage_node.limits.call_slots import MAX_TENANT
 from storage_node.server import NodeServer
-from tests.node.loop_kit import settle
+from tests.node.loop_kit import settle, until
 from tests.node.node_kit import batch_of, bucket_of, serving
+from tests.table import table
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 NAMES = [f"{at:02}" for at in range(6)]
 REQUESTS: dict[str, Callable[[], list[pb.BatchRequest]]] = {
     "END": lambda: [batch_of([], tenant="x" * (MAX_TENANT + 1))],
@@ -68,15 +69,13 @@ def on_loop(node: NodeServer, check: Callable[[BatchService], Coroutine[Any, Any
         async with asyncio.timeout(TIMEOUT_S):
             await check(service)
         assert (service.open_sessions, service.session_slots.held, service.resources.reserved_bytes) == (0, 0, 0)
-        async with asyncio.timeout(TIMEOUT_S):
-            while not asyncio.all_tasks() <= others:  # the node's own reads come and go
-                await asyncio.sleep(0.01)
+        await until(lambda: asyncio.all_tasks() <= others, 0.01)  # the node's own reads come and go
 
     assert node._loop is not None
     asyncio.run_coroutine_threadsafe(checked(), node._loop).result(2 * TIMEOUT_S)
 
 
-@pytest.mark.parametrize("requests", REQUESTS)
+@table("requests", REQUESTS)
 def test_who_goes_and_reads_nothing_leaves_nothing(node: NodeServer, requests: str) -> None:
     async def check(service: BatchService) -> None:
         client = SlowClient(REQUESTS[requests](), EOFError("gone"))
@@ -86,7 +85,7 @@ def test_who_goes_and_reads_nothing_leaves_nothing(node: NodeServer, requests: s
     on_loop(node, check)
 
 
-@pytest.mark.parametrize("requests", REQUESTS)
+@table("requests", REQUESTS)
 def test_who_sends_nonsense_and_reads_nothing_gives_way_to_others(
     node: NodeServer, requests: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +104,7 @@ def test_who_sends_nonsense_and_reads_nothing_gives_way_to_others(
     on_loop(node, check)
 
 
-@pytest.mark.parametrize("requests", REQUESTS)
+@table("requests", REQUESTS)
 def test_who_sends_nonsense_is_told_after_the_message_that_is_being_sent(node: NodeServer, requests: str) -> None:
     async def check(service: BatchService) -> None:
         client = SlowClient(REQUESTS[requests](), InvalidRequest("nonsense"))

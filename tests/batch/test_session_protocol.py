@@ -9,14 +9,15 @@ import grpc
 import pytest
 
 from ais_loader import Bucket
-from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import SeededObjects, eventually, throwaway_folder
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
 from tests.node.node_kit import RawSession, batch_of, bucket_of, columns, serving
+from tests.table import table
 
 MiB = 1 << 20
-OBJECTS = {f"{at:03d}": seeded_bytes(100_000 + at, seed=at) for at in range(60)} | {"large": seeded_bytes(9 * MiB)}
+OBJECTS = SeededObjects({**{f"{at:03d}": (100_000 + at, at) for at in range(60)}, "large": (9 * MiB, 0)})
 NAMES = [name for name in OBJECTS if name != "large"]
 
 
@@ -196,7 +197,8 @@ def test_a_deadline_refuses_a_batch_that_takes_longer(session: RawSession) -> No
     assert session.ask(2, batch_of(NAMES, deadline_ms=60_000))[1].outcome == pb.End.COMPLETE
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@table(
     ("request_fields", "word"),
     [
         ({"bucket": ["b"], "name": ["a", "b"], "start": [1], "length": [1]}, "start"),
@@ -216,16 +218,18 @@ def test_a_deadline_refuses_a_batch_that_takes_longer(session: RawSession) -> No
     ids=lambda value: str(value)[:60],
 )
 def test_a_request_that_makes_no_sense_is_refused_alone(
-    session: RawSession, request_fields: dict[str, object], word: str
+    node: NodeServer, request_fields: dict[str, object], word: str
 ) -> None:
-    session.send(1, batch_of(NAMES, credit=0))
-    session.send(2, pb.BatchRequest(initial_credit_bytes=1 << 30, **request_fields))
-    response = session.receive()
-    assert (response.batch_id, response.end.outcome) == (2, pb.End.REFUSED)
-    assert response.end.error_kind == "invalid-request"
-    assert word in response.end.message
-    session.send(1, pb.Credit(payload_bytes=1 << 40))
-    assert session.answer(1)[1].outcome == pb.End.COMPLETE
+    with RawSession(node.url) as session:
+        session.send(1, batch_of(NAMES, credit=0))
+        session.send(2, pb.BatchRequest(initial_credit_bytes=1 << 30, **request_fields))
+        response = session.receive()
+        assert (response.batch_id, response.end.outcome) == (2, pb.End.REFUSED)
+        assert response.end.error_kind == "invalid-request"
+        assert word in response.end.message
+        session.send(1, pb.Credit(payload_bytes=1 << 40))
+        assert session.answer(1)[1].outcome == pb.End.COMPLETE
+    eventually(lambda: node_is_idle(node))
 
 
 def test_the_last_index_there_is_can_be_used(session: RawSession) -> None:
@@ -245,7 +249,7 @@ def test_the_id_of_a_batch_that_has_not_ended_cannot_be_used_again(session: RawS
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("garbage", [b"\xff\xff\xff", b"\x08", b"\x12\x05abc", b"\x12\x04\x1a\x02\xff\xfe"], ids=repr)
+@table("garbage", [b"\xff\xff\xff", b"\x08", b"\x12\x05abc", b"\x12\x04\x1a\x02\xff\xfe"], ids=repr)
 def test_bytes_that_are_no_request_end_the_session_and_nothing_else(node: NodeServer, garbage: bytes) -> None:
     with RawSession(node.url) as other, RawSession(node.url) as session:
         other.send(1, batch_of(NAMES, credit=0))

@@ -15,7 +15,7 @@ from ais_loader.wire.reserved import TENANT_KEY
 from tests.node.node_kit import CALL_TIMEOUT_S, RawSession, batch_of, bucket_of, serving
 from tests.tar_kit import packed_tar
 
-SERVED_S = 10.0
+SERVED_S = 60.0
 HOSTILE = ((TENANT_KEY, b"hostile"),)
 
 

@@ -19,6 +19,7 @@ from ais_loader.cli import main
 from ais_loader.testing import seeded_bytes
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.every_value import every_value_once, product_of
 from tests.node.cluster_kit import LocalCluster
 from tests.store.store_kit import flip_a_byte
 from tests.tar_kit import packed_tar
@@ -51,7 +52,7 @@ def archive_of(shard: str) -> bytes:
     return out.getvalue()
 
 
-@pytest.fixture(params=["embedded", "grpc", pytest.param("cluster", marks=pytest.mark.slow)])
+@pytest.fixture
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stored]:
     with ExitStack() as held:
         if request.param == "embedded":
@@ -122,15 +123,21 @@ def by_file(stored: Stored, entry: Entry) -> bytes:
 
 
 Way = Callable[[Stored, Entry], bytes]
-sizes = pytest.mark.parametrize("length", [3 * MiB, 7 * MiB], ids=["below 4 MiB", "above"])
+STORES = ["embedded", "grpc", "cluster"]
+LENGTHS = [3 * MiB, 7 * MiB]
+"""In one piece of a response, and in several."""
+WAYS: list[Way] = [by_get, by_pinned_get, by_target, by_batch, by_command, by_file]
 
 
 def reads_again(way: Way, stored: Stored) -> bool:
     return not (way is by_command and stored.url.startswith("file:"))
 
 
-@sizes
-@pytest.mark.parametrize("way", [by_get, by_pinned_get, by_batch, by_target, by_command, by_file])
+@pytest.mark.parametrize(
+    ("stored", "way", "length"),
+    product_of(STORES, WAYS, LENGTHS, quick=every_value_once(["grpc", "embedded"], WAYS, [LENGTHS[1], *LENGTHS])),
+    indirect=["stored"],
+)
 def test_a_range_with_a_flipped_byte_is_refused(stored: Stored, way: Way, length: int) -> None:
     stored.bucket.put("x", DATA)
     rot(stored, len(DATA), BAD)
@@ -141,17 +148,25 @@ def test_a_range_with_a_flipped_byte_is_refused(stored: Stored, way: Way, length
         way(stored, Entry("b", "x", start=1, length=length))
 
 
-@sizes
+MEMBER_WAYS: list[tuple[Way, str]] = [
+    *((by_get, shard) for shard in SHARDS),
+    *((by_batch, shard) for shard in SHARDS),
+    (by_target, "s.tar"),
+    (by_command, "s.tar"),
+]
+
+
 @pytest.mark.parametrize(
-    ("way", "shard"),
-    [
-        *[(by_get, shard) for shard in SHARDS],
-        *[(by_batch, shard) for shard in SHARDS],
-        *[(way, "s.tar") for way in (by_target, by_command)],
-    ],
+    ("stored", "form", "length"),
+    product_of(
+        STORES, MEMBER_WAYS, LENGTHS, quick=every_value_once(["grpc", "embedded"], MEMBER_WAYS, [LENGTHS[1], *LENGTHS])
+    ),
+    indirect=["stored"],
+    ids=lambda value: f"{value[0].__name__} {value[1]}" if isinstance(value, tuple) else None,
 )
-@pytest.mark.sampled(10)
-def test_a_range_of_a_member_with_a_flipped_byte_is_refused(stored: Stored, way: Way, shard: str, length: int) -> None:
+@pytest.mark.sampled(20)
+def test_a_range_of_a_member_with_a_flipped_byte_is_refused(stored: Stored, form: tuple[Way, str], length: int) -> None:
+    way, shard = form
     archive = archive_of(shard)
     stored.bucket.put(shard, archive)
     wanted = Entry("b", shard, start=1, length=length, member="large")

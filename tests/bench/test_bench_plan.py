@@ -11,6 +11,7 @@ from ais_loader.bench.content import content, equal
 from ais_loader.bench.plan import BenchPlan, Sizes, size_bytes
 from ais_loader.bench.tally import BenchTally
 from ais_loader.errors import InvalidRequest
+from tests.table import table
 
 
 def plan(workload: str = "get-batch", url: str = "grpc://127.0.0.1:1", **fields: Any) -> BenchPlan:
@@ -21,7 +22,7 @@ def test_sizes_are_read_as_people_write_them() -> None:
     assert [size_bytes(text) for text in ("7", "10KiB", "1.5mib", "2 kB")] == [7, 10240, 1572864, 2000]
 
 
-@pytest.mark.parametrize("text", ["", "ten", "10XB", "-1", "1MiB..4KiB", "lognormal:1KiB:0", "lognormal:0", "2000GiB"])
+@table("text", ["", "ten", "10XB", "-1", "1MiB..4KiB", "lognormal:1KiB:0", "lognormal:0", "2000GiB"])
 def test_what_is_no_size_is_told(text: str) -> None:
     with pytest.raises(InvalidRequest):
         Sizes.parse(text)
@@ -36,7 +37,7 @@ def test_sizes_differ_within_their_limits_and_are_the_same_again(text: str) -> N
     assert (sizes.low if not sizes.sigma else 1) <= min(drawn) <= max(drawn) <= sizes.high
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "says"),
     [
         ({"workload": "sing"}, "no workload"),
@@ -54,7 +55,7 @@ def test_what_cannot_be_measured_is_told(fields: dict[str, Any], says: str) -> N
         plan(**fields)
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, (1 << 22) + 17, 3 << 22])
+@table("size", [0, 1, 4095, (1 << 22) + 17, 3 << 22])
 def test_bytes_follow_from_the_number_alone(size: int) -> None:
     data = bytes(content(5, size))
     assert len(data) == size

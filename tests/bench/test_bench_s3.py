@@ -25,6 +25,7 @@ from storage_node.gateway.clients import Clients
 from storage_node.gateway.keys import Account
 from storage_node.gateway.serve import GatewayThread
 from tests.remote.s3_server import CREDENTIALS, S3Client, S3Server
+from tests.table import table
 
 SMALL: dict[str, Any] = {"size": "100..3000", "objects": 30, "range_bytes": 64, "epochs": 1, "verify": True}
 
@@ -70,6 +71,7 @@ def prepared(plan: BenchPlan) -> bool:
         return prepare(client, plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", OF_S3)
 def test_each_workload_moves_every_object_once(workload: str, endpoint: str, bucket_name: str) -> None:
     plan = BenchPlan(workload=workload, url=endpoint, s3=True, bucket=bucket_name, **SMALL)
@@ -102,6 +104,7 @@ def test_a_bucket_that_cannot_be_marked_is_not_left_behind(
     prepared(plan)
 
 
+@pytest.mark.slow
 def test_other_bytes_and_missing_objects_are_errors_by_kind(endpoint: str, bucket_name: str) -> None:
     plan = BenchPlan(workload="get", url=endpoint, s3=True, bucket=bucket_name, **SMALL)
     prepared(plan)
@@ -126,6 +129,7 @@ def test_a_bucket_of_other_data_is_left_alone(moto: str) -> None:
     assert server.keys(bucket) == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_wrong_key_and_an_endpoint_that_is_not_there(
     gateway: str, bucket_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +147,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["bench", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_the_command_measures_an_endpoint_and_removes_its_bucket(gateway: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     told = run(
@@ -160,7 +165,7 @@ def test_the_command_measures_an_endpoint_and_removes_its_bucket(gateway: str, t
         assert not client.bucket(plan.bucket).exists(MARKER)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "says"),
     [
         *((("--s3", "http://127.0.0.1:1", name), "no workload of S3") for name in WORKLOADS if name not in OF_S3),
@@ -177,6 +182,7 @@ def test_what_is_wrong_is_told_before_anything_is_requested(arguments: tuple[str
     assert says in told.output
 
 
+@pytest.mark.slow
 def test_missing_keys_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     told = run("get", "--s3", "http://127.0.0.1:1")

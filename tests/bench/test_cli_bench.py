@@ -17,6 +17,7 @@ from ais_loader.bench.plan import WORKLOADS
 from ais_loader.cli import main
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.waiting import eventually
+from tests.table import table
 
 SMALL = ("--objects", "40", "--size", "1KiB")
 
@@ -30,6 +31,7 @@ def test_there_is_a_command_for_each_workload() -> None:
     assert all(f"  {workload} " in said for workload in (*WORKLOADS, "compare"))
 
 
+@pytest.mark.slow
 def test_a_node_is_measured_and_two_results_compared(node: NodeProcess, bucket_name: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     told = run(
@@ -52,7 +54,7 @@ def test_a_node_is_measured_and_two_results_compared(node: NodeProcess, bucket_n
     assert "1.00" in compared.output
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "says"),
     [
         (("get", "--size", "ten"), "is no size"),
@@ -104,7 +106,7 @@ def test_an_interrupted_measurement_shows_what_was_measured(node: NodeProcess, b
         start_new_session=True,
     ) as process:
         try:
-            eventually(lambda: batches() > before + 20, 60)
+            eventually(lambda: batches() > before + 20)
             os.killpg(process.pid, signal.SIGINT)
             out, err = process.communicate(timeout=60)
         finally:

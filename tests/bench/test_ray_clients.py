@@ -172,7 +172,7 @@ def ray() -> Iterator[Ray]:
         def end(process: subprocess.Popen[bytes]) -> None:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(60)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -188,7 +188,7 @@ def ray() -> Iterator[Ray]:
             "--head", f"--port={port}", f"--ray-client-server-port={a_port()}", "--include-dashboard=false",
             f"--temp-dir={folder}",
         )  # fmt: skip
-        eventually(listens, 60)
+        eventually(listens)
         second = start(f"--address={LOOPBACK}:{port}")
         yield Ray(environment | {"RAY_ADDRESS": f"{LOOPBACK}:{port}"}, (first, second))
 
@@ -204,7 +204,7 @@ def started(ray: Ray, node: NodeProcess, *arguments: object) -> subprocess.Popen
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_machines_of_a_ray_ask_one_node(ray: Ray, node: NodeProcess, bucket_name: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
 
@@ -218,7 +218,7 @@ def test_two_machines_of_a_ray_ask_one_node(ray: Ray, node: NodeProcess, bucket_
         assert "Traceback" not in err
         return one.returncode == 0
 
-    eventually(run, 60, interval_s=0.5)
+    eventually(run, interval_s=0.5)
     found = json.loads(file.read_text())
     assert (found["objects"], found["bytes"], found["errors"], found["lost"]) == (80, 80 << 10, {}, {})
     assert [one["objects"] for one in found["clients"]] == [40, 40]
@@ -231,7 +231,7 @@ def test_a_client_that_dies_is_lost_by_name(ray: Ray, node: NodeProcess, bucket_
     file = tmp_path / "a.json"
     with started(ray, node, "--bucket", bucket_name, "--duration", 5, "--json", file) as process:
         try:
-            eventually(lambda: len(ray.clients()) == 2, 60)
+            eventually(lambda: len(ray.clients()) == 2, 300)
             ray.clients()[0].kill()
             out, err = process.communicate(timeout=60)
         finally:
@@ -248,7 +248,7 @@ def test_a_client_that_dies_is_lost_by_name(ray: Ray, node: NodeProcess, bucket_
 def test_an_interrupt_ends_all_clients(ray: Ray, node: NodeProcess, bucket_name: str) -> None:
     with started(ray, node, "--bucket", bucket_name, "--duration", 600) as process:
         try:
-            eventually(lambda: len(ray.clients()) == 2, 60)
+            eventually(lambda: len(ray.clients()) == 2, 300)
             crews = [crew for client in ray.clients() for crew in client.children(recursive=True)]
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
@@ -256,6 +256,6 @@ def test_an_interrupt_ends_all_clients(ray: Ray, node: NodeProcess, bucket_name:
             process.kill()
     assert process.returncode == 130, out + err
     assert "interrupted: this is what was measured until then" in out
-    eventually(lambda: not ray.clients() and not any(crew.is_running() for crew in crews), 30)
+    eventually(lambda: not ray.clients() and not any(crew.is_running() for crew in crews))
     with connect(node.url) as client:
         assert client.describe()

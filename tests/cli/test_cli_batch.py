@@ -18,6 +18,7 @@ from ais_loader.cli.batch_list import parse_list
 from ais_loader.objects.client import connect
 from ais_loader.values.entry import Entry
 from tests.cli.kit import Run
+from tests.table import table
 
 
 @pytest.fixture
@@ -30,6 +31,7 @@ def listing(filled: str, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.every_transport
 def test_files_come_in_the_order_of_the_list_with_failures_in_place(
     run: Run, objects: dict[str, bytes], listing: Path, filled: str, tmp_path: Path
 ) -> None:
@@ -146,7 +148,7 @@ def test_only_a_url_means_a_member_of_an_archive() -> None:
     assert parse_list([b"b/s.tar/m", b"ais://b/s.tar/m"], "list") == [Entry("b", "s.tar/m"), Entry("b", "s.tar", "m")]
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "reason"),
     [
         (b"justabucket", "names a bucket"),
@@ -168,6 +170,7 @@ def test_a_line_at_fault_is_named(line: bytes, reason: str) -> None:
     assert reason in caught.value.message
 
 
+@pytest.mark.slow
 @given(name=st.text(min_size=1, max_size=1024), member=st.none() | st.text(min_size=1))
 def test_any_name_makes_a_file_name_that_stays_in_its_folder(name: str, member: str | None) -> None:
     file = f"000000-{safe_name(Entry('b', name, member))}.failed"

@@ -9,6 +9,7 @@ import pytest
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.size_of_text import size_of_text
 from tests.cli.kit import Run
+from tests.table import table
 
 
 def test_a_budget_is_set_shown_and_changed(run: Run, bucket_name: str) -> None:
@@ -30,7 +31,7 @@ def test_a_budget_needs_a_remote_bucket(run: Run, bucket_name: str) -> None:
     assert refused.exit_code == 2 and "--remote" in refused.stderr
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "size_bytes"),
     [("0", 0), ("4096", 4096), ("10KiB", 10240), (" 1.5 mib ", 3 << 19), ("2TB", 2 * 10**12), ("1PiB", 1 << 50)],
 )
@@ -38,7 +39,7 @@ def test_sizes(text: str, size_bytes: int) -> None:
     assert size_of_text(text) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "-1", "GB", "1 2", "1XB", "1e3", "9" * 40])
+@table("text", ["", "-1", "GB", "1 2", "1XB", "1e3", "9" * 40])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="is no size"):
         size_of_text(text)

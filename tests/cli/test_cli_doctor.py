@@ -83,6 +83,7 @@ def test_a_sound_store_is_healthy_however_it_is_named(drives: list[Path]) -> Non
     assert "every byte was compared" in doctor("--checksums", env={"AIS_LOADER_URL": spelled}).stdout
 
 
+@pytest.mark.slow
 def test_it_says_which_batch_reader_runs_and_whether_identities_are_kept(drives: list[Path]) -> None:
     found = report(*drives)
     assert f"batch reader: {found['batch_reader']}" in doctor(*drives).stdout
@@ -142,6 +143,7 @@ def test_json_is_the_whole_report_and_keeps_the_exit_code(drives: list[Path]) ->
     assert [finding["kind"] for finding in found["findings"]] == ["corrupt"]
 
 
+@pytest.mark.slow
 def test_a_store_in_use_can_be_examined_but_not_repaired(drives: list[Path]) -> None:
     with NodeProcess(drives) as node:
         result = doctor(*drives, "--checksums")

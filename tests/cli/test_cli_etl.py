@@ -51,6 +51,7 @@ def made_of(store: str, name: str) -> bytes:
         return client.bucket("b").get("a", etl=name)
 
 
+@pytest.mark.slow
 def test_a_function_of_a_file_needs_no_file_on_the_node(store: str, tmp_path: Path) -> None:
     file = tmp_path / "of_mine.py"
     file.write_text(CODE.rpartition("def breaks")[0])
@@ -86,6 +87,8 @@ def test_commands_of_the_operator_are_listed_and_made_transforms(store: str) -> 
     assert etl(store, "rm", "flip").exit_code == 0
 
 
+@pytest.mark.slow
+@pytest.mark.every_transport
 def test_it_is_listed_shown_stopped_started_and_deleted(store: str) -> None:
     assert etl(store, "init", "tr", "--command", "tr a-z 'A-Z'").exit_code == 0
     (line,) = map(json.loads, etl(store, "ls", "--json").stdout.splitlines())
@@ -130,6 +133,7 @@ def test_what_is_wrong_is_said_before_the_store_is_asked(tmp_path: Path) -> None
         assert (result.exit_code, said in result.stderr) == (code, True), (options, result.output)
 
 
+@pytest.mark.slow
 def test_get_writes_what_a_transform_makes(store: str) -> None:
     assert etl(store, "init", "shift", "--command", "tr {args.from} {args.to:x-z}").exit_code == 0
 

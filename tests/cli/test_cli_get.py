@@ -79,6 +79,7 @@ def test_a_pipe_or_device_is_written_to_and_stays_what_it_is(run: Run, filled: s
     assert (tmp_path / "pipe").is_fifo()
 
 
+@pytest.mark.every_transport
 def test_a_failure_leaves_no_file(run: Run, filled: str, tmp_path: Path) -> None:
     cases: list[tuple[list[str | Path], str]] = [
         ([f"{filled}/none", tmp_path / "f"], "no object 'none'"),
@@ -118,6 +119,7 @@ def test_ranges_are_exact(run: Run, filled: str, objects: dict[str, bytes]) -> N
     assert run("get", f"{filled}/en/b.bin", "--start", "250").stdout_bytes == data[250:]
 
 
+@pytest.mark.slow
 def test_a_large_object_and_its_ranges_come_in_pieces_that_fit(run: Run, bucket_name: str, tmp_path: Path) -> None:
     data = os.urandom(PIECES_BYTES)
     (tmp_path / "big").write_bytes(data)
@@ -128,6 +130,7 @@ def test_a_large_object_and_its_ranges_come_in_pieces_that_fit(run: Run, bucket_
     assert part.stdout_bytes == data[7:-2]
 
 
+@pytest.mark.slow
 def test_an_object_replaced_while_it_is_read_is_never_a_mix(bucket: Bucket) -> None:
     old, new = b"o" * PIECES_BYTES, b"n" * PIECES_BYTES
     bucket.put("big", old)

@@ -22,6 +22,7 @@ from ais_loader.cli import main, show
 from ais_loader.extras import install_command
 from ais_loader.objects.client import connect
 from tests.cli.kit import TIMEOUT_S, environment
+from tests.table import table
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_nodes_are_not_made_inside_a_store(store: str) -> None:
     assert sorted(os.listdir(store)) == before
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "hint"),
     [
         (["lss"], "no command 'lss'; did you mean 'ls'?"),
@@ -111,7 +112,8 @@ def test_what_is_near_to_a_wrong_name_is_told(store: str, line: list[str], hint:
     assert result.stdout == "" and "pattern=" not in result.stderr  # which is for Python
 
 
-@pytest.mark.parametrize("words", [[], ["put"], ["bucket"], ["bucket", "create"], ["serve"]])
+@pytest.mark.slow
+@table("words", [[], ["put"], ["bucket"], ["bucket", "create"], ["serve"]])
 def test_help_is_shown_for_the_word_help_too(words: list[str]) -> None:
     shown = CliRunner().invoke(main, [*words, "--help"], prog_name="ais-loader")
     assert CliRunner().invoke(main, ["help", *words], prog_name="ais-loader").stdout == shown.stdout != ""
@@ -147,6 +149,7 @@ def test_a_shell_is_offered_commands_buckets_and_one_level_of_names(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="about bash")
 def test_bash_completes_a_name_by_the_script(store: str, tmp_path: Path) -> None:
     script = CliRunner().invoke(main, ["completion", "bash"])
@@ -166,6 +169,7 @@ def test_bash_completes_a_name_by_the_script(store: str, tmp_path: Path) -> None
         assert "_AIS_LOADER_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).stdout
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_node_is_told_for_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "WAIT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -174,7 +178,7 @@ def test_who_waits_for_a_node_is_told_for_which(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 1 and result.stderr.startswith(f"waiting for {url} to answer\n")
 
 
-@pytest.mark.parametrize("columns", [20, 40, 80])
+@table("columns", [20, 40, 80])
 def test_a_bar_of_a_narrow_terminal_keeps_its_figures(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

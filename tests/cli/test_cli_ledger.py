@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
 
-from ais_loader import BatchLoader, BatchSampler, Client, Entry, Item, MapDataset, ShufflePlan
-from ais_loader import concat as concat_of
+from ais_loader import Client, Entry, Item, ShufflePlan
 from ais_loader.plans import BucketPlan, MixPlan, PackPlan
 from ais_loader.testing import throwaway_store
 from ais_loader.training.ledger import ledger
 from tests.cli.kit import Run
+from tests.table import table
 
 NAMES = [f"en/{at:02}" for at in range(40)]
 SIZES = [50 + 7 * at for at in range(40)]
@@ -34,8 +33,11 @@ def label(item: Item) -> list[tuple[str, int]]:
     return [(item.entry.name, at) for at in range(len(item.data))]
 
 
-@pytest.mark.parametrize("kind", ["shuffle", "mix", "bucket", "pack"])
+@table("kind", ["shuffle", "mix", "bucket", "pack"])
 def test_every_step_of_every_rank_is_named(speech: Client, kind: str) -> None:
+    from ais_loader import BatchLoader, MapDataset
+    from ais_loader import concat as concat_of
+
     plan = {
         "shuffle": ShufflePlan(40, 3, group=4, seed=5).without(range(4, 8)),
         "mix": MixPlan({"a": 15, "b": 25}, [(0, {"a": 1, "b": 1}), (3, {"b": 1})], batch_size=4, group=4),
@@ -67,6 +69,8 @@ def test_every_step_of_every_rank_is_named(speech: Client, kind: str) -> None:
 
 @pytest.fixture
 def state_file(speech: Client, tmp_path: Path) -> Path:
+    from ais_loader import BatchLoader, MapDataset
+
     plan = ShufflePlan(40, 3, seed=5, group=2).without(range(2, 4))
     loader = BatchLoader(MapDataset(speech, "ais://speech/en/"), plan, rank=0, world_size=2)
     for _ in islice(loader, 3):
@@ -111,6 +115,10 @@ if __name__ == "__main__":
 
 
 def test_any_loader_can_be_named_by_its_file(run: Run, speech: Client, tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    from ais_loader import BatchSampler, MapDataset
+
     program, state = tmp_path / "train.py", tmp_path / "state.json"
     program.write_text(_TRAINER.format(store=speech.url))
     plan = PackPlan(SIZES, 300, 2)
@@ -138,7 +146,7 @@ def test_what_does_not_fit_the_state_is_refused(run: Run, speech: Client, state_
     ):
         result = run("ledger", state_file, *words)
         assert result.exit_code and told in result.stderr
-    for text, told in (("no", "is not JSON"), ("[]", "has no JSON object"), ('{"plan": 5}', "does not hold all")):
+    for text, told in (("no", "is not JSON"), ("[]", "has no JSON object"), ('{"plan": 5}', "not a state of a plan")):
         (tmp_path / "other").write_text(text)
         result = run("ledger", tmp_path / "other", "--step", "0", *arguments, "ais://speech/en/")
         assert result.exit_code == 1 and told in result.stderr

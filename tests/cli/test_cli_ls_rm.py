@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from ais_loader.objects.client import connect
 from ais_loader.values.entry_table import EntryTable
 from tests.cli.kit import Run, Stored
@@ -53,6 +55,7 @@ def test_folders_alone_are_listed_without_the_names_in_them(run: Run, url: str, 
     assert run("ls", f"{bucket_name}/p/x").stdout.split() == [f"{bucket_name}/p/{n}" for n in ("x", "x/1", "x/3")]
 
 
+@pytest.mark.slow
 def test_a_folder_is_the_same_in_every_command_and_the_beginning_of_names_is_asked_for(
     run: Run, filled: str, stored: Stored, tmp_path: Path
 ) -> None:
@@ -245,6 +248,7 @@ def test_a_bucket_is_made_once_and_deleted_when_empty_or_forced(run: Run, bucket
     assert run("bucket", "rm", bucket_name).exit_code == 1
 
 
+@pytest.mark.every_transport
 def test_properties_of_a_bucket_are_shown_and_changed(run: Run, bucket_name: str) -> None:
     assert run("bucket", "create", bucket_name, "--reframe").exit_code == 0
     shown = json.loads(run("bucket", "show", bucket_name, "--json").stdout)

@@ -23,6 +23,8 @@ from ais_loader.objects.client import connect
 from ais_loader.testing import NodeProcess
 from tests.cli.kit import TIMEOUT_S, command, environment, run_process
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(local_url: str) -> str:
@@ -32,7 +34,6 @@ def store(local_url: str) -> str:
     return local_url
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_ends_cleanly_when_told_to(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
@@ -109,7 +110,6 @@ def _killed_after(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.communicate()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "option"),
     [("serve", "--port"), ("serve", "--peer-port"), ("serve", "--metrics-port"), ("ui", "--port")],
@@ -126,13 +126,11 @@ def test_a_port_in_use_is_one_line_with_the_option_that_chose_it(
     assert (result.returncode, result.stdout, result.stderr.decode()) == (1, b"", reason)
 
 
-@pytest.mark.slow
 def test_one_port_for_two_purposes_is_refused(tmp_path: Path) -> None:
     result = run_process("serve", "--drive", tmp_path / "s", "--port", "17480", "--metrics-port", "17480")
     assert result.returncode == 2 and b"--port and --metrics-port are both port 17480" in result.stderr
 
 
-@pytest.mark.slow
 def test_a_store_that_a_node_holds_points_to_the_node(node: NodeProcess, tmp_path: Path) -> None:
     held = str(node.drives[0])
     for arguments in (["serve", "--drive", held, "--port", "0"], ["bucket", "create", "x", "--store", held]):
@@ -143,7 +141,6 @@ def test_a_store_that_a_node_holds_points_to_the_node(node: NodeProcess, tmp_pat
     assert run_process("ls", "--store", held).returncode == 0  # reading needs no lock
 
 
-@pytest.mark.slow
 def test_serve_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.doc").write_bytes(b"")
@@ -277,7 +274,6 @@ def _on_a_terminal(arguments: list[str], store: str) -> tuple[int, bytes, bytes]
     return result.returncode, shown.removesuffix(b"END"), result.stderr
 
 
-@pytest.mark.slow
 def test_a_terminal_gets_text_and_is_spared_the_rest(store: str, tmp_path: Path) -> None:
     assert _on_a_terminal(["get", "b/t"], store) == (0, b"text\r\n", b"")
     code, shown, messages = _on_a_terminal(["get", "b/bin"], store)
@@ -287,7 +283,6 @@ def test_a_terminal_gets_text_and_is_spared_the_rest(store: str, tmp_path: Path)
     assert (code, shown) == (2, b"") and b"use a pipe" in messages
 
 
-@pytest.mark.slow
 def test_two_commands_share_a_store_as_one_writer_and_readers(store: str) -> None:
     with connect(store) as writer:
         writer.bucket("b").put("new", b"1")
@@ -296,7 +291,6 @@ def test_two_commands_share_a_store_as_one_writer_and_readers(store: str) -> Non
         assert refused.returncode == 1 and f"by process {os.getpid()}".encode() in refused.stderr
 
 
-@pytest.mark.slow
 def test_a_put_survives_a_node_that_restarts_meanwhile(tmp_path: Path) -> None:
     with NodeProcess(tmp_path / "s") as node:
         with connect(node.url) as client:

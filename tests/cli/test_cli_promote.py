@@ -42,6 +42,7 @@ def test_a_folder_is_promoted_below_a_prefix_and_skipped_the_second_time(
     assert again.exit_code == 0 and "already there: 3 files" in again.stderr
 
 
+@pytest.mark.every_transport
 def test_json_has_a_line_for_each_file_and_a_summary(run: Run, bucket_name: str, folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     done = run("promote", "-r", folder, bucket_name, "--create-bucket", "--json", "--exclude", "*.txt")

@@ -27,6 +27,7 @@ def tree(tmp_path: Path) -> dict[str, bytes]:
     return files
 
 
+@pytest.mark.every_transport
 def test_a_folder_comes_back_byte_for_byte(run: Run, bucket_name: str, tmp_path: Path) -> None:
     stored = run("put", "-r", SPEECH_DIR, f"{bucket_name}/corpus", "--create-bucket")
     files = {str(path.relative_to(SPEECH_DIR)): path for path in SPEECH_DIR.rglob("*") if path.is_file()}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cli.kit import Run, Stored
+from tests.table import table
 
 
 def test_what_is_there_is_left_as_it_is_and_counted(run: Run, bucket_name: str, stored: Stored, tmp_path: Path) -> None:
@@ -44,7 +43,7 @@ def test_metadata_go_with_every_file_and_are_shown(run: Run, bucket_name: str, t
     assert (head["size_bytes"], head["metadata"]) == (3, metadata)
 
 
-@pytest.mark.parametrize("pairs", [["k"], ["=v"], ["k=1", "k=2"], ["k=\x1b"], ["k=" + "x" * 5000]], ids=repr)
+@table("pairs", [["k"], ["=v"], ["k=1", "k=2"], ["k=\x1b"], ["k=" + "x" * 5000]], ids=repr)
 def test_metadata_that_cannot_be_meant_store_nothing(
     run: Run, bucket_name: str, tmp_path: Path, pairs: list[str]
 ) -> None:

@@ -18,6 +18,7 @@ from ais_loader.extras import install_command
 from storage_node.cli.cluster import up
 from storage_node.cli.settings import given_settings
 from tests.cli.kit import TIMEOUT_S, Run, environment, run_process
+from tests.table import table
 
 HEAVY = ("grpc", "torch", "rocksdict", "ray", "storage_node.store", "storage_node.server")
 
@@ -33,6 +34,7 @@ def all_commands() -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_help_of_any_command_loads_neither_grpc_nor_the_store() -> None:
     code = (
         "import sys; from ais_loader.cli import main\n"
@@ -46,7 +48,8 @@ def test_help_of_any_command_loads_neither_grpc_nor_the_store() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", all_commands(), ids="-".join)
+@pytest.mark.slow
+@table("command", all_commands(), ids="-".join)
 def test_help_fits_80_columns_and_explains_every_option(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, [*command, "--help"], terminal_width=80)
     assert result.exit_code == 0
@@ -60,6 +63,7 @@ def test_help_fits_80_columns_and_explains_every_option(command: tuple[str, ...]
     assert [option.name for option in found.params if isinstance(option, click.Option) and not option.help] == []
 
 
+@pytest.mark.slow
 def test_help_of_the_root_imports_no_command_of_a_trainer_and_nothing_that_takes_long() -> None:
     code = (
         "import sys; from ais_loader.cli import main\n"
@@ -94,6 +98,7 @@ def test_exit_codes_are_documented_at_the_root() -> None:
         assert f"\n    {code} " in text
 
 
+@pytest.mark.every_transport
 def test_a_failure_is_one_line_and_a_traceback_only_on_request(run: Run) -> None:
     plain = run("ls", "no-such-bucket")
     assert plain.exit_code == 1
@@ -166,6 +171,7 @@ def test_a_node_that_does_not_answer_is_given_up_on_after_a_while() -> None:
     assert result.stderr.startswith("Error: 127.0.0.1:1: ") and result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_missing_rocksdb_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['rocksdict'] = None; from ais_loader.cli import main; "
@@ -196,6 +202,7 @@ def test_printable_changes_only_what_a_terminal_would_obey() -> None:
     assert printable("a\tb\x9bc\ud800\u2028") == "a\\tb\\x9bc\\ud800\\u2028"
 
 
+@pytest.mark.slow
 def test_version_and_no_command() -> None:
     assert run_process("--version").stdout.startswith(b"ais-loader, version ")
     assert run_process().returncode == 2

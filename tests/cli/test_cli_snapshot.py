@@ -24,6 +24,7 @@ def pinned(run: Run, filled: str) -> Iterator[str]:
     assert run("snapshot", "ls", filled).stdout == ""
 
 
+@pytest.mark.slow
 def test_what_a_bucket_was_is_listed_and_read_by_its_pinned_name(
     run: Run, pinned: str, objects: dict[str, bytes]
 ) -> None:
@@ -47,6 +48,7 @@ def test_snapshots_are_listed_by_name_in_full_and_as_json(run: Run, pinned: str)
     assert fields == {"bucket": bucket, "name": "run-1", "objects": 5, "size_bytes": 269}
 
 
+@pytest.mark.every_transport
 def test_what_cannot_be_done_is_said_in_one_line(run: Run, pinned: str) -> None:
     bucket = pinned.partition("@")[0]
     for arguments, message in (

@@ -31,6 +31,7 @@ def store(local_url: str) -> str:
     return local_url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("put", "-", "b/new"), ("rm", "-r", "b")], ids=" ".join)
 def test_a_closed_input_is_no_empty_one(store: str, arguments: tuple[str, ...]) -> None:
     result = shell("<&-", *arguments, store=store)
@@ -39,17 +40,20 @@ def test_a_closed_input_is_no_empty_one(store: str, arguments: tuple[str, ...]) 
     assert Stored(store, "b").contents() == {"a": b"1\n"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("get", "b/a"), ("--help",)], ids=" ".join)
 def test_a_closed_output_has_not_been_written_to(store: str, arguments: tuple[str, ...]) -> None:
     result = shell(">&-", *arguments, store=store)
     assert (result.returncode, result.stderr) == (1, b"Error: standard output is closed\n")
 
 
+@pytest.mark.slow
 def test_a_full_output_is_one_line_for_help_too(store: str) -> None:
     result = shell(">/dev/full", "--help", store=store)
     assert (result.returncode, result.stderr) == (1, b"Error: No space left on device\n")
 
 
+@pytest.mark.slow
 def test_no_file_of_a_store_gets_a_standard_stream_s_number(store: str, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("b/a\n")
     code = (
@@ -71,6 +75,7 @@ def test_no_file_of_a_store_gets_a_standard_stream_s_number(store: str, tmp_path
     assert (tmp_path / "held").read_text() == repr(["/dev/null"] * 3)
 
 
+@pytest.mark.slow
 def test_everything_closed_hinders_nothing_that_needs_none(store: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"2")
     assert shell("<&- >&- 2>&-", "put", tmp_path / "file", "b", store=store).returncode == 0

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Client, EmbeddedOptions, connect, errors
-from ais_loader.testing import NodeProcess, seeded_bytes
+from ais_loader.testing import seeded_bytes
+from tests.node.node_kit import serving
 
 zstandard = pytest.importorskip("zstandard")
-MEMBER = seeded_bytes(17 << 20, seed=1)
+MEMBER_BYTES = 17 << 20
 
 
 def one_frame() -> bytes:
@@ -21,8 +22,8 @@ def one_frame() -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         header = tarfile.TarInfo("a")
-        header.size = len(MEMBER)
-        archive.addfile(header, io.BytesIO(MEMBER))
+        header.size = MEMBER_BYTES
+        archive.addfile(header, io.BytesIO(seeded_bytes(MEMBER_BYTES, seed=1)))
     data: bytes = zstandard.ZstdCompressor(level=1).compress(packed.getvalue())
     return data
 
@@ -35,7 +36,7 @@ def refuses(client: Client) -> None:
 def test_an_embedded_store_has_the_limits_given_and_its_pickled_readers_too(tmp_path: Path) -> None:
     with connect(tmp_path / "store") as client:
         client.create_bucket("b").put("s.tar.zst", one_frame())
-        assert client.bucket("b").get("s.tar.zst", member="a") == MEMBER
+        assert client.bucket("b").get("s.tar.zst", member="a") == seeded_bytes(MEMBER_BYTES, seed=1)
     with connect(tmp_path / "store", options=EmbeddedOptions(shard_copy_bytes=1 << 20)) as client:
         refuses(client)
         with pickle.loads(pickle.dumps(client)) as reader:
@@ -44,9 +45,9 @@ def test_an_embedded_store_has_the_limits_given_and_its_pickled_readers_too(tmp_
         connect(tmp_path / "store", options=EmbeddedOptions(open_shards=0))
 
 
+@pytest.mark.slow
 def test_a_node_has_the_limits_of_its_settings_and_shows_them(tmp_path: Path) -> None:
-    arguments = ["--set", "shard_copy_bytes=1MiB", "--set", "open_shards=3"]
-    with NodeProcess(tmp_path / "drive", arguments=arguments) as node, connect(node.url) as client:
+    with serving(tmp_path, shard_copy_bytes=1 << 20, open_shards=3) as node, connect(node.url) as client:
         client.create_bucket("b").put("s.tar.zst", one_frame())
         refuses(client)
         limits = client.describe()["limits"]

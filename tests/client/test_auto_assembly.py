@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import uuid
 
-import pytest
-
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.transport import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RemoteTransport
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from tests.table import table
 
 
 def transport(nodes: int) -> RemoteTransport:
@@ -42,7 +41,7 @@ def assembled_by_a_node(nodes: int, entries: int, assembly: str = "auto") -> boo
         several.close()
 
 
-@pytest.mark.parametrize("entries", [1, 3, 128])
+@table("entries", [1, 3, 128])
 def test_the_client_does_in_a_cluster_that_it_has_sessions_for(entries: int) -> None:
     assert not assembled_by_a_node(3, entries)
     assert not assembled_by_a_node(DIRECT_TO_NODES, entries)

@@ -9,19 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
 
-from ais_loader import (
-    BatchLoader,
-    BatchTiming,
-    Bucket,
-    Client,
-    MapDataset,
-    ShufflePlan,
-    Status,
-    connect,
-    errors,
-)
+from ais_loader import BatchTiming, Bucket, Client, ShufflePlan, Status, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess
 from ais_loader.values.timing import TimingStopwatch
 
@@ -60,6 +49,7 @@ def behind_slow_link(slow_link: FaultyLink, node: NodeProcess, bucket_name: str)
         near.delete_bucket(bucket_name, force=True)
 
 
+@pytest.mark.every_transport
 def test_what_arrived_is_counted_to_the_byte_however_the_batch_is_taken(filled: Bucket) -> None:
     for take in (list, lambda batch: batch.tobytes(), lambda batch: batch.packed()):
         batch = filled.get_batch(NAMES)
@@ -78,6 +68,7 @@ def test_a_large_entry_in_pieces_is_one_entry(bucket: Bucket) -> None:
     assert (batch.timing.entries, batch.timing.payload_bytes) == (1, 9 << 20)
 
 
+@pytest.mark.every_transport
 def test_entries_without_their_data_are_failures(filled: Bucket) -> None:
     batch = filled.get_batch([NAMES[0], "missing", NAMES[1]], on_error="placeholder")
     assert [item.status for item in batch] == [Status.OK, Status.NOT_FOUND, Status.OK]
@@ -98,6 +89,7 @@ def test_the_record_of_a_consumed_batch_is_final(filled: Bucket) -> None:
     assert broken.timing.failures == 1
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_wire_time(behind_slow_link: Bucket) -> None:
     batch = behind_slow_link.get_batch(NAMES)
     list(batch)
@@ -106,6 +98,7 @@ def test_a_slow_link_is_wire_time(behind_slow_link: Bucket) -> None:
     assert timing.wire_s > timing.queue_s + timing.ahead_s + timing.consumer_s + timing.decode_s
 
 
+@pytest.mark.slow
 def test_a_slow_consumer_is_consumer_time(filled: Bucket) -> None:
     began_s, dawdled_s = time.perf_counter(), 0.0
     batch = filled.get_batch(NAMES)
@@ -129,6 +122,7 @@ def test_time_before_a_batch_has_its_turn_is_spent_ahead(filled: Bucket) -> None
     assert second.timing.ahead_s > second.timing.wire_s + second.timing.consumer_s
 
 
+@pytest.mark.slow
 def test_the_causes_add_up_to_the_life_of_the_batch(behind_slow_link: Bucket) -> None:
     watch = TimingStopwatch()
     batch = behind_slow_link.get_batch(NAMES)
@@ -142,6 +136,7 @@ def test_the_causes_add_up_to_the_life_of_the_batch(behind_slow_link: Bucket) ->
     assert min(timing.ahead_s, timing.wire_s, timing.consumer_s) > SLOW_S
 
 
+@pytest.mark.slow
 def test_pauses_before_asking_again_are_queue_time(slow_link: FaultyLink, node: NodeProcess, bucket_name: str) -> None:
     with connect(node.url) as near, connect(slow_link.url) as far:
         near.create_bucket(bucket_name).put_many((name, bytes(SIZE_BYTES)) for name in NAMES)
@@ -185,6 +180,10 @@ def slow_decode(item: object) -> int:
 def test_a_dataset_hands_the_record_of_each_batch_to_its_callback(
     node: NodeProcess, bucket_name: str, tmp_path: Path, workers: int
 ) -> None:
+    from torch.utils.data import DataLoader
+
+    from ais_loader import MapDataset
+
     recorder = Recorder(tmp_path / "map")
     with connect(node.url) as client:
         client.create_bucket(bucket_name).put_many((name, bytes(1000)) for name in NAMES)
@@ -199,6 +198,8 @@ def test_a_dataset_hands_the_record_of_each_batch_to_its_callback(
 
 
 def test_a_planned_dataset_has_the_callback_too(client: Client, filled: Bucket, tmp_path: Path) -> None:
+    from ais_loader import BatchLoader, MapDataset
+
     recorder = Recorder(tmp_path / "planned")
     samples = MapDataset(client, filled, on_batch=recorder)
     assert len(list(BatchLoader(samples, ShufflePlan(len(NAMES), batch_size=10)))) == 2

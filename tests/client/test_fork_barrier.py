@@ -12,7 +12,7 @@ import pytest
 from ais_loader.testing import eventually
 from ais_loader.transport.fork_safety import ForkBarrier
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

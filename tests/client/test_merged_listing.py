@@ -18,6 +18,7 @@ from ais_loader.errors import BucketNotFound, DriveFailed, NodeUnavailable, Stal
 from ais_loader.transport.cluster import listing
 from ais_loader.transport.cluster.listing import NAMES, OBJECTS, ListedMap, ListedPage, MergedListing
 from ais_loader.values.entry import ObjectInfo
+from tests.example_count import examples
 
 
 def info(name: str, version: str = "1.1.1") -> ObjectInfo:
@@ -241,9 +242,10 @@ class World:
         return ListedPage(page, page[-1].name if len(found) > 3 else None, (), known, known, since)
 
 
+@pytest.mark.slow
 @example(seed=9994)  # an object goes to a node that has said that it has no more
 @example(seed=13465)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(seed=st.integers(0, 1 << 32))
 @pytest.mark.parametrize("alone", [False, True], ids=["objects", "names"])
 def test_nothing_is_missing_whatever_moves_while_it_is_listed(seed: int, alone: bool) -> None:

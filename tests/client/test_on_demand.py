@@ -19,10 +19,11 @@ import pytest
 
 import ais_loader
 from ais_loader import connect, errors
-from ais_loader.testing import NodeProcess, seeded_bytes
+from ais_loader.testing import NodeProcess, eventually, seeded_bytes
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.table import table
 
 TIMEOUT_S = 100.0
 OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
@@ -30,13 +31,14 @@ OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
 
 def stop(drive: Path, number: int = signal.SIGKILL) -> None:
     """Stop the node of a drive, if there is one. Returns when nothing is left of it."""
-    folder, ends_at_s = NodeFolder([drive]), time.monotonic() + TIMEOUT_S
-    while (lock := folder.lock()) is None:  # a node that is just starting has no id yet
-        if (pid := folder.pid()) is not None:
-            os.kill(pid, number)
-        assert time.monotonic() < ends_at_s, f"{folder.pid()} does not end"
-        time.sleep(0.02)
-    os.close(lock)
+    folder = NodeFolder([drive])
+
+    def lock() -> int | None:
+        if (found := folder.lock()) is None and (pid := folder.pid()) is not None:
+            os.kill(pid, number)  # a node that is just starting has no id yet
+        return found
+
+    os.close(eventually(lock, TIMEOUT_S, interval_s=0.02))
 
 
 @contextmanager
@@ -141,6 +143,7 @@ def test_each_kind_of_call_starts_it_again(shared: str) -> None:
             assert call()
 
 
+@pytest.mark.slow
 def test_a_stale_address_is_not_used(url: str) -> None:
     folder = NodeFolder([drive_of(url)])
     lock = folder.lock()
@@ -159,7 +162,7 @@ def test_a_stale_address_is_not_used(url: str) -> None:
             foreign.accept()  # nobody has connected
 
 
-@pytest.mark.parametrize(
+@table(
     ("changed", "error", "message"),
     [
         ({"version": "0.0.9"}, errors.Unsupported, r"runs ais-loader 0.0.9.*`kill \d+`"),
@@ -207,6 +210,7 @@ def test_it_cannot_start_in_a_folder_of_something_else(tmp_path: Path) -> None:
         connect(f"node://{tmp_path}/notes.txt/store")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_is_told(tmp_path: Path, url: str) -> None:
     connect(tmp_path / "drive").close()
@@ -217,7 +221,7 @@ def test_another_user_is_told(tmp_path: Path, url: str) -> None:
         "os.setgroups([]), os.setegid(65534), os.seteuid(65534)\n"
         "connect(sys.argv[1])"
     )
-    reason = f"{tmp_path}/drive/node: Permission denied: a node on demand is for the processes of the user who owns"
+    reason = f"{tmp_path}/drive: Permission denied: a node on demand is for the processes of the user who owns"
     assert f"DriveFailed: {reason}" in run(script, url).stderr
     tmp_path.chmod(0o700)
     assert "Permission denied: a node on demand is for" in run(script, url).stderr
@@ -229,6 +233,7 @@ def test_a_failure_shows_the_log(url: str, monkeypatch: pytest.MonkeyPatch) -> N
         connect(url)
 
 
+@pytest.mark.slow
 def test_the_log_is_bounded(tmp_path: Path) -> None:
     script = (
         "import logging, sys\n"
@@ -269,12 +274,14 @@ def test_wrong_urls() -> None:
         connect("node:///data/cache", options=ais_loader.EmbeddedOptions())
 
 
+@pytest.mark.slow
 def test_commands(shared: str) -> None:
     command = [sys.executable, "-m", "ais_loader.cli", "ls", "data", "--store", shared]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (done.returncode, done.stdout.split()) == (0, [f"data/{name}" for name in OBJECTS])
 
 
+@pytest.mark.slow
 def test_a_script_that_starts_it_ends_at_once(url: str) -> None:
     # The pipes of its output are closed, although the node is running.
     done = run("import ais_loader, sys; print(ais_loader.connect(sys.argv[1]).url)", url)
@@ -335,6 +342,7 @@ def test_a_starter_that_is_killed_leaves_the_node(url: str) -> None:
             assert client.describe()["pid"] == pid
 
 
+@pytest.mark.slow
 def test_a_node_started_by_hand_is_found(tmp_path: Path, url: str) -> None:
     with NodeProcess(tmp_path / "drive") as node:
         with connect(url) as client:
@@ -349,24 +357,15 @@ def test_an_idle_node_exits_and_is_started_again(tmp_path: Path, url: str) -> No
     with connect(tmp_path / "drive") as client:
         client.create_bucket("b").put("a", b"a")
     with NodeProcess(tmp_path / "drive", arguments=["--idle-exit-s", "1"]) as node:
-        ends_at_s = time.monotonic() + TIMEOUT_S
-        while node.alive:
-            assert time.monotonic() < ends_at_s
-            time.sleep(0.05)
+        eventually(lambda: not node.alive, TIMEOUT_S)
         assert NodeFolder([tmp_path / "drive"]).address() is None
         with connect(url) as client:
             assert client.bucket("b").get("a") == b"a"
 
 
 def test_what_counts_as_use(tmp_path: Path) -> None:
-    def idle_s() -> float:
-        ends_at_s = time.monotonic() + TIMEOUT_S
-        while (found := server.idle_s()) < 0.1 and time.monotonic() < ends_at_s:
-            time.sleep(0.01)
-        return found
-
     with NodeServer([tmp_path / "drive"], ServerConfig().replace(port=0)) as server:
-        assert idle_s() >= 0.1
+        eventually(lambda: server.idle_s() >= 0.1)
         with connect(server.url) as client:
             client.create_bucket("b").put("a", b"a")
             before_s = time.monotonic()
@@ -378,8 +377,8 @@ def test_what_counts_as_use(tmp_path: Path) -> None:
                 assert [bytes(item.data) for item in batch] == [b"a"]
             for _ in range(20):
                 assert server.idle_s() == 0  # a session that is open
-                time.sleep(0.01)
-        assert idle_s() >= 0.1
+                client.describe()
+        eventually(lambda: server.idle_s() >= 0.1)
 
 
 @pytest.mark.slow

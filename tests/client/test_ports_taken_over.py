@@ -37,6 +37,7 @@ def test_objects_come_from_the_other_replica(client: Client) -> None:
     assert list(bucket) == list(OBJECTS)
 
 
+@pytest.mark.slow
 def test_objects_are_put_by_the_other_owner(client: Client, cluster: LocalCluster) -> None:
     bucket = client.bucket(BUCKET)
     for name in cluster.names_of(0, OBJECTS):

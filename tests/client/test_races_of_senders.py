@@ -23,7 +23,9 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from tests.faults.scripted_node import end, frame
 
-PATIENCE_S = 20.0
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 60.0
 NODES = [b"a" * 16, b"b" * 16]
 BATCH_ID = 1
 

@@ -11,20 +11,21 @@ import grpc
 import pytest
 
 from ais_loader import Client, ClusterOptions, connect, errors
-from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_node
+from ais_loader.testing import FaultyLink, SeededObjects, eventually, throwaway_folder
 from ais_loader.transport.session import raw_stream as direct
+from storage_node.server import NodeServer
+from tests.node.node_kit import bucket_of, serving
+from tests.table import table
 
-OBJECTS = {
-    "empty": b"",
-    "small": seeded_bytes(10_000, seed=1),
-    "one frame": seeded_bytes(3 << 20, seed=2),
-    "pieces": seeded_bytes((9 << 20) + 17, seed=3),
-}
+OBJECTS = SeededObjects(
+    {"empty": (0, 0), "small": (10_000, 1), "one frame": (3 << 20, 2), "pieces": ((9 << 20) + 17, 3)}
+)
 
 
 @pytest.fixture(scope="module")
-def filled() -> Iterator[NodeProcess]:
-    with throwaway_node(OBJECTS) as node:
+def filled() -> Iterator[NodeServer]:
+    with throwaway_folder() as folder, serving(folder) as node, bucket_of(node, "data") as bucket:
+        bucket.put_many(OBJECTS.items())
         yield node
 
 
@@ -36,8 +37,8 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture
-def client(filled: NodeProcess, kind: str) -> Iterator[Client]:
-    with connect(filled.url, options=ClusterOptions(verify_payload=True, retry_s=20.0)) as client:
+def client(filled: NodeServer, kind: str) -> Iterator[Client]:
+    with connect(filled.url, options=ClusterOptions(verify_payload=True, retry_s=60.0)) as client:
         yield client
 
 
@@ -64,6 +65,7 @@ def test_an_object_that_is_missing_is_an_error_and_harms_no_later_get(client: Cl
         assert bucket.get("small") == OBJECTS["small"]
 
 
+@pytest.mark.slow
 def test_many_threads_get_their_own_answers(client: Client) -> None:
     bucket = client.bucket("data")
     names = ["empty", "small", "one frame"] * 60
@@ -71,8 +73,9 @@ def test_many_threads_get_their_own_answers(client: Client) -> None:
         assert list(pool.map(bucket.get, names, timeout=60)) == [OBJECTS[name] for name in names]
 
 
-def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeProcess, kind: str) -> None:
-    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=20.0)) as client:
+@pytest.mark.slow
+def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeServer, kind: str) -> None:
+    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=60.0)) as client:
         bucket = client.bucket("data")
         assert bucket.get("small") == OBJECTS["small"]
         link.stall()
@@ -82,9 +85,10 @@ def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeProcess, 
         assert bucket.get("small") == OBJECTS["small"]
 
 
-@pytest.mark.parametrize("after_bytes", [1, 500, 5_000, 1 << 20, 6 << 20])
-def test_a_connection_cut_in_the_answer_is_made_good(filled: NodeProcess, kind: str, after_bytes: int) -> None:
-    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=20.0)) as client:
+@pytest.mark.slow
+@table("after_bytes", [1, 500, 5_000, 1 << 20, 6 << 20])
+def test_a_connection_cut_in_the_answer_is_made_good(filled: NodeServer, kind: str, after_bytes: int) -> None:
+    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=60.0)) as client:
         bucket = client.bucket("data")
         assert bucket.get("small") == OBJECTS["small"]
         link.cut_after(after_bytes)
@@ -92,10 +96,10 @@ def test_a_connection_cut_in_the_answer_is_made_good(filled: NodeProcess, kind: 
         assert link.connections_made >= 2
 
 
-def test_closing_the_client_ends_a_get_that_waits(filled: NodeProcess, kind: str) -> None:
+def test_closing_the_client_ends_a_get_that_waits(filled: NodeServer, kind: str) -> None:
     with (
         FaultyLink(filled.url) as link,
-        connect(link.url, options=ClusterOptions(retry_s=20.0)) as client,
+        connect(link.url, options=ClusterOptions(retry_s=60.0)) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         bucket = client.bucket("data")
@@ -106,7 +110,7 @@ def test_closing_the_client_ends_a_get_that_waits(filled: NodeProcess, kind: str
         eventually(lambda: waiting.running() and link.bytes_to_node >= before)
         client.close()
         with pytest.raises(errors.Closed):
-            waiting.result(timeout=20)
+            waiting.result(timeout=60)
 
 
 PROGRAM = """
@@ -121,14 +125,15 @@ bucket = client.bucket("data")
 """
 
 
-def run(program: str, node: NodeProcess, kind: str) -> str:
+def run(program: str, node: NodeServer, kind: str) -> str:
     command = [sys.executable, "-c", PROGRAM + program, node.url, kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 
 
-def test_a_closed_client_leaves_nothing_of_grpc_behind(filled: NodeProcess, kind: str) -> None:
+@pytest.mark.slow
+def test_a_closed_client_leaves_nothing_of_grpc_behind(filled: NodeServer, kind: str) -> None:
     program = """
 threads = [threading.Thread(target=lambda: [bucket.get("small") for _ in range(50)]) for _ in range(8)]
 for thread in threads: thread.start()
@@ -144,7 +149,7 @@ print(wait_for_shutdown(20.0))
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_a_get_and_not_the_client(filled: NodeProcess, kind: str) -> None:
+def test_an_interrupt_ends_a_get_and_not_the_client(filled: NodeServer, kind: str) -> None:
     program = """
 from ais_loader.testing import FaultyLink, eventually
 with FaultyLink(sys.argv[1]) as link:

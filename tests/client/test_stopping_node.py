@@ -12,6 +12,7 @@ import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
+from tests.table import table
 
 MiB = 1 << 20
 Ending = Callable[[grpc.ServicerContext], None]
@@ -49,8 +50,8 @@ def ending_all(ending: Ending) -> Iterator[str]:
         server.stop(None).wait()
 
 
-@pytest.mark.parametrize("ending", [cancelled, store_closed])
-@pytest.mark.parametrize(
+@table("ending", [cancelled, store_closed])
+@table(
     "call",
     [
         lambda bucket: bucket.put("a", b"1"),

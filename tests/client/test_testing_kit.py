@@ -48,6 +48,7 @@ def test_a_node_that_was_killed_comes_back_on_its_port_with_its_objects() -> Non
         assert node.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"not a folder")
     with pytest.raises(RuntimeError, match="file"):
@@ -82,7 +83,7 @@ def echo_port() -> Iterator[int]:
     yield listener.getsockname()[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    accepting.join(5)
+    accepting.join(60)
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def link(echo_port: int) -> Iterator[FaultyLink]:
 
 
 def dial(link: FaultyLink) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", link.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", link.port), timeout=60)
 
 
 def receive(connection: socket.socket, size_bytes: int) -> bytes:
@@ -109,7 +110,7 @@ def test_a_link_without_faults_passes_bytes_unchanged(link: FaultyLink) -> None:
         sending = threading.Thread(target=connection.sendall, args=(data,))
         sending.start()
         assert receive(connection, len(data)) == data
-        sending.join(10)
+        sending.join(60)
 
 
 def test_a_cut_link_resets_its_connections_and_accepts_new_ones(link: FaultyLink) -> None:
@@ -143,7 +144,7 @@ def test_a_stalled_link_is_silent_until_it_flows_again(link: FaultyLink) -> None
         with pytest.raises(TimeoutError):
             connection.recv(1)
         link.flow()
-        connection.settimeout(10)
+        connection.settimeout(60)
         assert receive(connection, 4) == b"ping"
 
 
@@ -166,6 +167,7 @@ def test_latency_and_bandwidth_of_a_link_can_be_limited(link: FaultyLink) -> Non
         assert time.monotonic() - started >= 0.1  # latency on the way there and on the way back
 
 
+@pytest.mark.slow
 def test_a_link_that_ends_while_connections_come_leaves_no_socket_open(
     echo_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

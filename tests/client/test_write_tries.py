@@ -13,6 +13,7 @@ from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.put import PutGroupStream, small_object, spec_of
 from ais_loader.transport.retry import WriteTries
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from tests.table import table
 
 
 def unreached() -> errors.NodeUnavailable:
@@ -27,7 +28,7 @@ def test_every_write_has_an_id_of_its_own_and_keeps_it() -> None:
     assert WriteTries(b"i" * 16).write_id == b"i" * 16
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "all_sent", "doubt"),
     [
         (errors.NodeUnavailable("gone"), True, True),
@@ -69,8 +70,8 @@ def test_only_what_may_have_been_done_ends_as_unknown(doubt: bool, kind: type[er
     assert type(caught.value) is kind and "gone" in str(caught.value)
 
 
-@pytest.mark.parametrize("doubt", [False, True])
-@pytest.mark.parametrize("refusal", [errors.DriveFull, errors.DriveFailed, errors.Overloaded, errors.CorruptObject])
+@table("doubt", [False, True])
+@table("refusal", [errors.DriveFull, errors.DriveFailed, errors.Overloaded, errors.CorruptObject])
 def test_the_refusal_of_a_repeat_says_nothing_of_the_tries_before(
     refusal: type[errors.LoaderError], doubt: bool
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_drive_that_cannot_take_a_repeat_is_tried_again(doubt: bool) -> None:
     assert tries.judged(errors.DriveFull("no room")).retryable is doubt
 
 
-@pytest.mark.parametrize("answer", [errors.VersionConflict, errors.ObjectNotFound, errors.SilenceTimeout])
+@table("answer", [errors.VersionConflict, errors.ObjectNotFound, errors.SilenceTimeout])
 def test_what_is_said_of_all_tries_is_told_as_it_is(answer: type[errors.LoaderError]) -> None:
     tries = WriteTries(doubtful_since_s=time.monotonic())
     with pytest.raises(answer) as caught, tries.raise_if_unknown():
@@ -141,7 +142,7 @@ def test_groups_that_left_are_repeats_and_others_are_not(error: errors.NodeUnava
 # -- nobody there
 
 
-@pytest.mark.parametrize(
+@table(
     "call",
     [
         lambda bucket: bucket.put("a", b"1"),

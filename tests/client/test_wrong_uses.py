@@ -19,6 +19,7 @@ from ais_loader import Entry, ShufflePlan, connect
 from ais_loader.extras import install_command
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import throwaway_folder
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 IMPORTS = """
@@ -402,7 +403,7 @@ def said(line: str, typed: dict[str, Any]) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize(("line", "told"), WRONG, ids=[line for line, _ in WRONG])
+@table(("line", "told"), WRONG, ids=[line for line, _ in WRONG])
 def test_a_wrong_use_says_what_was_wrong_and_what_to_do(
     typed: dict[str, Any], line: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +414,7 @@ def test_a_wrong_use_says_what_was_wrong_and_what_to_do(
     assert sorted(typed["bucket"]) == [*NAMES, "shard.tar"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("package", "line", "told"),
     [
         (

@@ -33,7 +33,7 @@ def operating() -> Iterator[Operator]:
             yield operator
         finally:
             ray_head.end(operator.root)
-            assert not operator.left_over()
+            eventually(lambda: not operator.left_over(), interval_s=0.05)
 
 
 class Operator:

@@ -17,6 +17,7 @@ from storage_node.cluster.consensus.acceptor import (
     merged,
     prepare,
 )
+from tests.example_count import examples
 
 OURS, OTHERS = b"o" * 16, b"x" * 16
 
@@ -163,4 +164,4 @@ class AcceptorWithDrives(RuleBasedStateMachine):
 
 
 TestAcceptorWithDrives = AcceptorWithDrives.TestCase
-TestAcceptorWithDrives.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestAcceptorWithDrives.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)

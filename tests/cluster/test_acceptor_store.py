@@ -162,6 +162,7 @@ def test_a_drive_that_comes_back_says_what_was_promised_and_the_node_votes_again
     assert few.prepare(ask(6)).promised
 
 
+@pytest.mark.slow
 def test_a_node_with_most_of_its_drives_away_serves_its_map_and_changes_none(tmp_path: Path) -> None:
     with nodes_at(tmp_path, 1, drives=3) as nodes:
         map_ = make_cluster(nodes)

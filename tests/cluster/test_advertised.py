@@ -77,7 +77,7 @@ def test_a_node_behind_a_proxy_is_taken_back_under_the_address_that_it_advertise
         nodes[1].node.kill()
         bucket.put_many((name, name.encode() * 200) for name in NAMES[::2])
         nodes[1].node.start()
-        assert eventually(lambda: nodes[1].is_trusted, timeout_s=60.0)
+        assert eventually(lambda: nodes[1].is_trusted)
         wanted = [name.encode() * (200 if number % 2 == 0 else 100) for number, name in enumerate(NAMES)]
         assert bucket.get_batch(NAMES).tobytes() == wanted
     # Nobody has put the inner address into the map, and the copies are equal on all nodes.
@@ -100,4 +100,4 @@ def test_a_node_whose_proxy_has_moved_says_so_in_the_map(nodes: list[Behind]) ->
                 map_ = ask_node(endpoints[0]).map
                 return map_ is not None and [node.endpoint for node in map_.node] == [*endpoints[:2], outer]
 
-            assert eventually(told, timeout_s=60.0)
+            assert eventually(told)

@@ -14,6 +14,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import ChangeUnknown
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
+from tests.example_count import examples
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -137,7 +138,7 @@ def test_nodes_come_and_go_while_the_map_changes(seed: int, kill: float) -> None
     assert_made_once(network, changes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(seed=seeds, kill=st.sampled_from([0.0, 0.01]))
 def test_of_several_clusters_made_at_once_of_the_same_nodes_one_comes_about(seed: int, kill: float) -> None:
     network = Network(3, seed)
@@ -153,7 +154,7 @@ def test_of_several_clusters_made_at_once_of_the_same_nodes_one_comes_about(seed
     assert sorted(network.committed()) == [1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(seed=seeds)
 def test_clusters_made_at_once_of_overlapping_nodes_share_none(seed: int) -> None:
     network = Network(4, seed)

@@ -36,6 +36,7 @@ from storage_node.ops.node_discovery import group_drives, wipe_node
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.drive import identity as identities
+from tests.table import table
 
 
 @pytest.fixture
@@ -79,6 +80,7 @@ def test_an_edit_that_changes_nothing_makes_no_version(nodes: list[NodeServer]) 
     assert changed(nodes, add_node(map_.node[0])) == map_
 
 
+@pytest.mark.slow
 def test_a_cluster_is_not_made_while_one_of_its_nodes_is_away(nodes: list[NodeServer]) -> None:
     gone = endpoint_of(nodes[1])
     members = [member(node) for node in nodes]
@@ -89,6 +91,7 @@ def test_a_cluster_is_not_made_while_one_of_its_nodes_is_away(nodes: list[NodeSe
     assert all(known_map(node) is None for node in nodes if node is not nodes[1])
 
 
+@pytest.mark.slow
 def test_a_node_of_one_cluster_is_not_taken_by_another(tmp_path: Path, nodes: list[NodeServer]) -> None:
     make_cluster(nodes)
     with nodes_at(tmp_path / "others", 2) as others:
@@ -114,6 +117,7 @@ def test_a_minority_commits_nothing_and_says_who_is_missing(nodes: list[NodeServ
     assert version_of(nodes[0]) == 1
 
 
+@pytest.mark.slow
 def test_concurrent_changes_are_all_made(nodes: list[NodeServer]) -> None:
     make_cluster(nodes)
     with ThreadPoolExecutor(4) as threads:
@@ -171,6 +175,7 @@ def test_a_node_leaves_at_the_first_attempt_even_if_it_is_among_the_first_to_pro
         assert len(drive(proposer.run(timeout_s=0.0), channels).node) == 2
 
 
+@pytest.mark.slow
 def test_a_node_that_was_taken_out_comes_back_as_a_new_one_or_not_at_all(
     tmp_path: Path, nodes: list[NodeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +243,7 @@ def test_a_map_remembers_some_thousands_of_nodes_that_were_taken_out() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_answer_cannot_be_added(tmp_path: Path, nodes: list[NodeServer]) -> None:
     make_cluster(nodes)
     with node_at(tmp_path / "fourth") as fourth:
@@ -295,6 +301,7 @@ def test_edits_check_what_they_are_given() -> None:
         change_map([], create_bucket("b"))
 
 
+@pytest.mark.slow
 def test_all_nodes_start_again_under_the_map_that_they_had(tmp_path: Path) -> None:
     with nodes_at(tmp_path, 3) as nodes:
         make_cluster(nodes)
@@ -305,6 +312,7 @@ def test_all_nodes_start_again_under_the_map_that_they_had(tmp_path: Path) -> No
             assert known_map(alone) == map_, "at once, without asking anybody"
 
 
+@pytest.mark.slow
 def test_a_node_that_missed_changes_learns_them_by_itself(tmp_path: Path) -> None:
     with nodes_at(tmp_path, 3) as nodes:
         make_cluster(nodes)
@@ -361,6 +369,7 @@ def test_a_cluster_that_its_maker_told_nobody_of_comes_about_by_itself(nodes: li
     assert known_map(nodes[0]) == known_map(nodes[1]) == known_map(nodes[2])
 
 
+@pytest.mark.slow
 def test_two_nodes_that_have_changed_places_are_not_taken_for_each_other(tmp_path: Path) -> None:
     with nodes_at(tmp_path, 3) as nodes:
         make_cluster(nodes)
@@ -387,7 +396,8 @@ class TestWhatIsOnTheDrives:
         with nodes_at(folder, 1, drives=3) as nodes:
             return make_cluster(nodes)
 
-    @pytest.mark.parametrize("damage", [None, b"", b"{}", b'{"format": 1, "checksum": 1, "cluster": "{}"}'])
+    @pytest.mark.slow
+    @table("damage", [None, b"", b"{}", b'{"format": 1, "checksum": 1, "cluster": "{}"}'])
     def test_damage_to_some_drives_is_repaired_from_the_others(self, tmp_path: Path, damage: bytes | None) -> None:
         map_ = self.make(tmp_path)
         files = self.drives(tmp_path)

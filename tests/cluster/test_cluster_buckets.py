@@ -152,6 +152,7 @@ def test_what_a_node_that_is_down_holds_is_not_deleted_unasked(
         assert eventually(lambda: stored(back, "b") is None, timeout_s=TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_without_a_majority_no_bucket_is_made(
     nodes: list[NodeServer], clients: list[Buckets], monkeypatch: pytest.MonkeyPatch
 ) -> None:

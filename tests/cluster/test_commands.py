@@ -32,6 +32,7 @@ from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.ray_head import ClusterError, RayHead
+from tests.table import table
 
 
 def hosts(*found: FoundNodes) -> list[Host]:
@@ -77,6 +78,7 @@ def test_ending_what_never_was_leaves_nothing_behind(tmp_path: Path, command: li
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_status_needs_no_ray_and_remembers_the_map_when_nodes_are_down(tmp_path: Path) -> None:
     (made,) = make_nodes(tmp_path, 1, 1)
     peer_secret.make(tmp_path)
@@ -104,6 +106,7 @@ def test_status_needs_no_ray_and_remembers_the_map_when_nodes_are_down(tmp_path:
     assert [drive["path"] for drive in shown["drives"]] == [str(made.drives[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["up", "down", "add"])
 def test_nodes_that_another_ray_runs_are_not_started_a_second_time(tmp_path: Path, command: str) -> None:
     (made,) = make_nodes(tmp_path, 1, 1)
@@ -139,7 +142,7 @@ def test_the_tilde_of_a_root_is_the_home_folder(tmp_path: Path, monkeypatch: pyt
         assert (result.exit_code, f"below {tmp_path}/new" in result.output) == (1, True)
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), WRONG, ids=[" ".join(one[0]) for one in WRONG])
+@table(("arguments", "code", "said"), WRONG, ids=[" ".join(one[0]) for one in WRONG])
 def test_what_cannot_be_done_is_said_at_once_and_leaves_nothing(
     tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
@@ -212,6 +215,7 @@ def test_who_holds_a_change_of_the_map_up_is_named() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) -> None:
     """The file remembers a Ray of an earlier life, whose session's number somebody else has now."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
@@ -226,10 +230,11 @@ def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) 
             assert ray_head.end(tmp_path) == 0
             assert ray_head.remembered(tmp_path) is None
         assert other.poll() is None
-        other.communicate(b"\n", timeout=20)
+        other.communicate(b"\n", timeout=60)
     assert other.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_ray_does_not_answer_where_another_process_listens(tmp_path: Path) -> None:
     """Two that are started in the same moment may choose the same port; one of them gets it."""
     listen = (
@@ -256,10 +261,11 @@ def test_a_ray_does_not_answer_where_another_process_listens(tmp_path: Path) -> 
         assert head(port).answers()
         assert not head(ours.getsockname()[1]).answers()
         assert not head(free_port("127.0.0.1")).answers()
-        other.communicate(b"\n", timeout=20)
+        other.communicate(b"\n", timeout=60)
     assert not head(port).answers()
 
 
+@pytest.mark.slow
 def test_describing_the_commands_loads_neither_ray_nor_the_store() -> None:
     code = (
         "import sys; from ais_loader.cli import main\n"

@@ -14,6 +14,7 @@ from storage_node.cluster.map.snapshot_mutations import begin_snapshot
 from storage_node.cluster.repair.plan import finish_changes
 from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import TooFewCopies
+from tests.table import table
 
 UUID = b"u" * 16
 
@@ -42,7 +43,7 @@ def test_the_numbers_before_are_kept_in_order_until_all_copies_are_where_they_be
     assert (bucket.copies, list(bucket.former_copies)) == (2, [])
 
 
-@pytest.mark.parametrize(
+@table(
     ("before", "wanted", "message"),
     [
         ((2, 1), (4, None), "copies=4: need 1 to 3.*add hosts"),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, NamePage, State
 from storage_node.cluster.repair.shortage import ShortObjects, StandIns, may_be_replaced, shortages
 from storage_node.store.format import Version
+from tests.table import table
 
 OWNERS = [0, 1, 2]
 
@@ -33,7 +32,7 @@ def test_what_owners_lack_have_older_or_do_not_tell_of_is_missing() -> None:
     assert short_at(0, state(5), {1: {"a": state(6)}}) == {}, "whoever has the newer one counts it"
 
 
-@pytest.mark.parametrize("having", [set(found) for size in (1, 2) for found in itertools.combinations(range(4), size)])
+@table("having", [set(found) for size in (1, 2) for found in itertools.combinations(range(4), size)])
 def test_whatever_nodes_have_an_object_one_of_them_counts_it(having: set[int]) -> None:
     """Node 3 is no owner."""
     counts = []

@@ -15,6 +15,7 @@ from ais_loader.cli.main import main
 from ais_loader.testing import eventually
 from storage_node.ops.status import cluster_status
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
+from tests.table import table
 
 OBJECTS = {f"k{at}": b"%d " % at * 50 for at in range(60)}
 
@@ -88,7 +89,8 @@ def test_drives_are_listed_added_retired_disabled_enabled_and_replaced(cluster: 
     assert status.exit_code == 0 and f"  {cluster.folder(1, 2)}: active" in status.output
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@table(
     ("words", "reason"),
     [
         (["retire", "drive-0"], "several nodes have a drive drive-0: say which one with --node (node-0, node-1)"),
@@ -105,6 +107,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(cluster: DriveCluster, words
     assert listed(cluster, 0) == {"drive-0": "active", "drive-1": "active"}
 
 
+@pytest.mark.slow
 def test_a_drive_with_the_only_other_copies_is_given_up_only_as_lost(cluster: DriveCluster) -> None:
     for number in range(2):
         done(cluster, "disable", "drive-0", "--node", f"node-{number}")

@@ -8,6 +8,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.drives.health import ErrorWindow, Neighbour, why_kept
+from tests.table import table
 
 
 def test_errors_count_together_only_within_the_window() -> None:
@@ -46,7 +47,7 @@ def test_a_drive_may_go_when_every_bucket_has_copies_on_nodes_that_are_well() ->
     assert why_kept(view_of("a", "b", "c", x=2, y=3), [well(), well("c:2")], ()) == ""
 
 
-@pytest.mark.parametrize(
+@table(
     ("view", "neighbours", "own", "reason"),
     [
         (None, [], (), "in no cluster"),

@@ -22,6 +22,7 @@ from storage_node.cluster.map.confirmation import digest, removals, witnessed
 from storage_node.cluster.map.mutations import add_node, create_bucket, delete_bucket
 from storage_node.server import NodeServer
 from tests.peer_kit import operator_of, peer_of
+from tests.table import table
 
 HIGHEST = (1 << 64) - 1
 CLUSTER = b"c" * 16
@@ -102,6 +103,7 @@ def without_a_node(map_: pb.ClusterMap) -> None:
 FORGERIES = (without_buckets, without_a_snapshot, with_another_of_that_name, without_a_node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", FORGERIES, ids=lambda change: change.__name__)
 def test_one_who_says_so_deletes_nothing(
     nodes: list[NodeServer], client: Client, change: Callable[[pb.ClusterMap], None]
@@ -119,6 +121,7 @@ def test_one_who_says_so_deletes_nothing(
     works(nodes, client)
 
 
+@pytest.mark.slow
 def test_a_map_far_ahead_keeps_out_none_that_follow(nodes: list[NodeServer], client: Client) -> None:
     for version in (HIGHEST, 1 << 63, 1 << 48, (1 << 16) + 10):
         map_ = forged(nodes)
@@ -128,6 +131,7 @@ def test_a_map_far_ahead_keeps_out_none_that_follow(nodes: list[NodeServer], cli
     works(nodes, client)
 
 
+@pytest.mark.slow
 def test_the_highest_ballot_keeps_out_none_that_follow(nodes: list[NodeServer], client: Client) -> None:
     ballot = pb.Ballot(number=HIGHEST, proposer=b"p" * 16)
     map_ = forged(nodes)
@@ -147,6 +151,7 @@ def test_the_highest_ballot_keeps_out_none_that_follow(nodes: list[NodeServer], 
     works(nodes, client)
 
 
+@pytest.mark.slow
 def test_a_node_of_no_cluster_is_not_caught_by_a_map(tmp_path: Path, nodes: list[NodeServer], client: Client) -> None:
     with node_at(tmp_path / "fourth") as fourth:
         map_ = pb.ClusterMap(cluster_uuid=CLUSTER, version=HIGHEST)
@@ -233,7 +238,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@table("wrong", WRONG)
 def test_a_map_that_no_cluster_has_is_not_taken_in(wrong: str) -> None:
     map_bounds.require_map(of_bucket())
     map_bounds.require_map(of_node())

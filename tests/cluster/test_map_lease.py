@@ -12,14 +12,16 @@ from copies_model import DEAD, OLD, SLIPS, Model, Slip
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.membership import Membership, reported_version
+from tests.table import table
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 # -- all orders of two and three nodes
 
 
-@pytest.mark.parametrize("has", [(1, 0), (1, 1), (2, 1), (1, 2)])
+@pytest.mark.slow
+@table("has", [(1, 0), (1, 1), (2, 1), (1, 2)])
 def test_two_nodes_that_become_owners_in_turn_never_both_let_go(has: tuple[int, int]) -> None:
     assert Model([(0,), (1,), (0,), (1,)]).lost(has) is None
 
@@ -42,6 +44,7 @@ def test_of_a_deleted_object_no_copy_rises_while_it_moves() -> None:
     assert Model([(0,), (1,)], dead=True).lost((DEAD, 0, OLD)) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("slip", ["asks by any map", "asks once", "takes what it sends"])
 def test_without_each_part_of_the_agreement_a_deleted_object_rises(slip: Slip) -> None:

@@ -14,6 +14,7 @@ from storage_node.ops.node_discovery import find_nodes, group_drives, make_nodes
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port, is_free, usable_ports
 from storage_node.store.drive.identity import DriveIdentity
+from tests.table import table
 
 
 def test_drives_are_grouped_by_the_store_they_belong_to_wherever_they_lie() -> None:
@@ -101,7 +102,7 @@ def test_new_nodes_do_not_take_folders_with_other_things_in_them(tmp_path: Path)
         make_nodes(tmp_path, 1, 1)
 
 
-@pytest.mark.parametrize("damaged", [b"", b"[]", b'{"uuid": 1}', b"\xff"])
+@table("damaged", [b"", b"[]", b'{"uuid": 1}', b"\xff"])
 def test_a_node_file_that_makes_no_sense_counts_as_none(tmp_path: Path, damaged: bytes) -> None:
     node_file.write(tmp_path, NodeFile("a" * 32, "10.0.0.5:7480"))
     assert node_file.read(tmp_path) == NodeFile("a" * 32, "10.0.0.5:7480")

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from storage_node.context.node import FORGOTTEN_S, PeerClocks, Verdict, judge
+from tests.table import table
 
 MOST_MS = 60_000
 HOUR_MS = 3_600_000
@@ -16,7 +17,7 @@ T = 1_800_000_000_000
 A, B, C, D = (letter * 16 for letter in (b"a", b"b", b"c", b"d"))
 
 
-@pytest.mark.parametrize(
+@table(
     ("offsets_ms", "expected"),
     [
         ({}, Verdict(False, frozenset(), True)),

@@ -6,6 +6,7 @@ import pytest
 from lease_model import SLIPS, Model, Slip
 
 from storage_node.cluster.replication.read_lease import LeaseHeld, LeasesGranted, lease_s, over_s
+from tests.table import table
 
 
 @pytest.mark.parametrize(("lease", "until"), [(1, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
@@ -13,7 +14,7 @@ def test_of_three_nodes_none_reads_out_what_was_replaced_without_it(lease: int, 
     assert not Model(3, lease=lease, until=until).reads_old()
 
 
-@pytest.mark.parametrize("slip", SLIPS)
+@table("slip", SLIPS)
 def test_without_each_part_of_the_agreement_old_copies_are_read(slip: Slip) -> None:
     assert Model(3, lease=1, until=3, slip=slip).reads_old()
 

@@ -29,6 +29,7 @@ from storage_node.cluster.repair.plan import (
 )
 from storage_node.cluster.repair.shortage import shortages
 from storage_node.store.format import CatalogEntry, Version, encode_metadata, tombstone
+from tests.table import table
 
 NODES = 4
 
@@ -129,7 +130,7 @@ def test_a_copy_that_belongs_elsewhere_goes_when_all_owners_have_it() -> None:
     assert plan(page(state(5), [1, 2]), 0, NODES, answers).drop == [("a", state(5))]
 
 
-@pytest.mark.parametrize("missing", [None, state(4), UNKNOWN, "silent"])
+@table("missing", [None, state(4), UNKNOWN, "silent"])
 def test_a_copy_that_belongs_elsewhere_stays_while_one_owner_may_not_have_it(missing: State | str | None) -> None:
     answers = {1: {"a": state(5)}}
     if not isinstance(missing, str):
@@ -170,7 +171,7 @@ def test_what_an_owner_lacks_by_another_map_is_pushed_to_it_all_the_same() -> No
     assert repair_plan.plan(page(state(5), [1, 2]), 0, NODES, {1: {"a": None}}, ()).push == {1: ["a"]}
 
 
-@pytest.mark.parametrize("lagging", [1, 2, 3])
+@table("lagging", [1, 2, 3])
 def test_a_ripe_tombstone_stays_while_a_node_places_objects_by_another_map(lagging: int) -> None:
     answers: dict[int, Answer] = {1: {"a": None}, 2: {"a": None}, 3: {"a": None}}
     ripe = page(state(5, dead=True), [0, 1], ripe=True)
@@ -184,7 +185,7 @@ def test_an_old_version_is_not_pushed_where_another_owner_has_a_newer_one() -> N
         assert bool(work.older_local) == (0 in owners)
 
 
-@pytest.mark.parametrize("third", [state(4), UNKNOWN, "silent"])
+@table("third", [state(4), UNKNOWN, "silent"])
 def test_a_ripe_tombstone_stays_while_a_node_may_have_what_it_guards_against(third: State | str) -> None:
     answers = {1: {"a": None}, 2: {"a": None}}
     if not isinstance(third, str):
@@ -262,7 +263,7 @@ def test_a_change_is_not_finished_under_another_version_of_the_map() -> None:
     assert finish_changes(6)(_copy(before)) == before
 
 
-@pytest.mark.parametrize(
+@table(
     "change, same",
     [
         (lambda map_: map_.bucket.add(name="new", uuid=b"n" * 16, copies=2), True),

@@ -9,6 +9,7 @@ from storage_node.cluster.replication.write_plan import Repeat, judged
 from storage_node.context.errors import TooFewCopies
 from storage_node.store.drive.preconditions import REMEMBERED, Condition, after, memory_of
 from storage_node.store.format import CatalogEntry, Version
+from tests.table import table
 
 S = 10**9
 BEGAN_S = 100
@@ -66,8 +67,8 @@ def test_what_only_some_owners_have_is_done_once_more() -> None:
     assert judge(MINE, silent=SILENT) == Repeat((MINE,))
 
 
-@pytest.mark.parametrize("deleted", [False, True])
-@pytest.mark.parametrize("silent", [{}, SILENT])
+@table("deleted", [False, True])
+@table("silent", [{}, SILENT])
 def test_what_has_been_replaced_is_known_by_memory(deleted: bool, silent: dict[int, str]) -> None:
     mine = written(5, "x", 100, OLD, deleted=deleted)
     over = written(9, "v", 101, written(7, "w", 101, mine))

@@ -126,6 +126,7 @@ def test_what_a_node_waits_for_is_shown_by_status(root: Path, node: NodeDrives, 
     assert said is not None and said.problem == ""
 
 
+@pytest.mark.slow
 def test_a_drive_that_appears_later_is_taken_in(node: NodeDrives, root: Path, kept: Supervisor) -> None:
     away = root / ".away"
     node.drives[1].rename(away)
@@ -146,7 +147,7 @@ def test_a_drive_that_is_added_does_not_have_the_node_start_anew(
     server = kept._server
     new = node.folder / "drive-3"
     after = drive_commands.order(
-        endpoint, OPERATOR, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(new)), timeout=20.0)
+        endpoint, OPERATOR, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(new)), timeout=60.0)
     )
     assert str(new) in [drive.path for drive in after.drive]
     eventually(lambda: str(new) in kept.status()["drives"])
@@ -243,6 +244,7 @@ def test_settings_that_make_no_sense_are_waited_for_and_said(root: Path, node: N
     serving(kept)
 
 
+@pytest.mark.slow
 def test_metrics_are_served_at_a_free_port_from_the_one_that_is_set(
     root: Path, node: NodeDrives, kept: Supervisor
 ) -> None:
@@ -253,7 +255,7 @@ def test_metrics_are_served_at_a_free_port_from_the_one_that_is_set(
         url = serving(kept)["metrics_url"]
         port = int(url.removeprefix(f"http://{HOST}:").removesuffix("/metrics"))
         assert first < port < first + supervisor.METRICS_PORTS
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             assert b"ais_loader_node_info" in answer.read()
         (shown,) = cluster_status(root)["nodes"]
         assert shown["metrics_url"] == url
@@ -266,6 +268,7 @@ def test_metrics_are_served_at_a_free_port_from_the_one_that_is_set(
         again.stop()
 
 
+@pytest.mark.slow
 def test_the_map_names_the_address_that_is_advertised_and_the_node_keeps_its_port(
     root: Path, node: NodeDrives, kept: Supervisor
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -128,6 +129,7 @@ def test_the_order_of_the_reports_does_not_matter(case: Case, deletes: bool, ord
     assert one == other or str(one) == str(other)
 
 
+@pytest.mark.slow
 @given(cases(), st.booleans())
 def test_every_node_that_may_have_an_older_copy_either_commits_or_is_told(case: Case, deletes: bool) -> None:
     write = case.write(is_deletion=deletes)
@@ -147,6 +149,7 @@ def any_answer(data: st.DataObject) -> Answer:
     return data.draw(st.sampled_from([None, None, None, Version(1, 5, 2), *lost]))
 
 
+@pytest.mark.slow
 @given(cases(), st.booleans(), st.booleans(), st.booleans(), st.data())
 def test_only_enough_commits_of_one_attempt_are_a_success(
     case: Case, deletes: bool, conditional: bool, told: bool, data: st.DataObject

@@ -16,6 +16,10 @@ from ais_loader.testing import NodeProcess, throwaway_folder
 from ais_loader.values.options import LaneChoice
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.definition.add_marker(pytest.mark.every_transport)
+
+
 @pytest.fixture(scope="session")
 def python_reader_node() -> Iterator[NodeProcess]:
     """A node that reads batches without the native reader."""

@@ -168,6 +168,7 @@ def test_an_archive_is_written_once_and_a_second_try_leaves_what_there_is(filled
     assert path.read_bytes() == whole and [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", ["tar", "tar.gz", "zip"])
 def test_large_entries_pass_in_pieces(filled: Bucket, archive: ArchiveFormat) -> None:
     large = seeded_bytes((12 << 20) + 5)

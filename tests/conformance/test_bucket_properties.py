@@ -64,6 +64,7 @@ def test_a_bucket_that_is_not_there_has_no_properties(client: Client, bucket_nam
             call()
 
 
+@pytest.mark.slow
 def test_in_a_cluster_a_write_may_need_as_many_copies_as_there_are_and_those_as_many_hosts(
     shared_cluster: ClusterProcesses, bucket_name: str
 ) -> None:

@@ -29,6 +29,7 @@ def _read_elsewhere(client: Client, bucket: str, names: list[str]) -> list[bytes
         return [item.tobytes() for item in client.bucket(bucket).get_batch(names)]
 
 
+@pytest.mark.slow
 def test_a_client_sent_to_a_spawned_process_works_there(client: Client, bucket: Bucket) -> None:
     objects = samples(20)
     fill(bucket, objects)
@@ -53,6 +54,7 @@ def test_items_pickle_with_their_bytes_and_errors(client: Client, bucket: Bucket
         assert other.data.readonly
 
 
+@pytest.mark.slow
 def test_threads_share_a_client(client: Client, bucket: Bucket) -> None:
     objects = samples(400, size_bytes=5000)
     fill(bucket, objects)
@@ -103,7 +105,7 @@ def test_items_stay_valid_after_the_client_is_closed(client: Client, bucket: Buc
 def test_closing_while_batches_are_read_ends_them_with_an_error_and_never_short(client: Client, bucket: Bucket) -> None:
     objects = samples(64, size_bytes=200_000)
     fill(bucket, objects)
-    names, started = list(objects), threading.Barrier(5, timeout=30)
+    names, started = list(objects), threading.Barrier(5, timeout=60)
 
     def read() -> int:
         batches = 0

@@ -101,6 +101,7 @@ def test_copies_that_cannot_be_are_refused(bucket: Bucket) -> None:
     assert [info.name for info in bucket.objects()] == ["a"]
 
 
+@pytest.mark.slow
 def test_a_prefix_is_copied_when_the_call_returns_and_done_again_copies_only_the_rest(
     bucket: Bucket, other: Bucket
 ) -> None:
@@ -256,6 +257,7 @@ def test_if_absent_keeps_what_is_there_and_lets_a_rename_end(bucket: Bucket) -> 
     assert [info.name for info in bucket.objects()] == ["b", "c"]
 
 
+@pytest.mark.slow
 def test_a_prefix_is_renamed_and_done_again_ends_it(bucket: Bucket, other: Bucket) -> None:
     objects = {f"en/{at:03d}": seeded_bytes(100 + at, seed=at) for at in range(20)}
     fill(bucket, objects)

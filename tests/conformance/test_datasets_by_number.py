@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ais_loader import Bucket, Client, Lines, MapDataset, TokenWindows, errors
+from ais_loader import Bucket, Client, errors
 from tests.tar_kit import packed_tar
 
 TOKENS = np.arange(1000, dtype=np.uint16)
@@ -13,6 +13,8 @@ TEXT = b"".join(b"line %d\n" % at for at in range(100))
 
 
 def test_samples_windows_and_lines(client: Client, bucket: Bucket) -> None:
+    from ais_loader import Lines, MapDataset, TokenWindows
+
     for number in range(4):
         bucket.put(f"s-{number}.tar", packed_tar({f"{number}{at}.{ext}": ext.encode() for at in "ab" for ext in "xy"}))
         bucket.put(f"t-{number}.bin", (TOKENS + number).tobytes())

@@ -60,6 +60,7 @@ def test_step_by_step_nothing_is_deleted_before_the_first_name_is_taken(bucket: 
     assert list(bucket.iter_delete_many([])) == []
 
 
+@pytest.mark.slow
 def test_thousands_go_in_order_and_can_be_put_again(client: Client, bucket: Bucket) -> None:
     objects = {f"{at:05d}": b"%d" % at for at in range(4300)}
     fill(bucket, objects)
@@ -83,6 +84,7 @@ def test_thousands_go_in_order_and_can_be_put_again(client: Client, bucket: Buck
     assert names_in(client, bucket.name) == ["00007"]
 
 
+@pytest.mark.slow
 def test_progress_is_told_of_each_object_and_its_error_ends_the_call(client: Client, bucket: Bucket) -> None:
     objects = samples(1100, 5, prefix="en")
     fill(bucket, {**objects, "es": b"1"})
@@ -97,6 +99,7 @@ def test_progress_is_told_of_each_object_and_its_error_ends_the_call(client: Cli
     assert names_in(client, bucket.name) == [*names[1003:], "es"]  # a page goes with one request
 
 
+@pytest.mark.slow
 def test_what_begins_with_a_prefix_goes_and_nothing_else(client: Client, bucket: Bucket) -> None:
     fill(bucket, {**samples(2100, 5, prefix="en"), "en": b"1", "english": b"2", "es/a": b"3"})
     assert bucket.delete_prefix("en/") == DeleteSummary(deleted=2100)

@@ -131,6 +131,12 @@ def test_a_file_that_no_object_can_be_made_of_stops_all_or_is_named(bucket: Buck
     assert list(bucket) == []
     put = bucket.put_folder(folder, on_error="return")
     assert (put.stored, put.failed, list(bucket)) == (1, 1, ["a"])
+    [failure] = put.failures
+    assert (failure.name, failure.path) == ("\\xff", os.fsdecode(os.fsencode(folder) + b"/\xff"))
+    assert (
+        str(failure.error).encode()
+        == os.fsencode(folder) + b"/\\xff: its name is not UTF-8, so it cannot be the name of an object"
+    )
     for wrong, told in ((tmp_path / "none", "no such folder"), (folder / "a", "not a folder")):
         with pytest.raises(errors.InvalidRequest, match=told):
             bucket.put_folder(wrong)

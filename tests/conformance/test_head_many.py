@@ -7,6 +7,7 @@ import pytest
 from ais_loader import Bucket, Client, errors
 
 
+@pytest.mark.slow
 def test_heads_of_many_are_those_of_each_in_order(bucket: Bucket) -> None:
     names = [f"n/{at}" for at in range(1200)]  # more than one request
     bucket.put_many((name, name.encode(), {"of": name}) for name in names)

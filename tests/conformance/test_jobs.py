@@ -47,6 +47,7 @@ def odd(data: memoryview) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 def test_a_bucket_into_a_bucket_and_again(client: Client) -> None:
     job = client.bucket("b").transform("to", etl="upper", rename={"txt": "up"}, strip_prefix="in/", to_prefix="out/")
     assert (job.counts.seen, job.counts.transformed, job.counts.failed) == (150, 150, 0)

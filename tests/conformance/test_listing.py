@@ -46,6 +46,7 @@ def test_a_prefix_selects_names_by_their_beginning(bucket: Bucket, prefix: str) 
     assert names_of(bucket, prefix, page_size=2) == in_byte_order([name for name in NAMES if name.startswith(prefix)])
 
 
+@pytest.mark.slow
 def test_names_alone_come_in_blocks(bucket: Bucket) -> None:
     names = [f"{at:05}" + "n" * 900 for at in range(2500)]
     fill(bucket, dict.fromkeys(names, b""))
@@ -121,6 +122,7 @@ def test_one_level_has_objects_and_folders_in_byte_order_whatever_the_page(bucke
         list(one_level(bucket, "\ud800"))
 
 
+@pytest.mark.slow
 def test_one_level_of_large_folders(bucket: Bucket) -> None:
     inside = [f"{folder}/{at:03d}" for folder in ("large", "large-too", "p/x", "p/y") for at in range(250)]
     names = [*inside, "large/\U0010ffff~", "large0", "large", "m", "p/m", "small/1", "small/2", "z"]

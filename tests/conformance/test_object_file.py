@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
-import torch
 from PIL import Image
 
 from ais_loader import Bucket
@@ -86,6 +84,7 @@ def test_opening_what_is_not_there_says_so(bucket: Bucket) -> None:
         bucket.open("nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_ahead_bytes", [0, 100_000, 2 << 20, 64 << 20])
 def test_random_reads_and_seeks_are_those_of_a_file(bucket: Bucket, read_ahead_bytes: int) -> None:
     data = seeded_bytes((5 << 20) + 12_345)
@@ -212,6 +211,8 @@ def test_zipfile_reads_an_archive_through_it(bucket: Bucket) -> None:
 
 
 def test_soundfile_reads_real_speech_through_it(bucket: Bucket) -> None:
+    import soundfile
+
     path = next((Path(__file__).parents[1] / "data" / "speech" / "en").iterdir())
     bucket.put("speech", path)
     with bucket.open("speech") as file:
@@ -231,6 +232,8 @@ def test_pil_reads_an_image_through_it(bucket: Bucket) -> None:
 
 
 def test_torch_loads_a_checkpoint_through_it(bucket: Bucket) -> None:
+    import torch
+
     packed = io.BytesIO()
     tensors = {"a": torch.arange(100_000), "b": torch.eye(30)}
     torch.save(tensors, packed)

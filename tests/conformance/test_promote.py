@@ -171,6 +171,7 @@ def test_what_is_no_file_or_has_no_name_for_an_object_fails_by_itself(bucket: Bu
     assert {one.path: one.status for one in failed} == {one.path: "failed" for one in summary.failures}
 
 
+@pytest.mark.slow
 def test_an_error_of_progress_ends_the_promotion_and_step_by_step_it_may_be_left(bucket: Bucket, folder: Path) -> None:
     files = write(folder, {f"f{at:04d}": b"%d" % at for at in range(2500)})
     heard = Heard(until=3)

@@ -170,6 +170,7 @@ def test_counters_that_are_read_and_replaced_lose_nothing(clients: list[Client],
     assert bucket.head("n").metadata == {"value": "20"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", ["node", "shared_cluster"])
 def test_processes_that_count_together_lose_nothing(fixture: str, request: pytest.FixtureRequest) -> None:
     there: NodeProcess | ClusterProcesses = request.getfixturevalue(fixture)
@@ -320,6 +321,7 @@ def test_metadata_are_replaced_and_the_bytes_stay(bucket: Bucket, size: int) -> 
         bucket.set_metadata("b", {}, if_version=last.version)
 
 
+@pytest.mark.slow
 def test_metadata_that_are_replaced_undo_no_put(clients: list[Client], bucket: Bucket) -> None:
     bucket.put("a", b"0", metadata={"value": "0"})
 

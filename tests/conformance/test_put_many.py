@@ -14,6 +14,7 @@ from ais_loader.testing import seeded_bytes
 MIXED = [("a", b"1"), ("/bad", b"2"), ("c", b"3"), ("d", bytes(5 * MiB)), ("bad/", bytes(5 * MiB)), ("f", b"6")]
 
 
+@pytest.mark.slow
 def test_every_object_is_stored_when_the_call_returns_and_its_info_is_in_its_place(bucket: Bucket) -> None:
     objects = samples(1500, size_bytes=3000)
     put = bucket.put_many(objects.items())
@@ -92,6 +93,7 @@ def test_a_missing_bucket_fails_every_object(client: Client) -> None:
         missing.put_many(objects)
 
 
+@pytest.mark.slow
 def test_of_an_iterator_counts_and_the_first_thousand_failures_are_kept(bucket: Bucket) -> None:
     objects = [(f"/{at}", b"") for at in range(1100)] + [("good", b"1")]
     put = bucket.put_many(iter(objects), on_error="return")
@@ -120,6 +122,7 @@ def test_objects_are_taken_from_the_iterable_as_they_are_needed(bucket: Bucket) 
     assert set(acknowledged) <= set(names_in(bucket.client, bucket.name))
 
 
+@pytest.mark.slow
 def test_progress_is_told_of_each_object_and_its_error_ends_the_call(bucket: Bucket) -> None:
     taken = 0
 
@@ -137,6 +140,7 @@ def test_progress_is_told_of_each_object_and_its_error_ends_the_call(bucket: Buc
     assert names_in(bucket.client, bucket.name)[:300] == [f"{at:08d}" for at in range(1, 301)]
 
 
+@pytest.mark.slow
 def test_an_iterable_that_raises_ends_the_call_with_its_own_error_and_what_was_told_is_stored(bucket: Bucket) -> None:
     def breaking() -> Iterator[tuple[str, bytes]]:
         yield from ((f"{at:04d}", b"%d" % at) for at in range(1500))
@@ -152,6 +156,7 @@ def test_an_iterable_that_raises_ends_the_call_with_its_own_error_and_what_was_t
         list(bucket.iter_put_many(breaking()))
 
 
+@pytest.mark.slow
 def test_putting_while_objects_are_read_from_the_same_store(bucket: Bucket) -> None:
     objects = samples(600)
     bucket.put_many(objects.items())

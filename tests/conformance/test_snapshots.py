@@ -39,6 +39,7 @@ def bucket(client: Client, bucket_name: str, way: str) -> Iterator[Bucket]:
     client.delete_bucket(bucket_name, force=True)
 
 
+@pytest.mark.slow
 def test_a_snapshot_stays_as_it_was_by_every_way_to_read_it(client: Client, bucket: Bucket) -> None:
     objects = {**samples(30), "large": seeded_bytes(5 * MiB + 7, seed=3), "s.tar": packed_tar(MEMBERS), "empty": b""}
     fill(bucket, objects)
@@ -105,6 +106,7 @@ def test_what_a_snapshot_has_not_is_not_found_and_so_is_one_that_is_not_there(cl
         client.bucket("no-such-bucket").snapshot("s")
 
 
+@pytest.mark.slow
 def test_snapshots_are_listed_oldest_first_until_they_are_deleted(client: Client, bucket: Bucket) -> None:
     assert bucket.snapshots() == []
     made: list[SnapshotInfo] = []
@@ -159,6 +161,7 @@ def test_a_snapshot_refuses_every_change_and_its_bucket_stays_as_long_as_it(clie
     assert names_in(client, frozen.name) == names_in(client, bucket.name) == ["a"]
 
 
+@pytest.mark.slow
 def test_snapshots_under_writers_are_cuts_of_each_object_and_never_change(
     client: Client, bucket: Bucket, way: str
 ) -> None:

@@ -59,6 +59,7 @@ def test_nobody_plants_keys_of_the_store(bucket: Bucket, how: str) -> None:
     assert bucket.head("kept").metadata == {"by": "me"}
 
 
+@pytest.mark.slow
 def test_a_result_stays_one_as_long_as_its_bytes_do(client: Client, bucket: Bucket) -> None:
     bucket.put("a", b"bytes")
     client.etl.init("same", lambda data: bytes(data), replace=True)
@@ -73,6 +74,7 @@ def test_a_result_stays_one_as_long_as_its_bytes_do(client: Client, bucket: Buck
     assert bucket.put("copied", b"other bytes").metadata == {}
 
 
+@pytest.mark.slow
 def test_metadata_that_was_read_can_be_written_back_with_a_change(client: Client, bucket: Bucket) -> None:
     bucket.put("a", b"bytes")
     client.etl.init("same", lambda data: bytes(data), replace=True)
@@ -95,9 +97,9 @@ def raw_puts(url: str, bucket: str, name: str, data: bytes, metadata: Mapping[st
         messages = (pb.PutRequest(header=pb.PutHeader(**object_)), pb.PutRequest(data=data))
         many = pb.PutManyRequest(object=[pb.SmallObject(data=data, **object_)])
         for call in (
-            lambda: objects.Put(iter(messages), timeout=10),
-            lambda: list(objects.PutMany(iter([many]), timeout=10)),
-            lambda: list(compose_rpc.ComposeStub(channel).Compose(request, timeout=10)),
+            lambda: objects.Put(iter(messages), timeout=60),
+            lambda: list(objects.PutMany(iter([many]), timeout=60)),
+            lambda: list(compose_rpc.ComposeStub(channel).Compose(request, timeout=60)),
         ):
             try:
                 call()
@@ -107,6 +109,7 @@ def raw_puts(url: str, bucket: str, name: str, data: bytes, metadata: Mapping[st
     return found
 
 
+@pytest.mark.slow
 def test_a_job_is_not_deceived_by_objects_that_look_like_its_results(client: Client) -> None:
     source, first, second = (client.create_bucket(f"{name}-{uuid.uuid4().hex[:8]}") for name in ("s", "t", "u"))
     source.put("a", b"bytes")

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from torch.utils.data import DataLoader
 
-from ais_loader import Bucket, ClusterOptions, MapDataset, connect, errors
+from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import NodeProcess, seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
 from tests.store.store_kit import flip_a_byte
@@ -138,6 +137,10 @@ def test_errors_of_failing_nodes_show_a_few_frames(in_cluster: bool, tmp_path: P
 
 @pytest.mark.slow
 def test_a_worker_of_a_dataloader_shows_a_few_frames_of_ours(node: NodeProcess, bucket_name: str) -> None:
+    from torch.utils.data import DataLoader
+
+    from ais_loader import MapDataset
+
     with connect(node.url) as client:
         client.create_bucket(bucket_name).put("a", b"1")
     loader = DataLoader(MapDataset(node.url, ["a", "none"], bucket=bucket_name), batch_size=2, num_workers=1)

@@ -160,6 +160,7 @@ def test_members_ranges_and_versions_choose_the_input(client: Client, bucket: Bu
     ]
 
 
+@pytest.mark.slow
 def test_a_large_input_and_a_large_output_pass(client: Client, bucket: Bucket) -> None:
     assert bucket.get("large", etl="times") == LARGE * 2
     client.etl.init("sum", lambda data: hashlib.sha256(data).digest(), replace=True)
@@ -174,6 +175,7 @@ def test_an_empty_output_is_one(bucket: Bucket) -> None:
     assert bucket.get("s/03", etl="times", args={"n": 0}) == b""
 
 
+@pytest.mark.slow
 def test_what_fails_fails_in_its_place_typed(client: Client) -> None:
     entries = [
         Entry("b", "s/00", etl="fails", args={"on": "sample 01"}),
@@ -207,6 +209,7 @@ def test_what_fails_fails_in_its_place_typed(client: Client) -> None:
         list(client.get_batch(entries))
 
 
+@pytest.mark.slow
 def test_an_entry_asked_for_twice_is_made_once(client: Client, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
 
@@ -252,6 +255,7 @@ def test_a_kept_result_is_read_again_by_the_short_way(
     assert bucket.get("short", etl="times", args={"n": 4}) == b"xyz" * 4
 
 
+@pytest.mark.slow
 def test_another_object_another_argument_and_another_version_are_other_results(client: Client, bucket: Bucket) -> None:
     bucket.put("changes", b"one")
     assert bucket.get("changes", etl="upper") == b"ONE"
@@ -268,6 +272,7 @@ def test_another_object_another_argument_and_another_version_are_other_results(c
         bucket.get("changes", etl="own")
 
 
+@pytest.mark.slow
 def test_snapshots_are_inputs(client: Client, bucket: Bucket) -> None:
     bucket.put("frozen", b"then")
     bucket.snapshot("run")
@@ -279,6 +284,7 @@ def test_snapshots_are_inputs(client: Client, bucket: Bucket) -> None:
         bucket.delete_snapshot("run")
 
 
+@pytest.mark.slow
 def test_columns_datasets_and_files_by_the_same_entries(client: Client, bucket: Bucket) -> None:
     names = list(DATA)[:5]
     assert datas(bucket.get_batch(names, etl="tr", args={"from": "a-z"})) == [DATA[name].upper() for name in names]
@@ -335,6 +341,7 @@ def test_what_there_is_is_shown(client: Client, bucket: Bucket) -> None:
         client.etl.get("nothing")
 
 
+@pytest.mark.slow
 def test_what_an_error_says_is_text_whatever_it_is_made_of(client: Client, bucket: Bucket) -> None:
     """Of a file name that is no UTF-8, and of what steers a terminal."""
 
@@ -352,6 +359,7 @@ def test_what_an_error_says_is_text_whatever_it_is_made_of(client: Client, bucke
     client.etl.delete("no-text")
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_serves_nothing_until_it_is_started(client: Client, bucket: Bucket) -> None:
     before = client.etl.init("paused", lambda data: b"here")
     assert bucket.get("s/00", etl="paused") == b"here"
@@ -365,6 +373,7 @@ def test_one_that_is_stopped_serves_nothing_until_it_is_started(client: Client, 
         client.etl.delete("paused")
 
 
+@pytest.mark.slow
 def test_one_that_cannot_run_is_not_made(client: Client) -> None:
     class NeedsMore:
         def __init__(self) -> None:
@@ -383,6 +392,7 @@ def test_one_that_cannot_run_is_not_made(client: Client) -> None:
     assert "needs" not in client.etl
 
 
+@pytest.mark.slow
 def test_a_client_that_is_closed_leaves_nothing_of_a_batch_half_read(tmp_path: Path) -> None:
     """Nothing is written to stderr either: a warning is an error here."""
     client = connect(tmp_path / "store")

@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ais_loader import BatchLoader, Client, MapDataset
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
+from tests.table import table
 
 PLAN = EntryPlan(URLS, 4, seed=9)
 STEPS = PLAN.steps(0)
@@ -166,7 +167,7 @@ class TestPlace:
         monkeypatch.setenv("WORLD_SIZE", "4")
         assert list(dataset) == planned(0, range(2, STEPS, 4))
 
-    @pytest.mark.parametrize("rank, world_size", [("1", ""), ("", "2"), ("one", "2"), ("2", "2")])
+    @table("rank, world_size", [("1", ""), ("", "2"), ("one", "2"), ("2", "2")])
     def test_half_an_environment_is_refused(
         self, local_store: Client, monkeypatch: pytest.MonkeyPatch, rank: str, world_size: str
     ) -> None:
@@ -192,7 +193,7 @@ class TestPlace:
 
 
 class TestArguments:
-    @pytest.mark.parametrize(
+    @table(
         "options",
         [
             {"rank": 1},
@@ -212,7 +213,7 @@ class TestArguments:
         with pytest.raises(InvalidRequest):
             BatchLoader(MapDataset(local_store), PLAN, **options)
 
-    @pytest.mark.parametrize("batches", ["ais://speech/", 5, None, {"a": 1}])
+    @table("batches", ["ais://speech/", 5, None, {"a": 1}])
     def test_what_is_neither_plan_nor_sampler_is_refused(self, local_store: Client, batches: Any) -> None:
         with pytest.raises(TypeError, match=r"batches is a .*; need a plan"):
             BatchLoader(MapDataset(local_store, URLS), batches)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from ais_loader import BatchLoader, BatchSampler, Client, MapDataset, ShufflePlan, concat
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, PackPlan
+from tests.table import table
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 SIZES = [len(data) for data in CORPUS.values()]
@@ -33,7 +34,7 @@ def planned(plan: Any, epoch: int = 0, rank: int = 0, world_size: int = 1) -> li
     return [batch if isinstance(batch, list) else batch.tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("kind", PLANS)
+@table("kind", PLANS)
 def test_ranks_have_the_steps_of_the_plan_and_the_next_epoch_has_another_order(kind: str) -> None:
     plan = PLANS[kind]
     ranks = [BatchSampler(plan, rank, 2) for rank in range(2)]
@@ -67,6 +68,7 @@ def joined_packs(packs: list[list[bytes]]) -> list[bytes]:
     return [collate_joined(pack) for pack in packs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_state_goes_on_with_the_next_batch_on_other_ranks(local_store: Client, kind: str, num_workers: int) -> None:
@@ -103,6 +105,42 @@ def test_the_position_after_the_last_batch_is_the_next_epoch() -> None:
 def test_an_iteration_that_is_abandoned_begins_again() -> None:
     sampler = BatchSampler(PLAN)
     assert next(iter(sampler)) == next(iter(sampler)) == planned(PLAN)[0]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_state_of_other_entries_or_a_dataset_of_another_size_is_refused(local_store: Client, begun: bool) -> None:
+    def loader(urls: list[str], plan: ShufflePlan = PLAN) -> DataLoader[Any]:
+        return DataLoader(MapDataset(local_store, urls), batch_sampler=BatchSampler(plan), collate_fn=list)
+
+    saved = loader(URLS)
+    next(iter(saved))
+    state = json.loads(json.dumps(saved.batch_sampler.state_dict()))
+    for urls, same in ((URLS, True), (URLS[::-1], False)):
+        other = loader(urls)
+        if begun:  # the sampler knows its dataset, and refuses the state at once
+            next(iter(other))
+        if same:
+            other.batch_sampler.load_state_dict(state)
+            assert next(iter(other)) == contents([urls[at] for at in planned(PLAN)[1]])
+            continue
+        with pytest.raises(InvalidRequest, match="another plan: it was saved with entries"):
+            other.batch_sampler.load_state_dict(state)
+            iter(other)
+    with pytest.raises(InvalidRequest, match=f"n={len(URLS)} numbers, for {len(URLS) - 1} samples"):
+        iter(loader(URLS[1:]))
+
+
+def test_the_loop_that_goes_on_decides_the_position() -> None:
+    sampler = BatchSampler(PLAN)
+    loader = DataLoader(list(range(len(URLS))), batch_sampler=sampler, collate_fn=list)
+    for count, _ in enumerate(loader, 1):
+        next(iter(loader))  # a look at the first batch, which torch's DataLoader allows
+        if count == 7:
+            break
+        assert sampler.state_dict(count)["step"] == count
+    again = iter(loader)
+    assert next(again) == planned(PLAN)[0]
+    assert sampler.state_dict()["step"] == 1
 
 
 def test_wrong_uses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

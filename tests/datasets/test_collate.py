@@ -41,6 +41,7 @@ def named(item: Item) -> dict[str, Any]:
     return {"number": decoders.json(item), "name": item.entry.name}
 
 
+@pytest.mark.slow
 def test_a_failed_entry_is_left_out_of_its_batch(numbers: Client) -> None:
     dataset = MapDataset(numbers, [URLS[0], MISSING, *URLS[1:]], decoders.json, on_error="placeholder")
     with pytest.raises((TypeError, RuntimeError), match="NoneType"):  # torch's collation

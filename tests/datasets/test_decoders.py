@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from ais_loader import Client, Item, MapDataset, decoders
 from ais_loader.testing import throwaway_store
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 PIXELS = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
@@ -104,7 +105,7 @@ def test_arrays_json_and_text_are_as_they_were_written(client: Client) -> None:
     assert decoded(client, "t.txt", decoders.text) == "größer\r\n"
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "decode", "error"),
     [
         ("t.txt", decoders.image, OSError),

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
 from datasets_kit import URLS
 
 from ais_loader import BatchLoader, Client, Entry, MapDataset, ShufflePlan
 from ais_loader.training.plan import entries_digest
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.text_column import TextColumn
+from tests.table import table
 
 
 def digest(*entries: object) -> str:
     return entries_digest(entries, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("form", ["urls", "table", "pinned"])
+@table("form", ["urls", "table", "pinned"])
 def test_it_covers_every_single_entry(form: str) -> None:
     def digest_of(names: list[str]) -> str:
         if form == "urls":

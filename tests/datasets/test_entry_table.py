@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from ais_loader import Entry
 from ais_loader.values.entry_table import EntryTable
+from tests.table import table
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(names=st.lists(NAMES, max_size=20))
 def test_a_table_holds_equal_entries_in_the_same_order(names: list[str]) -> None:
@@ -36,7 +38,7 @@ def test_urls_and_entries_may_be_mixed() -> None:
         table[3]
 
 
-@pytest.mark.parametrize(
+@table(
     "odd",
     [
         "ais://c/n",
@@ -54,6 +56,7 @@ def test_an_entry_that_is_more_than_a_name_has_no_place_in_a_table(odd: Entry | 
     assert EntryTable.of(["ais://b/n", odd]) is None
 
 
+@pytest.mark.slow
 def test_a_table_takes_the_names_own_bytes_and_eight_more_each() -> None:
     urls = (f"ais://b/{at:012d}" for at in range(50_000))
     tracemalloc.start()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 HEAVY = ("torch", "ray", "lhotse", "webdataset", "storage_node", "rocksdict", "grpc")
 
 

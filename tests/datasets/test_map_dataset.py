@@ -33,6 +33,7 @@ from ais_loader import (
     Status,
 )
 from ais_loader.errors import BucketNotFound, InvalidRequest, NodeUnavailable, ObjectNotFound, StoreNotFound
+from tests.table import table
 
 MISSING = f"ais://{BUCKET}/en/missing.wav"
 
@@ -63,12 +64,12 @@ class TestIndices:
     def test_no_indices_are_no_samples(self, local_store: Client) -> None:
         assert MapDataset(local_store, URLS).__getitems__([]) == []
 
-    @pytest.mark.parametrize("index", [len(URLS), -len(URLS) - 1, 10**20])
+    @table("index", [len(URLS), -len(URLS) - 1, 10**20])
     def test_an_index_that_the_dataset_does_not_have_is_an_index_error(self, local_store: Client, index: int) -> None:
         with pytest.raises(IndexError, match=f"dataset of {len(URLS)} entries"):
             MapDataset(local_store, URLS)[index]
 
-    @pytest.mark.parametrize("index", [1.0, "1", None])
+    @table("index", [1.0, "1", None])
     def test_an_index_that_is_no_integer_is_a_type_error(self, local_store: Client, index: Any) -> None:
         with pytest.raises(TypeError):
             MapDataset(local_store, URLS)[index]
@@ -133,6 +134,7 @@ class _EveryThird(Sampler[int]):  # type: ignore[misc]  # torch is not type-chec
 class TestSamplers:
     """Samplers are torch's or the trainer's own, unchanged; each is drawn twice from equal seeds and compared."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_random_weighted_distributed_and_home_made_samplers_decide_the_order(
         self, store: Client, num_workers: int
@@ -205,11 +207,11 @@ class TestSamples:
     def test_an_error_of_decode_comes_out_with_the_name_of_the_entry(self, local_store: Client) -> None:
         with pytest.raises(ArithmeticError, match="no samples") as caught:
             MapDataset(local_store, URLS, decode_badly)[5]
-        assert caught.value.__notes__ == [f"raised by decode() for entry 0 of its batch, {URLS[5]}"]
+        assert caught.value.__notes__ == [f"raised by decode() for sample 5 of its dataset, {URLS[5]}"]
 
 
 class TestArguments:
-    @pytest.mark.parametrize("entries", [b"ais://b/n", {URLS[0]: 1}, set(URLS), None, 5])
+    @table("entries", [b"ais://b/n", {URLS[0]: 1}, set(URLS), None, 5])
     def test_entries_that_have_no_order_are_a_type_error(self, local_store: Client, entries: Any) -> None:
         with pytest.raises(TypeError, match="sequence"):
             MapDataset(local_store, entries)
@@ -220,7 +222,7 @@ class TestArguments:
         with pytest.raises(InvalidRequest, match="s3"):
             MapDataset(local_store, ["s3://b/n"])
 
-    @pytest.mark.parametrize("options", [{"on_error": "skip"}, {"timeout_s": 0}, {"ordered": False}, {"assembly": "?"}])
+    @table("options", [{"on_error": "skip"}, {"timeout_s": 0}, {"ordered": False}, {"assembly": "?"}])
     def test_options_that_make_no_sense_are_refused_at_once(self, local_store: Client, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidRequest):
             MapDataset(local_store, URLS, **options)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from ais_loader import BatchLoader, BatchSampler, Client, Entry, Item, MapDataset, concat
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, NumberPlan, PackPlan, ShufflePlan
+from tests.table import table
 
 PLAN = ShufflePlan(len(URLS), 4, seed=3)
 
@@ -81,7 +82,7 @@ def test_buckets_by_size_and_packs_of_bytes(store: Client) -> None:
     assert sum(len(pack) for batch in expected for pack in batch) == sum(sizes[:40])
 
 
-@pytest.mark.parametrize("how", ["plan", "sampler", "concat", "mixture"])
+@table("how", ["plan", "sampler", "concat", "mixture"])
 def test_packs_request_only_the_bytes_of_their_pieces(local_store: Client, how: str) -> None:
     counts = [len(CORPUS[name]) // 4 for name in CORPUS][:40]
     packs: NumberPlan = PackPlan(counts, 500, 2, seed=1, item_bytes=4)

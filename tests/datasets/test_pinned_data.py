@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 from ais_loader import BatchLoader, Client, MapDataset, ShufflePlan, connect
 from ais_loader.testing import throwaway_node, throwaway_store
 
+pytestmark = pytest.mark.slow
+
 CORPUS = {f"en/{at:03}.wav": b"%d " % at * (at + 1) for at in range(48)}
 
 

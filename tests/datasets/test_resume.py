@@ -11,7 +11,8 @@ import torch
 from datasets_kit import URLS, CountUp, EntryPlan, contents
 
 from ais_loader import BatchLoader, Client, MapDataset
-from ais_loader.errors import InvalidRequest, ObjectNotFound
+from ais_loader.errors import Closed, InvalidRequest, ObjectNotFound
+from tests.table import table
 
 PLAN = EntryPlan(URLS, 4, seed=9)
 STEPS = PLAN.steps(0)
@@ -34,7 +35,8 @@ def state_after(loader: BatchLoader, batches: int) -> dict[str, Any]:
 
 
 class TestLoader:
-    @pytest.mark.parametrize("batches", range(STEPS + 1))
+    @pytest.mark.slow
+    @table("batches", range(STEPS + 1))
     def test_a_new_loader_goes_on_with_the_very_next_batch(self, local_store: Client, batches: int) -> None:
         state = state_after(loader_of(local_store), batches)
         resumed = loader_of(local_store)
@@ -84,7 +86,8 @@ class TestLoader:
         next(older)
         newer = iter(loader)
         next(newer)
-        assert list(older) == [], "the newer one has ended it"
+        with pytest.raises(Closed, match=r"ended by iter\(loader\)"):
+            next(older)
         assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (0, 1)
 
     def test_a_plan_without_an_end_resumes(self, local_store: Client) -> None:

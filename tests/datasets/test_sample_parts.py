@@ -22,6 +22,7 @@ from ais_loader import (
     errors,
 )
 from ais_loader.plans import ShufflePlan
+from tests.table import table
 
 PAIRS = list(zip(URLS[::2], URLS[1::2], strict=False))
 DICTS = [{"audio": first, "text": second} for first, second in PAIRS]
@@ -106,7 +107,7 @@ def test_a_plan_draws_samples_and_resumes(store: Client) -> None:
         renamed.load_state_dict(state)
 
 
-@pytest.mark.parametrize("how", ["map", "sum", "plan"])
+@table("how", ["map", "sum", "plan"])
 def test_an_error_names_the_sample_and_the_entry(store: Client, how: str) -> None:
     samples = [*DICTS[:4], {"audio": URLS[0], "text": MISSING}, *DICTS[4:6]]
     dataset = MapDataset(store, samples)
@@ -120,12 +121,14 @@ def test_an_error_names_the_sample_and_the_entry(store: Client, how: str) -> Non
     assert raised.value.__notes__[0] == f"sample 4 of its dataset, entry 'text': {MISSING}"
 
 
+@pytest.mark.slow
 def test_a_worker_tells_the_sample_and_the_entry(store: Client) -> None:
     loader = DataLoader(MapDataset(store, [PAIRS[0], (URLS[0], MISSING)]), batch_size=2, num_workers=1)
     with pytest.raises(errors.ObjectNotFound, match=re.escape(f"sample 1 of its dataset, entry 1: {MISSING}")):
         list(loader)
 
 
+@pytest.mark.slow
 def test_a_sample_with_a_missing_entry_is_a_placeholder(store: Client) -> None:
     samples = [PAIRS[0], (URLS[0], MISSING), (MISSING, MISSING), PAIRS[1]]
     dataset = MapDataset(store, samples, on_error="placeholder")
@@ -173,7 +176,7 @@ def test_pinned_parts_are_never_other_bytes(local_store: Client) -> None:
         local_store.delete_bucket("pinned", force=True)
 
 
-@pytest.mark.parametrize(
+@table(
     ("sample", "error"),
     [
         ((), "InvalidRequest: a sample has no entries"),

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from ais_loader import BatchLoader, Bucket, Client, MapDataset, MemberInfo, errors
 from ais_loader.objects.sample_table import SampleTable, Shard
 from ais_loader.plans import ShufflePlan
+from tests.store.archives.archive_kit import in_zip
 from tests.tar_kit import packed_tar
 
 
@@ -33,18 +34,16 @@ SAMPLES = [
 
 
 @pytest.fixture
-def shards(request: pytest.FixtureRequest, local_store: Client, node_store: Client) -> Iterator[Bucket]:
-    client = node_store if getattr(request, "param", "embedded") == "grpc" else local_store
-    bucket = client.create_bucket("shards")
+def shards(store: Client) -> Iterator[Bucket]:
+    bucket = store.create_bucket("shards")
     for number in range(3):
         bucket.put(f"train/s-{number}.tar", packed_tar(members_of(number)))
     bucket.put("train/notes.txt", b"no shard")
     bucket.put("other.tar", packed_tar({"x.txt": b"other"}))
     yield bucket
-    client.delete_bucket("shards", force=True)
+    store.delete_bucket("shards", force=True)
 
 
-@pytest.mark.parametrize("shards", ["embedded", "grpc"], indirect=True)
 def test_samples_are_the_members_by_key(shards: Bucket) -> None:
     table = shards.samples("train/")
     assert len(table) == 30
@@ -76,6 +75,7 @@ def test_shards_are_chosen_by_prefix_and_pattern(shards: Bucket) -> None:
         shards.client.bucket("none").samples()
 
 
+@pytest.mark.parametrize("store", ["embedded"], indirect=True)  # the transport that counts requests is one
 def test_a_batch_is_one_request(shards: Bucket) -> None:
     transport = RecordingTransport(shards.client.url.removeprefix("file://"))
     try:
@@ -119,11 +119,29 @@ def test_what_has_no_samples_is_told(shards: Bucket) -> None:
     with pytest.raises(errors.ArchiveError):
         shards.samples("bad/plain")
     shards.put("apart.tar", packed_tar([("k.txt", b"one"), ("l.txt", b"two"), ("k.cls", b"3")]))
-    assert shards.samples("apart").keys() == ["k", "l", "k"]
+    assert shards.samples("apart").keys() == ["k", "l"]
     shards.put("empty.tar", packed_tar({}))
     assert len(shards.samples("empty")) == 0
+    shards.put("bad/joined.tar", packed_tar({"k.txt": b"one"}) + packed_tar({"l.txt": b"two", "l.cls": b"2"}))
+    with pytest.raises(errors.ArchiveError, match=r"joined\.tar: 2 of its files .* in a tar behind the first.*not cat"):
+        shards.samples("bad/joined")
 
 
+def test_a_zip_of_the_finder_has_its_samples_alone(shards: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    finder = {"d/a.JPG": b"1234", "__MACOSX/d/._a.JPG": b"x", "d/.DS_Store": b"x", ".DS_Store": b"x", "d/._b.txt": b"x"}
+    shards.put("finder.zip", in_zip({**finder, "d/b.JPG": b"12", "d/a.txt": b"a", "d/b.txt": b"b"}))
+    table = shards.samples("finder")
+    assert table.keys() == ["d/a", "d/b"]
+    assert MapDataset(shards.client, table)[:] == [{"jpg": b"1234", "txt": b"a"}, {"jpg": b"12", "txt": b"b"}]
+    assert table.sizes_bytes("JPG").tolist() == table.sizes_bytes("jpg").tolist() == [4, 2]
+    assert not caplog.records
+    assert table.sizes_bytes("png").tolist() == [-1, -1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "no sample has a field 'png'; the fields are jpg, txt"
+    ]
+
+
+@pytest.mark.slow
 def test_a_million_samples_would_take_their_names_and_little_more() -> None:
     count = 20_000
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.training.plan import Position, first_difference, parse_state, position_state, split_steps
+from tests.table import table
 
 COUNTS = st.integers(1, 7)
 
@@ -83,7 +84,7 @@ def test_a_plan_without_an_end_is_divided_without_an_end() -> None:
     assert len(mine) > 10**18
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         {"rank": 2, "world_size": 2},
@@ -105,7 +106,7 @@ class TestState:
         plan = {"kind": "ShufflePlan", "group": 8}
         assert parse_state(position_state(Position(3, 17), 4, plan)) == (Position(3, 17), plan)
 
-    @pytest.mark.parametrize(
+    @table(
         "saved, own, told",
         [
             ({"kind": "A", "n": 1}, {"kind": "A", "n": 1}, None),
@@ -118,7 +119,7 @@ class TestState:
         found = first_difference(saved, own)
         assert found is None if told is None else re.fullmatch(f"was saved with {told}", str(found))
 
-    @pytest.mark.parametrize(
+    @table(
         "change",
         [{"version": 1}, {"epoch": -1}, {"step": -3}, {"step": "4"}, {"epoch": None}, {"plan": 3}, {"world_size": 0}],
     )
@@ -127,7 +128,7 @@ class TestState:
         with pytest.raises(InvalidRequest):
             parse_state(state | change)
 
-    @pytest.mark.parametrize("key", ["version", "epoch", "step", "world_size", "plan"])
+    @table("key", ["version", "epoch", "step", "world_size", "plan"])
     def test_a_state_with_a_part_missing_is_refused(self, key: str) -> None:
         state = position_state(Position(1, 2), 1, {})
         del state[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import pickle
 import re
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import zstandard
 from datasets_kit import RecordingTransport
 from torch.utils.data import DataLoader
 
@@ -20,12 +22,16 @@ from ais_loader import (
     Bucket,
     Client,
     Entry,
+    Lines,
     MapDataset,
     TokenWindows,
     concat,
     errors,
 )
 from ais_loader.plans import ShufflePlan
+from tests.store.archives.archive_kit import in_zip
+from tests.table import table
+from tests.tar_kit import packed_tar
 
 _draw = np.random.default_rng(7)
 ARRAYS = {
@@ -56,14 +62,13 @@ def as_lists(samples: list[Any]) -> list[list[int]]:
     return [sample.tolist() for sample in samples]
 
 
-@pytest.fixture(params=["embedded", "grpc"])
-def tokens(request: pytest.FixtureRequest) -> Iterator[Bucket]:
-    client: Client = request.getfixturevalue("local_store" if request.param == "embedded" else "node_store")
-    bucket = client.create_bucket("tokens")
+@pytest.fixture
+def tokens(store: Client) -> Iterator[Bucket]:
+    bucket = store.create_bucket("tokens")
     for name, array in ARRAYS.items():
         bucket.put(f"train/{name}", npy(array) if name.endswith(".npy") else array.tobytes())
     yield bucket
-    client.delete_bucket("tokens", force=True)
+    store.delete_bucket("tokens", force=True)
 
 
 @pytest.fixture
@@ -77,7 +82,7 @@ def recorded(local_store: Client) -> Iterator[RecordingTransport]:
     local_store.delete_bucket("tokens", force=True)
 
 
-@pytest.mark.parametrize(("window", "stride"), [(64, None), (65, 64), (64, 10), (7, 100), (1, 1000)])
+@table(("window", "stride"), [(64, None), (65, 64), (64, 10), (7, 100), (1, 1000)])
 def test_windows_are_slices_of_the_arrays(tokens: Bucket, window: int, stride: int | None) -> None:
     dataset = TokenWindows(tokens.client, "ais://tokens/train/", window, dtype="uint16", stride=stride)
     expected = windows(window, stride)
@@ -93,17 +98,18 @@ def test_windows_are_slices_of_the_arrays(tokens: Bucket, window: int, stride: i
         dataset[len(expected)]
 
 
+@pytest.mark.slow
 def test_headers_are_one_request_and_a_batch_is_one(recorded: RecordingTransport) -> None:
     client = Client(recorded)
     dataset = TokenWindows(client, "ais://tokens/train/", 64, dtype=np.uint16)
-    assert recorded.requests == [3]  # the files in numpy's format
+    assert recorded.requests == [5]  # their first bytes
     loader = DataLoader(dataset, batch_size=1000, shuffle=True)
     batches = list(loader)
-    assert recorded.requests == [3, 1000, 1000, 1000, len(dataset) - 3000]
+    assert recorded.requests == [5, 1000, 1000, 1000, len(dataset) - 3000]
     assert all(batch.dtype == torch.uint16 for batch in batches)
     assert sorted(torch.cat(batches).tolist()) == sorted(windows(64))
     raw = TokenWindows(client, client.bucket("tokens").entries("train/", pattern="*.bin"), 64, dtype="uint16")
-    assert len(recorded.requests) == 5
+    assert recorded.requests[5:] == [2]
     assert len(raw) == 777 // 64
 
 
@@ -119,6 +125,7 @@ def test_bytes_in_another_order_and_other_sizes(tokens: Bucket) -> None:
     assert TokenWindows(tokens.client, [Entry("tokens", "long.npy")], 5, dtype=int)[0].tolist() == values.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_plan_draws_windows_and_resumes(tokens: Bucket) -> None:
     def loader(stride: int = 64) -> BatchLoader:
@@ -187,7 +194,7 @@ def test_a_replaced_array_is_never_other_tokens(tokens: Bucket) -> None:
 FORTRAN = npy(np.asfortranarray(np.zeros((2, 3), np.uint16)))
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "data", "message"),
     [
         ("odd.bin", bytes(7), "odd.bin: its 7 bytes are no multiple of the 2 bytes of a uint16 token"),
@@ -213,7 +220,84 @@ def test_an_object_that_is_no_array_of_tokens_is_named(tokens: Bucket, name: str
         TokenWindows(tokens.client, ["train/a.npy", f"bad/{name}"], 4, dtype="uint16", bucket="tokens")
 
 
-@pytest.mark.parametrize(
+RAW = _draw.integers(0, 50_000, 1000, np.uint16).tobytes()
+FOREIGN = {
+    "a.idx": (b"MMIDIDX\0\0" + bytes(300), "an index of Megatron"),
+    "a.jsonl.gz": (gzip.compress(b"text" * 100), "gzip"),
+    "a.zst": (zstandard.compress(b"text" * 100), "zstd"),
+    "a.parquet": (b"PAR1" + bytes(300), "Parquet"),
+    "README": (b"# Tokens\n\nThey were made by the tokenizer \xc2\xab x \xc2\xbb.\n" * 40, "text"),
+    "a.tar": (packed_tar({"a": RAW}), "tar"),
+    "a.zip": (in_zip({"a": RAW}), "zip"),
+    "a.wav": (b"RIFF\0\0\0\0WAVEfmt " + RAW, "WAV"),
+}
+
+
+@table("name", FOREIGN)
+def test_a_foreign_file_is_refused_with_the_pattern_to_use_by_both_datasets(local_store: Client, name: str) -> None:
+    bucket = local_store.create_bucket("foreign")
+    try:
+        data, found = FOREIGN[name]
+        bucket.put_many([("t/a.bin", RAW), ("t/b.bin", RAW), (f"t/{name}", data + bytes(len(data) % 2))])
+        message = f"ais://foreign/t/{name}: {found}, and not an array of uint16 tokens; .*pattern='\\*.bin'"
+        with pytest.raises(errors.InvalidRequest, match=message):
+            TokenWindows(local_store, "ais://foreign/t/", 100, dtype="uint16")
+        chosen = TokenWindows(local_store, bucket.entries("t/", pattern="*.bin"), 100, dtype="uint16")
+        assert [chosen[10].tobytes(), len(chosen)] == [RAW[:200], 20]
+        bucket.put_many([("l/a.txt", b"line\n"), (f"l/{name}", data)])
+        if found == "text":
+            assert Lines(local_store, "ais://foreign/l/")[0] == b"# Tokens"
+        elif found != "an index of Megatron":
+            with pytest.raises(errors.InvalidRequest, match=rf"foreign/l/{name}: ({found}, and not lines|compressed)"):
+                Lines(local_store, "ais://foreign/l/")
+    finally:
+        local_store.delete_bucket("foreign", force=True)
+
+
+def test_lines_are_not_what_their_name_says(local_store: Client) -> None:
+    bucket = local_store.create_bucket("foreign")
+    try:
+        for data, found in [*FOREIGN.values(), ("two\nlines\n".encode("utf-16"), "UTF-16")]:
+            bucket.put("a.txt", data)
+            if found == "text":
+                assert len(Lines(local_store, "ais://foreign/")) == 80
+                continue
+            with pytest.raises(errors.InvalidRequest, match=rf"a\.txt: {found}, and not lines of text; .*jsonl"):
+                Lines(local_store, "ais://foreign/")
+        bucket.put("a.txt", b"PAR1 BZh %PDF-like\nsecond line, which is text\n")
+        assert len(Lines(local_store, "ais://foreign/")) == 2
+    finally:
+        local_store.delete_bucket("foreign", force=True)
+
+
+def test_a_header_is_skipped_and_bytes_decide_what_a_file_is(tokens: Bucket) -> None:
+    head = np.zeros(256, "<i4")
+    head[:3] = 20240520, 1, 1000
+    tokens.put("llm.bin", head.tobytes() + RAW)
+    with pytest.raises(errors.InvalidRequest, match=r"llm\.bin: a file of llm\.c \(header_bytes=1024\), and not"):
+        TokenWindows(tokens.client, ["llm.bin"], 100, dtype="uint16", bucket="tokens")
+    tokens.put("named.bin", npy(np.frombuffer(RAW, np.uint16)))
+    out = io.BytesIO()
+    np.lib.format.write_array(out, np.frombuffer(RAW, np.uint16), version=(3, 0))
+    tokens.put("third.npy", out.getvalue())
+    names = ["llm.bin", "named.bin", "third.npy"]
+    dataset = TokenWindows(tokens.client, names, 1000, dtype="uint16", bucket="tokens", header_bytes=1024)
+    assert [sample.tobytes() for sample in dataset[:]] == [RAW] * 3
+    with pytest.raises(errors.InvalidRequest, match="header_bytes=-1: need at least 0"):
+        TokenWindows(tokens.client, names, 1000, dtype="uint16", bucket="tokens", header_bytes=-1)
+    tokens.put("texts.bin", b"a header in words, and then numbers\n" * 2 + RAW)
+    assert len(TokenWindows(tokens.client, ["texts.bin"], 500, dtype="uint16", bucket="tokens", header_bytes=72)) == 2
+    tokens.put("README", b"nothing but words, and many of them\n" * 100)
+    with pytest.raises(errors.InvalidRequest, match="README: text, and not"):
+        TokenWindows(tokens.client, ["README"], 500, dtype="uint16", bucket="tokens", header_bytes=1024)
+    tokens.put("short.bin", bytes(100))
+    with pytest.raises(errors.InvalidRequest, match="its 100 bytes behind a header of 1,024 are no multiple"):
+        TokenWindows(tokens.client, ["short.bin"], 4, dtype="uint16", bucket="tokens", header_bytes=1024)
+    tokens.put("bytes.bin", b"text of a model that reads bytes" * 4)
+    assert len(TokenWindows(tokens.client, ["bytes.bin"], 8, dtype="uint8", bucket="tokens")) == 16
+
+
+@table(
     ("call", "message"),
     [
         ("TokenWindows(client, url, 0, dtype='u2')", "InvalidRequest: window=0: need at least 1 token"),

@@ -17,7 +17,7 @@ from ais_loader.testing import eventually, throwaway_store
 
 pytestmark = pytest.mark.slow
 START_TIMEOUT_S = 90
-EXIT_TIMEOUT_S = 5
+EXIT_TIMEOUT_S = 60
 TRAINER = """
 import ctypes, multiprocessing, os, sys, threading, time
 from pathlib import Path

@@ -44,7 +44,7 @@ class TestErrors:
             next(batches)
 
     def test_an_error_of_decode_keeps_its_type_and_names_the_entry(self, local_store: Client) -> None:
-        with pytest.raises(ArithmeticError, match=rf"(?s)no samples in .* entry 0 of its batch, {URLS[0]}"):
+        with pytest.raises(ArithmeticError, match=rf"(?s)no samples in .* sample 0 of its dataset, {URLS[0]}"):
             next(iter(map_loader(local_store, URLS, decode_badly)))
 
     @pytest.mark.slow
@@ -57,9 +57,11 @@ class TestErrors:
         assert [sample for batch in loader for sample in batch] == contents(URLS)
 
 
+@pytest.mark.every_transport
 class TestFork:
     """Workers inherit a client that the parent has used, and must use nothing of it but the address."""
 
+    @pytest.mark.slow
     def test_parent_and_workers_read_at_the_same_time(self, store: Client) -> None:
         bucket = store.bucket(BUCKET)
         own = iter(store.get_batch(URLS))
@@ -73,6 +75,7 @@ class TestFork:
         assert os.getpid() not in {sample.pid for sample in seen}
         assert [item.tobytes() for item in own] == contents(URLS[1:])
 
+    @pytest.mark.slow
     def test_a_dataset_that_was_read_in_the_parent_by_its_url_is_read_in_workers(self, store: Client) -> None:
         dataset = MapDataset(store.url, URLS)
         assert dataset[3] == contents(URLS[3:4])[0]
@@ -92,6 +95,7 @@ class TestSpawn:
         assert os.getpid() not in {sample.pid for sample in seen}
 
 
+@pytest.mark.slow
 def test_a_reader_beside_the_writer_sees_what_was_put_before_its_workers_started(tmp_path: Path) -> None:
     with connect(tmp_path / "store") as writer:
         bucket = writer.create_bucket(BUCKET)

@@ -11,11 +11,10 @@ from dataclasses import fields, is_dataclass
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 import ais_loader
 from ais_loader.wire.field_help import field_docs
 from scripts.check_docstrings import wrong_openings
+from tests.table import table
 
 OURS = ("ais_loader", "storage_node")
 API: dict[str, list[str]] = {
@@ -66,7 +65,7 @@ def undocumented(name: str, value: Any) -> Iterator[str]:
             yield f"{name}.{member}"
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@table("name", sorted(PUBLIC))
 def test_every_public_name_and_method_has_a_docstring(name: str) -> None:
     value = PUBLIC[name]
     if not inspect.isclass(value) and not inspect.isroutine(value) and not inspect.ismodule(value):
@@ -77,7 +76,7 @@ def test_every_public_name_and_method_has_a_docstring(name: str) -> None:
 DATA_CLASSES = [name for name, value in sorted(PUBLIC.items()) if inspect.isclass(value) and is_dataclass(value)]
 
 
-@pytest.mark.parametrize("name", DATA_CLASSES)
+@table("name", DATA_CLASSES)
 def test_every_field_of_a_public_data_class_is_described(name: str) -> None:
     value = PUBLIC[name]
     doc, said = value.__doc__ or "", field_docs(value)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.page_kit import LANGUAGES, ROOT, Block, blocks, commands, indented_code, run_page
+from tests.table import table
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MOST_NOT_RUN = 30
@@ -20,7 +21,7 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@table("page", PAGES, ids=name)
 def test_all_code_of_a_page_is_in_blocks_of_a_known_kind(page: Path) -> None:
     text = page.read_text()
     assert indented_code(text) == []

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[2]
 BASES = ("", "ais_loader/", "storage_node/")
@@ -50,7 +50,7 @@ def is_there(path: str) -> bool:
     return any({base + path, f"{base}{path.rstrip('/')}/"} & TREE for base in BASES)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@table("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_and_folder_that_a_page_names_is_in_the_repository(page: Path) -> None:
     missing = sorted({path for path in named_paths(page.read_text()) if not is_there(path)})
     assert not missing
@@ -69,13 +69,13 @@ def is_importable(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@table("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_module_that_a_page_names_is_in_the_repository(page: Path) -> None:
     names = {word for word in re.split(r"\.?[^\w.]+", page.read_text()) if MODULE.fullmatch(word)}
     assert not sorted(name for name in names if not is_importable(name))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@table("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_of_a_page_leads_to_a_file(page: Path) -> None:
     targets = {link.partition("#")[0] for link in LINK.findall(FENCE.sub("", page.read_text())) if "://" not in link}
     assert not sorted(target for target in targets if target and not (page.parent / target).exists())

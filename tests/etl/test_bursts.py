@@ -12,6 +12,7 @@ import pytest
 from ais_loader.errors import LoaderError, TransformFailed
 from storage_node.etl.run.bursts import Bursts
 from storage_node.etl.values import Content, Origin
+from tests.node.loop_kit import settle, until
 
 
 class Workers:
@@ -72,13 +73,12 @@ class Workers:
             made.close()
 
     async def until(self, bursts: int) -> None:
-        while len(self.bursts) < bursts:
-            await asyncio.sleep(0)
+        await until(lambda: len(self.bursts) >= bursts)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await test
 
     asyncio.run(bounded())
@@ -91,12 +91,12 @@ def test_what_waits_together_is_shared_out_and_what_comes_later_waits_for_the_ne
         await workers.until(2)
         assert [len(burst) for burst in workers.bursts] == [4, 2]  # half of what waits, and half of the rest
         later = workers.start(*"hi")
-        await asyncio.sleep(0)
+        await settle()
         workers.going.set()
         assert await asyncio.gather(*first, *later) == [one.upper().encode() for one in "abcdefghi"]
         assert sorted(name for burst in workers.bursts for name in burst) == list("abcdefghi")
         assert workers.bursts[2][0] == "g"
-        await asyncio.sleep(0)
+        await settle()
         assert workers.idle == 1
 
     run(test())
@@ -134,7 +134,7 @@ def test_one_that_is_given_up_takes_none_of_the_others_along() -> None:
         given_up, *others = workers.start(*"abc")
         await workers.until(1)
         waiting = workers.start("d", "e")
-        await asyncio.sleep(0)
+        await settle()
         given_up.cancel()
         waiting[0].cancel()
         await asyncio.wait([given_up, waiting[0]])
@@ -152,7 +152,7 @@ def test_a_burst_that_nobody_waits_for_is_ended_and_the_next_begins() -> None:
         gone = workers.start(*"ab")
         await workers.until(1)
         stays = workers.start("c")
-        await asyncio.sleep(0)
+        await settle()
         for one in gone:
             one.cancel()
         await asyncio.wait(gone)
@@ -170,8 +170,7 @@ def test_what_is_made_in_the_moment_of_giving_up_is_closed() -> None:
         (one,) = workers.start("a")
         await workers.until(1)
         workers.going.set()
-        while not workers.made:
-            await asyncio.sleep(0)
+        await until(lambda: workers.made)
         one.cancel()
         with pytest.raises(asyncio.CancelledError):
             await one
@@ -185,8 +184,7 @@ def test_those_that_wait_are_told_when_there_will_be_no_turn() -> None:
         workers = Workers(workers=1)
         await workers.turns.acquire()
         waiting = workers.start(*"ab")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await settle()
         assert workers.all._next is not None
         workers.all._next.task.cancel()
         done, _ = await asyncio.wait(waiting)

@@ -103,6 +103,7 @@ def of_drive(place: Place) -> list[Path]:
 # -- reading
 
 
+@pytest.mark.slow
 @NEEDS_LANDLOCK
 def test_a_command_reads_neither_the_machine_nor_the_store(held: Place, free: Place, tmp_path: Path) -> None:
     secret = tmp_path / "peer-secret"
@@ -141,6 +142,7 @@ def test_an_output_that_is_a_link_or_a_device_is_none(held: Place, free: Place) 
 # -- writing
 
 
+@pytest.mark.slow
 @NEEDS_LANDLOCK
 def test_a_command_writes_only_below_its_folder(held: Place, free: Place, tmp_path: Path) -> None:
     def scripts(place: Place, name: str) -> list[str]:
@@ -224,7 +226,7 @@ def test_a_command_reaches_no_listener(held: Place, free: Place, tmp_path: Path)
         unix.bind(str(tmp_path / "listener"))
         unix.listen()
         for listener in (tcp, unix):
-            listener.settimeout(30)
+            listener.settimeout(60)
         port = tcp.getsockname()[1]
         by_bash = f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo connected"
         by_unix = f"import socket\nsocket.socket(socket.AF_UNIX).connect({str(tmp_path / 'listener')!r})\nprint('done')"
@@ -307,6 +309,7 @@ def test_a_command_signals_no_other_process(held: Place, free: Place) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.slow
 @NEEDS_SECCOMP
 def test_a_command_sets_limits_of_no_other_process(held: Place, free: Place) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
@@ -320,6 +323,7 @@ def test_a_command_sets_limits_of_no_other_process(held: Place, free: Place) -> 
             other.kill()
 
 
+@pytest.mark.slow
 @NEEDS_SECCOMP
 def test_a_command_changes_the_scheduling_of_no_other_process(held: Place, free: Place) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
@@ -415,6 +419,7 @@ def test_a_command_opens_its_own_streams_by_name(held: Place) -> None:
     assert held.run("echo logged > /dev/stdout; echo three > $1", "to_file") == b"three\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("abi", [1, 2, 3, 4, 5, 6])
 def test_older_versions_of_landlock_are_used_as_far_as_they_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abi: int
@@ -503,6 +508,7 @@ def test_where_the_kernel_lacks_something_the_node_says_so_and_runs_commands_if_
         client.etl.init("script", NodeCommand("script"))
 
 
+@pytest.mark.slow
 def test_a_full_sandbox_is_shown_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,8 @@ from storage_node.etl.webserver import HTTPMultiThreadedServer
 from storage_node.store.read.object_reader import open_object
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
+pytestmark = pytest.mark.slow
+
 LARGE = {f"{at:02d}": seeded_bytes(DIRECT_BYTES + 100 * at, seed=at) for at in range(24)} | {
     f"large-{at}": seeded_bytes((2 << 20) + at, seed=at) for at in range(3)
 }
@@ -190,7 +192,6 @@ def test_a_node_that_does_not_take_results_is_sent_them_as_any_others(tmp_path: 
         assert put[2]
 
 
-@pytest.mark.slow
 def test_every_copy_of_a_result_that_is_put_directly_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster_with_server(tmp_path, copies=2) as (cluster, client):
         counted = Bytes(cluster, monkeypatch)
@@ -204,7 +205,6 @@ def test_every_copy_of_a_result_that_is_put_directly_is_whole(tmp_path: Path, mo
         assert put and counted.put == put
 
 
-@pytest.mark.slow
 def test_a_node_that_owns_a_result_no_more_stores_it_with_those_that_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +219,6 @@ def test_a_node_that_owns_a_result_no_more_stores_it_with_those_that_do(
         require_right(cluster, client)
 
 
-@pytest.mark.slow
 def test_without_a_secret_of_the_cluster_results_pass_the_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

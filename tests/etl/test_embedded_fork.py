@@ -35,7 +35,7 @@ def in_child(work: Callable[[], None]) -> None:
             ended.append(os.waitstatus_to_exitcode(status))
         return bool(found)
 
-    eventually(has_ended, timeout_s=60)
+    eventually(has_ended)
     assert ended == [0]
 
 

@@ -18,6 +18,7 @@ from storage_node.etl.worker.environments import is_needed
 from storage_node.settings.config import ServerConfig
 from tests.etl import wheel_kit
 from tests.etl.worker_kit import ORIGIN, call, of_function, run_one, transforms_of
+from tests.node.loop_kit import settle
 
 REQUIRED = [f"{wheel_kit.NAME}=={wheel_kit.VERSION}"]
 
@@ -64,6 +65,7 @@ async def shout(transforms: NodeTransforms) -> bytes:
     return bytes(made.read(0, 99))
 
 
+@pytest.mark.slow
 def test_a_worker_has_the_packages_of_an_environment_that_lasts_as_long_as_its_transform(tmp_path: Path) -> None:
     made = Made(wheel_kit.interpreter(tmp_path))
 
@@ -75,6 +77,7 @@ def test_a_worker_has_the_packages_of_an_environment_that_lasts_as_long_as_its_t
     assert made.released == 1
 
 
+@pytest.mark.slow
 def test_where_nobody_may_install_it_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(TransformFailed, match=rf"{wheel_kit.NAME}==1\.2 \(not installed\).*etl_install"):
         run_one(tmp_path, of_shouting(), b"")
@@ -131,7 +134,7 @@ def test_what_other_nodes_have_begun_with_is_prepared_before_anybody_asks(tmp_pa
     async def work(transforms: NodeTransforms) -> None:
         for _ in range(3):
             transforms.prepare([transform, of_function(bytes_of, name="without")])
-            await asyncio.sleep(0)
+            await settle()
         assert made.asked == [REQUIRED]
         assert transforms.state(transform, with_log=False).state == pb.NodeTransform.FAILED
 

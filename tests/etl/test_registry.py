@@ -16,6 +16,7 @@ from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry import registry
 from storage_node.etl.registry.registry import check_transform, deleted, in_new_version, initialized, set_stopped
 from storage_node.etl.run.transformed_run import TransformedRun
+from tests.table import table
 
 
 def command(name: str, *words: str) -> pb.Transform:
@@ -60,7 +61,7 @@ def test_there_are_only_so_many_and_so_large_ones(monkeypatch: pytest.MonkeyPatc
         initialized(version("b", "x" * 1000), replace=True)(two)
 
 
-@pytest.mark.parametrize("name", ["", ".a", "a/b", "a" * 64, "ä", "a\n", "../a"])
+@table("name", ["", ".a", "a/b", "a" * 64, "ä", "a\n", "../a"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(errors.InvalidName):
         check_transform(command(name))
@@ -87,6 +88,7 @@ def test_what_comes_from_the_wire_has_bounds() -> None:
             check_transform(one)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_opened_again_has_its_transforms_and_a_reader_runs_but_does_not_make_them(
     tmp_path: Path,
 ) -> None:
@@ -159,6 +161,7 @@ def test_what_was_taken_on_is_made_by_the_version_that_there_was(
         assert eventually(lambda: not etl.transforms._closing)  # the version before is closed by now
 
 
+@pytest.mark.slow
 def test_replacing_while_it_is_asked_gives_the_result_of_a_version_there_was(tmp_path: Path) -> None:
     with connect(tmp_path / "s") as client:
         bucket = client.create_bucket("b")

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from ais_loader import Command, Entry
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.etl.run.run_state import Reservation
@@ -36,6 +38,7 @@ def test_what_is_in_memory_and_what_is_a_file_are_counted_apart() -> None:
     assert (memory.held_bytes, spooled.held_bytes) == (0, 0)
 
 
+@pytest.mark.slow
 def test_without_any_room_entries_pass_one_after_another(tmp_path: Path) -> None:
     objects = {"large": seeded_bytes(LARGE, seed=1), "small": b"abc", "larger": seeded_bytes(2 * LARGE, seed=2)}
     config = {"etl_code": True, "etl_workers": 2, "etl_memory_bytes": 1, "etl_spool_bytes": 1}

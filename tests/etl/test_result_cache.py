@@ -10,6 +10,7 @@ import pytest
 from ais_loader.errors import TransformFailed
 from storage_node.etl.run.result_cache import ResultCache, Shared
 from storage_node.etl.values import Content
+from tests.node.loop_kit import settle
 
 
 class Maker:
@@ -38,7 +39,7 @@ def test_many_who_ask_at_a_time_have_one_made() -> None:
     async def run() -> None:
         cache, make = ResultCache(1000), Maker()
         asking = [asyncio.ensure_future(cache.get("k", make)) for _ in range(5)]
-        await asyncio.sleep(0)
+        await settle()
         make.let.set()
         shared = await asyncio.gather(*asking)
         assert make.calls == 1 and len({id(one) for one in shared}) == 1
@@ -61,16 +62,16 @@ def test_who_gives_up_takes_nothing_from_the_others_and_the_last_one_ends_it() -
         first, second = (
             asyncio.ensure_future(cache.get("k", make, functools.partial(done.append, who))) for who in "12"
         )
-        await asyncio.sleep(0)
+        await settle()
         first.cancel()
-        await asyncio.sleep(0)
+        await settle()
         assert done == ["2"]  # the other's input is still being used
         make.let.set()
         (await second).release()
         assert make.calls == 1 and done == ["2", "1"]
         other = Maker()
         only = asyncio.ensure_future(cache.get("other", other))
-        await asyncio.sleep(0)
+        await settle()
         only.cancel()
         with pytest.raises(asyncio.CancelledError):
             await only

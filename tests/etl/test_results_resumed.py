@@ -104,7 +104,7 @@ def forget_results(node: NodeServer) -> None:
         node.batches.resources.etl.cache.clear()
 
     assert node._loop is not None
-    asyncio.run_coroutine_threadsafe(forget(), node._loop).result(10)
+    asyncio.run_coroutine_threadsafe(forget(), node._loop).result(60)
 
 
 @pytest.mark.parametrize("offset", [1, 4 * MiB + 5, 6 * MiB - 1])
@@ -150,6 +150,7 @@ def test_a_beginning_alone_that_is_the_same_does_not_go_on(session: RawSession) 
     assert joined(session.ask(20, request_of("large", "upper", **torn))[0]) == (data, list(range(0, len(data), MiB)))
 
 
+@pytest.mark.slow
 def test_a_transform_or_an_object_that_was_replaced_begins_again_in_the_new_one(
     session: RawSession, bucket: Bucket
 ) -> None:
@@ -186,7 +187,7 @@ def test_an_entry_without_a_transform_goes_on_in_its_version_and_in_no_other(
 
 
 def options(**fields: Any) -> ClusterOptions:
-    return ClusterOptions(retry_s=20.0, verify_payload=True, **fields)
+    return ClusterOptions(retry_s=60.0, verify_payload=True, **fields)
 
 
 def entries_of(bucket: str, names: Sequence[str], etl: str = "fresh") -> list[Entry]:
@@ -209,6 +210,7 @@ def check(client: Client, entries: Sequence[Entry], **fields: Any) -> list[set[b
     return made
 
 
+@pytest.mark.slow
 def test_a_client_whose_session_breaks_has_each_result_of_one_making(node: NodeServer, bucket: Bucket) -> None:
     bucket.put_many(list(SMALL.items()))
     with FaultyLink(node.url) as link, connect(link.url, options=options()) as client:

@@ -74,6 +74,7 @@ def contents(bucket: Bucket) -> dict[str, bytes]:
     return {name: bytes(bucket.get(name)) for name in bucket}
 
 
+@pytest.mark.slow
 def test_nodes_share_a_bucket_out_and_each_source_is_transformed_once(client: Client, counted: Counted) -> None:
     steps = []
     job = client.bucket(BUCKET).transform("to", etl="upper", progress=steps.append)
@@ -97,6 +98,7 @@ def test_a_node_that_is_gone_is_done_without(client: Client, cluster: LocalClust
     assert len(counted.runs()) == 200
 
 
+@pytest.mark.slow
 def test_a_job_that_nobody_waits_for_goes_on_and_may_be_stopped_listed_and_forgotten(
     client: Client, counted: Counted
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_job_that_nobody_waits_for_goes_on_and_may_be_stopped_listed_and_forgo
             job.refresh()
 
 
+@pytest.mark.slow
 def test_failures_are_named_and_raised_at_the_end(client: Client, counted: Counted) -> None:
     def answer(origin: object, data: bytes) -> bytes:
         if data == b"text 7":
@@ -124,6 +127,7 @@ def test_failures_are_named_and_raised_at_the_end(client: Client, counted: Count
     assert [(one.name, one.error.kind) for one in job.failures()] == [("d/007.txt", "transform-failed")]
 
 
+@pytest.mark.slow
 def test_snapshots_are_sources(client: Client) -> None:
     bucket = client.bucket(BUCKET)
     bucket.snapshot("s")
@@ -134,6 +138,7 @@ def test_snapshots_are_sources(client: Client) -> None:
     assert client.bucket("to").head("d/001.txt").metadata["ais.etl-source"] == f"{BUCKET}@s/d/001.txt"
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_would_become_of_what(client: Client, counted: Counted) -> None:
     planned = client.bucket(BUCKET).transform(
         "to", etl="upper", names="d/{000..002}.txt", rename={"txt": "up"}, to_prefix="x/", dry_run=True
@@ -209,6 +214,7 @@ def make_old(cluster: LocalCluster, old: set[bytes], number: int) -> str:
     return cluster.nodes[number].endpoint
 
 
+@pytest.mark.slow
 def test_a_cluster_with_a_node_of_the_version_before_is_refused_by_its_name(
     old: set[bytes], client: Client, cluster: LocalCluster, counted: Counted
 ) -> None:
@@ -261,6 +267,7 @@ def command(client: Client, made: click.Command, *arguments: str) -> tuple[int, 
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_lists_and_shows_jobs(client: Client, counted: Counted) -> None:
     given = [BUCKET, "to", "--etl", "upper", "--prefix", "d/00", "--rename", "txt=up", "--name", "j"]
     assert command(client, etl_jobs.run, *given, "--dry-run")[1][0] == {
@@ -277,6 +284,7 @@ def test_the_command_line_runs_lists_and_shows_jobs(client: Client, counted: Cou
     assert command(client, etl_jobs.jobs) == (0, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cannot", [False, True], ids=["here", "elsewhere"])
 def test_a_large_result_is_staged_by_its_owner_and_taken_by_another_where_that_cannot(
     client: Client, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, cannot: bool

@@ -14,6 +14,8 @@ from storage_node.cluster.map.mutations import add_node, create_cluster
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"{at:02}" for at in range(40)]
 
 
@@ -48,7 +50,6 @@ def test_a_node_that_comes_back_serves_what_was_made_before(tmp_path: Path) -> N
         assert made_by(node) == len(NAMES)
 
 
-@pytest.mark.slow
 def test_a_node_that_joins_and_one_that_comes_back_to_a_cluster_transform_what_they_own(tmp_path: Path) -> None:
     with NodeServer([tmp_path / "first"], config()) as first, NodeServer([tmp_path / "second"], config()) as second:
         endpoints = [first.peer_endpoint]
@@ -63,12 +64,12 @@ def test_a_node_that_joins_and_one_that_comes_back_to_a_cluster_transform_what_t
                 view = second.membership.view
                 return view is not None and [node.state for node in view.nodes] == [pb.MapNode.ACTIVE] * 2
 
-            eventually(has_joined, timeout_s=60)
+            eventually(has_joined)
             assert upper_of_all(client, to="B-ZA") == [b"BCD"] * len(NAMES)
             assert 0 < made_by(second) < len(NAMES)
         ports = {"port": second.port, "peer_port": second.peer_port}
         second.stop()
         with NodeServer([tmp_path / "second"], config(**ports)) as again, connect(first.url) as client:
             # While it finds out what it missed, it is not asked.
-            eventually(lambda: upper_of_all(client) == [b"ABC"] * len(NAMES) and made_by(again) > 0, timeout_s=60)
+            eventually(lambda: upper_of_all(client) == [b"ABC"] * len(NAMES) and made_by(again) > 0)
             assert [one.name for one in client.etl.list()] == ["up"]

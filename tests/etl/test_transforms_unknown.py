@@ -154,7 +154,7 @@ def test_a_node_says_in_the_map_what_it_can_do_when_it_comes_back(tmp_path: Path
         map_.node.add(uuid=uuid, host="h", endpoint=node.endpoint, peer_endpoint=node.peer_endpoint, weight=1, number=1)
         with operator_of(node) as channel:
             stub = ais_cluster_pb2_grpc.ClusterStub(channel)
-            stub.Learn(cluster_pb.LearnRequest(map=map_), timeout=20)
+            stub.Learn(cluster_pb.LearnRequest(map=map_), timeout=60)
         view = node.membership.view
         assert view is not None and not view.transforming
     with NodeServer([tmp_path], ServerConfig(**ports)) as node:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
-import soundfile
 
 from ais_loader.errors import TransformFailed
 from examples.etl.flac_to_wav import FFMPEG, FlacToWav, by_pyav, flac_to_wav
@@ -32,6 +31,8 @@ OPERATOR = {"etl_code": False, "etl_commands": {"wav": FFMPEG}}
 
 
 def pcm(wav: bytes) -> tuple[Any, int]:
+    import soundfile
+
     samples, rate = soundfile.read(io.BytesIO(wav), dtype="int16", always_2d=True)
     if wav[:4] == b"RIFF":  # readers that go by the header find as many
         with wave.open(io.BytesIO(wav)) as file:

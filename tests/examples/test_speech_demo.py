@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 import ais_loader
@@ -24,6 +23,7 @@ from examples.speech.model import SpeechModel
 from examples.speech.report import edit_distance
 from examples.speech.train import main
 from tests.data import EMPTY_WAV, utterances
+from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -32,6 +32,8 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture(autouse=True)
 def threads_as_before() -> Iterator[None]:
     """The demo sets how many threads torch uses, for its whole process."""
+    import torch
+
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -105,7 +107,7 @@ def test_a_loss_that_does_not_fall_is_an_exit_status_of_its_own(
     assert output.read_bytes().startswith(PNG_SIGNATURE)
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "message"),
     [
         (["--data", "/nowhere"], "cannot read /nowhere/manifest.jsonl: No such file or directory"),
@@ -165,6 +167,8 @@ def test_an_interrupted_run_ends_without_a_traceback_and_leaves_no_store(tmp_pat
 
 @pytest.mark.slow
 def test_the_other_utterances_of_a_batch_change_neither_loss_nor_transcript() -> None:
+    import torch
+
     picked = utterances()[:100:33]
     alphabet = Alphabet(spoken_text(utterance.text) for utterance in picked)
     samples = [make_sample(u.path.read_bytes(), alphabet.encode(spoken_text(u.text))) for u in picked]
@@ -180,7 +184,7 @@ def test_a_recording_without_samples_is_refused_with_its_reason() -> None:
         make_sample(EMPTY_WAV.read_bytes(), [])
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "spoken"),
     [
         ("M I S D N  (emme-iessedienne)", "m i s d n"),
@@ -193,7 +197,7 @@ def test_transcripts_are_reduced_to_what_is_said(text: str, spoken: str) -> None
     assert spoken_text(text) == spoken
 
 
-@pytest.mark.parametrize(
+@table(
     ("reference", "hypothesis", "distance"),
     [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("ошибка", "ошибки", 1)],
 )

@@ -25,7 +25,7 @@ from tests.peer_kit import PROCESS_OPERATOR, peer_at
 
 BUCKET = "b"
 TIMEOUT_S = 60.0
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 60.0
 RETRY_S = 40.0
 """Nodes of a busy machine stand still now and then, and compare their copies afterwards."""
 PAUSE_S = 0.02

@@ -64,7 +64,7 @@ class Cluster:
         maps = []
         for node in self.running.nodes:
             with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
-                maps.append(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=10).map)
+                maps.append(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=60).map)
         return max(maps, key=lambda map_: map_.version)
 
     def kill(self, node: int) -> None:
@@ -75,9 +75,9 @@ class Cluster:
         it serves them; returns when it has done both, and is behind its link again."""
         self.running.nodes[node].start()
         own = self.running.nodes[node].url.removeprefix("grpc://")
-        eventually(lambda: self._newest().node[node].endpoint == own, timeout_s=30)
+        eventually(lambda: self._newest().node[node].endpoint == own)
         # Before its link is in the map again: it tells its peers that it is back under the address that it listens on.
-        eventually(lambda: self._serves(node), timeout_s=60, interval_s=0.1)
+        eventually(lambda: self._serves(node), interval_s=0.1)
         serve_all(self.running)
         self.change()
 
@@ -116,7 +116,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[Client]:
-    with connect(cluster.url, options=ClusterOptions(retry_s=20.0, verify_payload=True)) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=60.0, verify_payload=True)) as client:
         yield client
 
 
@@ -206,7 +206,7 @@ def test_a_large_entry_goes_on_at_another_copy_from_its_last_byte(cluster: Clust
         link.bytes_per_s = 20e6
     before = sum(link.bytes_to_client for link in cluster.links)
     with (
-        connect(cluster.url, options=ClusterOptions(retry_s=20.0, verify_payload=True)) as client,
+        connect(cluster.url, options=ClusterOptions(retry_s=60.0, verify_payload=True)) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         try:
@@ -232,8 +232,8 @@ def test_a_frozen_node_costs_one_time_out_where_there_are_copies(cluster: Cluste
     check(list(bucket.get_batch(MIXED)), MIXED)
     cluster.running.nodes[2].pause()
     try:
-        check(list(bucket.get_batch(MIXED, timeout_s=1.0, assembly="direct")), MIXED)
-        assert bucket.get("s/0000", timeout_s=1.0) == SMALL["s/0000"]
+        check(list(bucket.get_batch(MIXED, timeout_s=3.0, assembly="direct")), MIXED)
+        assert bucket.get("s/0000", timeout_s=3.0) == SMALL["s/0000"]
     finally:
         cluster.running.nodes[2].resume()
     check(list(bucket.get_batch(MIXED)), MIXED)
@@ -246,15 +246,14 @@ def test_entries_whose_only_copy_is_on_a_frozen_node_time_out_in_their_place(clu
     check(list(bucket.get_batch(names)), names)
     cluster.running.nodes[victim].pause()
     try:
-        items = list(bucket.get_batch(names, timeout_s=0.5, on_error="placeholder", assembly="direct"))
+        items = list(bucket.get_batch(names, timeout_s=2.0, on_error="placeholder", assembly="direct"))
         with pytest.raises(errors.SilenceTimeout):
-            list(bucket.get_batch(names, timeout_s=0.5, assembly="direct"))
+            list(bucket.get_batch(names, timeout_s=2.0, assembly="direct"))
     finally:
         cluster.running.nodes[victim].resume()
     assert [item.entry.name for item in items] == names
-    assert {item.entry.name for item in items if item.status is Status.TIMEOUT} == frozen
+    assert {item.entry.name: item.status for item in items if not item.ok} == dict.fromkeys(frozen, Status.TIMEOUT)
     assert all(item.tobytes() == SMALL[item.entry.name] for item in items if item.ok)
-    assert all(item.ok or item.entry.name in frozen for item in items)
 
 
 # -- cut off
@@ -292,7 +291,7 @@ def test_a_client_with_an_old_map_is_told_and_asks_the_nodes_of_the_new_one(clus
     batch = bucket.get_batch(MIXED, assembly="direct")
     items = list(itertools.islice(batch, 30))
     # Nodes that find everything in its place make a newer one by themselves.
-    eventually(lambda: cluster._newest().node[1].state == pb.MapNode.ACTIVE, timeout_s=60, interval_s=0.1)
+    eventually(lambda: cluster._newest().node[1].state == pb.MapNode.ACTIVE, interval_s=0.1)
     cluster.running.map.node[1].state = pb.MapNode.ACTIVE
     check(items + list(batch), MIXED)
     check(list(bucket.get_batch(MIXED, assembly="direct")), MIXED)

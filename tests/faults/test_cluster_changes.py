@@ -90,6 +90,7 @@ def test_a_node_joins_and_another_leaves_and_dies_while_batches_are_half_way(
         client.close()  # before those that it has sessions with
 
 
+@pytest.mark.exhaustive
 def test_every_node_restarts_in_turn_while_batches_are_half_way(cluster: ClusterProcesses, client: Client) -> None:
     held = Held(client)
     for node in cluster.nodes:

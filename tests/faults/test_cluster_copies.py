@@ -90,6 +90,7 @@ def test_the_only_copies_are_down_while_others_are_made_and_no_reader_is_told_th
         assert_no_node_is_needed(cluster, ledger)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("before", "after", "victim"),
     [(3, 1, 0), *(pytest.param(*other, marks=pytest.mark.exhaustive) for other in ((3, 2, 1), (2, 1, 2)))],
@@ -111,6 +112,7 @@ def test_surplus_copies_go_while_a_node_dies_and_returns_and_bring_nothing_back(
         assert_content(cluster.url, ledger)
 
 
+@pytest.mark.exhaustive
 def test_the_number_of_copies_changes_again_and_again_before_it_has_settled(tmp_path: Path) -> None:
     with filled(tmp_path, KEYS, copies=2) as (cluster, bucket, ledger):
         with all_changing(cluster.url, ledger, KEYS, seed=3) as writers:

@@ -80,7 +80,7 @@ class Killer:
             start.result()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("seed", "batches"), [(2, 40), *(pytest.param(seed, 120, marks=pytest.mark.exhaustive) for seed in (3, 4))]
 )

@@ -96,6 +96,7 @@ def test_all_keys_change_while_a_node_leaves_and_one_restarts(tmp_path: Path, vi
         assert_content(left[0].url, ledger)
 
 
+@pytest.mark.exhaustive
 def test_two_nodes_join_at_once_and_one_leaves_while_all_keys_change(tmp_path: Path) -> None:
     with (
         filled(tmp_path / "cluster", KEYS) as (cluster, _, ledger),
@@ -133,6 +134,7 @@ def moved(member: cluster_pb.MapNode, state: cluster_pb.MapNode.State) -> Edit:
     return edit
 
 
+@pytest.mark.exhaustive
 def test_the_only_copies_stay_readable_while_a_node_leaves_and_returns_again_and_again(tmp_path: Path) -> None:
     """By each map other nodes may let go of what they have, and the map changes just when they do."""
     draw = random.Random(5)

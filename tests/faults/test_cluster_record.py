@@ -212,6 +212,7 @@ def test_a_bucket_deleted_and_made_again_while_a_node_was_down_is_a_new_one_ther
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("damage", ["missing", "damaged", "old"])
 def test_a_file_lost_on_one_drive_is_restored_from_the_other(cluster: Cluster, damage: str) -> None:
     node = cluster.nodes[0]

@@ -101,6 +101,7 @@ def test_a_node_is_killed_while_objects_move(tmp_path: Path, victim: int) -> Non
         clients.check()
 
 
+@pytest.mark.exhaustive
 def test_two_nodes_join_at_once(tmp_path: Path) -> None:
     with (
         filled(tmp_path / "cluster", KEYS) as (cluster, bucket, ledger),

@@ -14,11 +14,10 @@ from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc
-from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.faults.fault_kit import serve_all
 from tests.faults.ledger_kit import BUCKET, GONE, Ledger, content, current_map, delete, put, writing
-from tests.store.snapshot_kit import retained
+from tests.store.snapshot_kit import contents_at, retained
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
@@ -33,12 +32,8 @@ def cluster() -> Iterator[ClusterProcesses]:
 
 def on_drive(cluster: ClusterProcesses, number: int, snapshot: str) -> Versions:
     """What a node has of it, read beside the node or after its death; every byte is verified."""
-    pinned = f"{BUCKET}@{snapshot}"
     with Store.open(cluster.nodes[number].drives, mode="r") as store:
-        return {
-            name: (str(record.version), b"".join(open_object(store, pinned, name)))
-            for name, record in list(store.objects(pinned))
-        }
+        return contents_at(store, f"{BUCKET}@{snapshot}")
 
 
 def on_all(cluster: ClusterProcesses, snapshot: str) -> Versions:
@@ -160,7 +155,7 @@ def test_a_node_that_dies_while_it_makes_a_snapshot_leaves_nothing_and_holds_nob
         assert bucket.snapshots() == []
         del maker._environment["AIS_LOADER_FAILPOINT"]
         cluster.start([0])
-        eventually(lambda: not any(kept(cluster, number) for number in range(3)), timeout_s=40)
+        eventually(lambda: not any(kept(cluster, number) for number in range(3)))
         assert not any(one.snapshot for one in current_map(cluster.nodes).bucket)
         serve_all(cluster)
         bucket.snapshot("s")
@@ -183,5 +178,5 @@ def test_of_an_unfinished_snapshot_nothing_stays_though_its_maker_never_comes_ba
             make(pb.CreateSnapshotRequest(bucket=BUCKET, name="s"), timeout=60)
         assert any(one.snapshot for one in current_map(cluster.nodes).bucket) and kept(cluster, 1)
         client.bucket(BUCKET).put("a", b"2")
-        eventually(lambda: not any(kept(cluster, number) for number in (1, 2)), timeout_s=60)
+        eventually(lambda: not any(kept(cluster, number) for number in (1, 2)))
         assert not any(one.snapshot for one in current_map(cluster.nodes).bucket)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from ais_loader import Client, ClusterOptions, connect
-from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.testing import SeededObjects, eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.run import DIRECT_BYTES
 from storage_node.etl.webserver import HTTPMultiThreadedServer
 
 pytestmark = pytest.mark.slow
-SOURCES = {f"{at:03d}": seeded_bytes(DIRECT_BYTES + 1000 * at, seed=at) for at in range(60)}
+SOURCES = SeededObjects({f"{at:03d}": (DIRECT_BYTES + 1000 * at, at) for at in range(60)})
 VICTIM = 2
 
 
@@ -52,7 +52,7 @@ def cluster_with(server: Held, folder: Path) -> Iterator[tuple[ClusterProcesses,
             cluster.map.transform.append(pb.Transform(name="twice", uuid=uuid.uuid4().bytes, server=told))
             cluster.map.version += 1
             cluster.teach()
-            with connect(cluster.url, options=ClusterOptions(retry_s=30.0)) as client:
+            with connect(cluster.url, options=ClusterOptions(retry_s=60.0)) as client:
                 yield cluster, client
 
 
@@ -68,7 +68,7 @@ def test_a_killed_owner_loses_no_result_that_was_on_its_way_to_it(tmp_path: Path
         client.bucket("from").put_many(SOURCES.items())
         job = client.bucket("from").transform("to", etl="twice", wait=False)
         try:
-            eventually(lambda: server.begun > 12, timeout_s=30)
+            eventually(lambda: server.begun > 12)
             cluster.kill([VICTIM])
         finally:
             server.let.set()

@@ -13,7 +13,6 @@ from ais_loader.wire.cluster_map import ClusterView
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import begin_leave, remove_node
 from storage_node.store import format as fmt
-from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.faults.ledger_kit import (
     BUCKET,
@@ -30,6 +29,7 @@ from tests.faults.ledger_kit import (
     writing,
 )
 from tests.peer_kit import PROCESS_OPERATOR
+from tests.store.snapshot_kit import contents_at
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
@@ -46,8 +46,7 @@ def read(url: str, snapshot: str = "s") -> dict[str, bytes]:
 
 def on_drive(node: NodeProcess, snapshot: str) -> dict[str, bytes]:
     with Store.open(node.drives, mode="r") as store:
-        pinned = f"{BUCKET}@{snapshot}"
-        return {name: b"".join(open_object(store, pinned, name)) for name, _ in list(store.objects(pinned))}
+        return {name: data for name, (_, data) in contents_at(store, f"{BUCKET}@{snapshot}").items()}
 
 
 def all_have(nodes: Sequence[NodeProcess], wanted: dict[str, bytes], snapshot: str = "s") -> bool:

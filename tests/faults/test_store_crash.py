@@ -184,6 +184,7 @@ def test_a_creation_that_is_killed_is_repeated_or_complete(tmp_path: Path, serve
     assert history.sure == {"main/": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point", ["rebuild.built", "record.staged", "record.one_drive", "rebuild.aside", "rebuild.aside:2"]
 )
@@ -270,6 +271,7 @@ def test_the_judge_knows_a_mix_a_loss_and_half_a_group(tmp_path: Path) -> None:
         expected.judge({"a": 1, "b": 1})
 
 
+@pytest.mark.slow
 def test_the_judge_finds_a_lost_object_and_an_orphan(history: History, server: CrashServer, tmp_path: Path) -> None:
     verdict = tmp_path / "verdict-of-damage"
 

@@ -12,9 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import boto3
-from botocore.config import Config
-
 COMMAND = [sys.executable, "-m", "ais_loader.cli", "gateway"]
 TIMEOUT_S = 90.0
 
@@ -100,6 +97,9 @@ def is_running(pid: int) -> bool:
 
 def s3_at(url: str, key: str, secret: str, **options: Any) -> Any:
     """Return a client of boto3 without repetitions."""
+    import boto3
+    from botocore.config import Config
+
     config = Config(retries={"total_max_attempts": 1}, read_timeout=30, connect_timeout=30)
     return boto3.client(
         "s3",

@@ -6,9 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from ais_loader import Client
 from ais_loader.testing import NodeProcess, throwaway_folder
@@ -30,6 +28,9 @@ class Served:
 
     def s3(self, **config: Any) -> Any:
         """Return a client of boto3 with these settings of its `Config`."""
+        import boto3
+        from botocore.config import Config
+
         settings = {"retries": {"total_max_attempts": 1}, **config}
         return boto3.client(
             "s3",
@@ -40,18 +41,25 @@ class Served:
             config=Config(**settings),
         )
 
+    def empty(self, bucket: str) -> None:
+        """Delete all of its objects, which another row of a table may have left."""
+        for name in list(self.client.bucket(bucket)):
+            self.client.bucket(bucket).delete(name)
 
-@pytest.fixture(scope="session", params=["embedded", "node"])
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+
+@pytest.fixture(scope="session", params=["embedded", "grpc"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A store of the gateway's tests alone."""
     with throwaway_folder() as folder:
         if request.param == "embedded":
-            yield from _serve(str(folder / "store"))
+            yield str(folder / "store")
         else:
             with NodeProcess(folder / "drive") as node:
-                yield from _serve(node.url)
+                yield node.url
 
 
-def _serve(url: str) -> Iterator[Served]:
+@pytest.fixture(scope="session")
+def served(url: str) -> Iterator[Served]:
     clients = Clients(url, [ACCOUNT])
     try:
         with GatewayThread(clients, {ACCOUNT.access_key: ACCOUNT}, with_members=True) as gateway:

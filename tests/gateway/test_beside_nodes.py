@@ -81,7 +81,7 @@ def test_serve_starts_a_gateway_that_is_replaced_and_ends_with_the_node(folder: 
         s3.put_object(Bucket="speech", Key="a", Body=b"1")
         (pid,) = gateway_pids(node.pid)
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: "the gateway ended with code -9" in node.log(), 60)
+        eventually(lambda: "the gateway ended with code -9" in node.log())
         eventually(lambda: answers(url), 90)
         assert s3.get_object(Bucket="speech", Key="a")["Body"].read() == b"1"
         assert node.stop() == 0
@@ -90,7 +90,7 @@ def test_serve_starts_a_gateway_that_is_replaced_and_ends_with_the_node(folder: 
         assert answers(node.gateway_url)
         last = node.gateway_url
         node.kill()
-        eventually(lambda: not listens(last), 30)
+        eventually(lambda: not listens(last))
 
 
 @pytest.mark.slow
@@ -121,18 +121,18 @@ def test_the_supervisor_keeps_a_gateway_and_its_port(folder: Path) -> None:
         kept = Supervisor(root, node.uuid, "127.0.0.1")
         kept.start()
         try:
-            eventually(lambda: kept.status()["state"] == "serving", 60)
+            eventually(lambda: kept.status()["state"] == "serving")
             url = kept.status()["gateway_url"]
             assert first < int(url.rpartition(":")[2]) < first + 100
-            eventually(lambda: answers(url), 60)
+            eventually(lambda: answers(url))
             (shown,) = cluster_status(root)["nodes"]
             assert shown["gateway_url"] == url
             kept.renew()
-            eventually(lambda: not listens(url), 60)
-            eventually(lambda: kept.status()["gateway_url"] == url and answers(url), 60)
+            eventually(lambda: not listens(url))
+            eventually(lambda: kept.status()["gateway_url"] == url and answers(url))
             settings_store.write(root, KeptSettings(2, {}))
             kept.renew()
-            eventually(lambda: kept.status()["settings"] == {}, 60)
+            eventually(lambda: kept.status()["settings"] == {})
             assert (kept.status()["gateway_url"], listens(url)) == ("", False)
         finally:
             kept.stop()

@@ -50,17 +50,29 @@ class Place:
             opened.write(bytes([data[at] ^ 1]))
 
 
-@pytest.fixture(scope="module", params=["embedded", "node"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    with throwaway_folder() as folder, contextlib.ExitStack() as held:
-        url = str(folder / "store")
-        if request.param == "node":
-            url = held.enter_context(NodeProcess(folder / "store")).url
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with throwaway_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module", params=["embedded", "grpc"])
+def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    if request.param == "embedded":
+        yield str(folder / "store")
+    else:
+        with NodeProcess(folder / "drive") as node:
+            yield node.url
+
+
+@pytest.fixture(scope="module")
+def place(url: str, folder: Path) -> Iterator[Place]:
+    with contextlib.ExitStack() as held:
         clients = Clients(url, [])
         held.callback(clients.close)
         clients.of(None).create_bucket("b")
         gateway = held.enter_context(GatewayThread(clients, None))
-        yield Place(gateway.port, clients, folder / "store")
+        yield Place(gateway.port, clients, folder)
 
 
 def data_of(seed: int, size_bytes: int) -> bytes:

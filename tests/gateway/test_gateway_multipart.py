@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import pytest
-
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import MIB, code, data
+from tests.table import table
 
 PART = 5 * MIB
 
@@ -32,7 +31,7 @@ def complete(s3: Any, upload: dict[str, str], parts: list[dict[str, Any]], **arg
     return s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **arguments)
 
 
-@pytest.mark.parametrize("algorithm", ["", "CRC32", "CRC32C", "SHA1", "SHA256"])
+@table("algorithm", ["", "CRC32", "CRC32C", "SHA1", "SHA256"])
 def test_parts_in_any_order(s3: Any, bucket: str, algorithm: str) -> None:
     chosen = {"ChecksumAlgorithm": algorithm} if algorithm else {}
     upload = begin(s3, bucket, Metadata={"k": "v"}, ContentType="text/x", **chosen)

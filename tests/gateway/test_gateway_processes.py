@@ -46,7 +46,7 @@ def serves(gateway: GatewayCommand) -> bool:
 
 
 def numbers(gateway: GatewayCommand) -> dict[str, float]:
-    with urllib.request.urlopen(gateway.told["metrics_url"], timeout=30) as answer:
+    with urllib.request.urlopen(gateway.told["metrics_url"], timeout=60) as answer:
         found = re.findall(r"(ais_loader_gateway_\w+\{.*?\}) (\S+)", answer.read().decode())
     return {name: float(value) for name, value in found}
 
@@ -71,11 +71,11 @@ def test_both_processes_answer_and_are_told(gateway: GatewayCommand, tmp_path: P
         total += 50
         return all(by_process())
 
-    eventually(both, 60)
+    eventually(both)
     assert sum(by_process()) == total
     lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
     assert [line["status"] for line in lines] == ["403"] * total and len({line["id"] for line in lines}) == total
-    with urllib.request.urlopen(gateway.told["page_url"], timeout=30) as answer:
+    with urllib.request.urlopen(gateway.told["page_url"], timeout=60) as answer:
         assert answer.status == 200
 
 
@@ -88,14 +88,14 @@ def test_a_process_that_dies_is_replaced_and_the_other_one_goes_on(gateway: Gate
     eventually(lambda: not is_running(first))
     for _ in range(20):
         assert serves(gateway)  # nobody waits for the dead one
-    eventually(lambda: len(gateway.children()) == 2 and first not in gateway.children(), 60)
+    eventually(lambda: len(gateway.children()) == 2 and first not in gateway.children())
     assert second in gateway.children()
     eventually(lambda: "another one starts" in gateway.log())
     assert f"process {first} of the gateway ended with code -9" in gateway.log()
-    eventually(lambda: 'ais_loader_gateway_connections{process="0"}' in numbers(gateway), 60)
+    eventually(lambda: 'ais_loader_gateway_connections{process="0"}' in numbers(gateway))
     os.kill(second, signal.SIGKILL)
-    eventually(lambda: second not in gateway.children(), 60)
-    eventually(lambda: serves(gateway), 60)
+    eventually(lambda: second not in gateway.children())
+    eventually(lambda: serves(gateway))
     assert s3_at(gateway.url, "k", "s").get_object(Bucket="killed", Key="a")["Body"].read() == b"1"
 
 
@@ -117,7 +117,7 @@ def test_the_processes_end_with_a_parent_that_is_killed(gateway: GatewayCommand)
     children = gateway.children()
     assert len(children) == 2 and all(map(is_running, children))
     gateway.end(signal.SIGKILL)
-    eventually(lambda: not any(map(is_running, children)), 30)
+    eventually(lambda: not any(map(is_running, children)))
 
 
 def test_a_gateway_that_cannot_serve_says_why(node: NodeProcess, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ais_loader.testing import eventually
 from storage_node.gateway.spool import AT_ONCE_BYTES
 from tests.gateway.conftest import Served
 from tests.gateway.test_hostile import STREAMING, UNSIGNED_TRAILER, chunked, refused, send, signed
+from tests.table import table
 
 MIB = 1 << 20
 SIZE_BYTES = 3 * MIB
@@ -149,7 +150,7 @@ def test_a_chunk_with_a_wrong_signature_in_the_middle(part: Part) -> None:
     assert part.stored == []
 
 
-@pytest.mark.parametrize("difference", [-1, 1, MIB])
+@table("difference", [-1, 1, MIB])
 def test_false_lengths(part: Part, difference: int) -> None:
     word = hashlib.sha256(DATA).hexdigest()
     headers, _, _ = part.headers({"Content-Length": str(SIZE_BYTES + difference)}, word=word)

@@ -26,6 +26,7 @@ from storage_node.gateway.websites import refuse_websites
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.raw_kit import connected, parsed, received
 from tests.gateway.test_hostile import refused, send
+from tests.table import table
 
 DOMAIN = "s3.local"
 
@@ -164,7 +165,7 @@ def test_a_body_that_cannot_be_kept_is_told_as_such(
     assert of_store(errors.QuotaExceeded("x")).status == 403
 
 
-@pytest.mark.parametrize("value", ["a%00b", "%0b", "%7f", "a%0d%0aX:y"])
+@table("value", ["a%00b", "%0b", "%7f", "a%0d%0aX:y"])
 def test_headers_that_a_client_asks_for_have_no_control_characters(
     served: Served, bucket: str, open_gateway: GatewayThread, value: str
 ) -> None:

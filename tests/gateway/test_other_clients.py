@@ -5,7 +5,6 @@ from __future__ import annotations
 import obstore
 import pytest
 from obstore.store import S3Store
-from pyarrow import fs
 
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.test_boto3 import data
@@ -43,6 +42,8 @@ def test_obstore(store: S3Store) -> None:
 
 
 def test_pyarrow(served: Served, bucket: str) -> None:
+    from pyarrow import fs
+
     files = fs.S3FileSystem(
         access_key=ACCOUNT.access_key,
         secret_key=ACCOUNT.secret_key,

@@ -48,7 +48,7 @@ def running() -> Iterator[Served]:
 @pytest.fixture
 def served(running: Served) -> Iterator[Served]:
     running.cluster.start()
-    eventually(lambda: succeeds(running.one.list_objects_v2, Bucket=BUCKET), 60)
+    eventually(lambda: succeeds(running.one.list_objects_v2, Bucket=BUCKET))
     yield running
     running.cluster.start()
 
@@ -72,7 +72,7 @@ def test_objects_are_there_and_can_be_put_while_a_node_is_down(served: Served) -
     assert {row["Key"]: row["Size"] for row in listed["Contents"]} == {key: len(body) for key, body in bodies.items()}
     for at in range(60, 80):
         key, body = f"d/{at:03d}", seeded_bytes(at * 3000, at)
-        eventually(lambda key=key, body=body: succeeds(served.one.put_object, Bucket=BUCKET, Key=key, Body=body), 30)
+        eventually(lambda key=key, body=body: succeeds(served.one.put_object, Bucket=BUCKET, Key=key, Body=body))
         bodies[key] = body
     served.cluster.start()
     for key, body in bodies.items():
@@ -96,7 +96,7 @@ def test_an_upload_in_parts_goes_on_after_a_node_was_killed(served: Served) -> N
                 return False
             return True
 
-        eventually(put, 60)
+        eventually(put)
         if number == 2:
             served.cluster.start()
         assert [row["PartNumber"] for row in served.other.list_parts(**upload)["Parts"]] == list(range(1, number + 1))
@@ -109,7 +109,7 @@ def test_an_upload_in_parts_goes_on_after_a_node_was_killed(served: Served) -> N
             served.other.complete_multipart_upload(**upload, MultipartUpload=made)
         return succeeds(served.one.head_object, Bucket=BUCKET, Key="large")
 
-    eventually(complete, 60)
+    eventually(complete)
     assert served.one.get_object(Bucket=BUCKET, Key="large")["Body"].read() == b"".join(parts)
 
 
@@ -130,7 +130,7 @@ def test_a_get_in_which_a_node_is_killed_is_complete_or_cut(served: Served) -> N
             assert body.startswith(found)
         answer.close()
         served.cluster.start()
-        eventually(lambda: succeeds(served.other.head_object, Bucket=BUCKET, Key="streamed"), 60)
+        eventually(lambda: succeeds(served.other.head_object, Bucket=BUCKET, Key="streamed"))
     assert whole  # one node of three has no copy of it, and others go on from the second copy
 
 
@@ -154,9 +154,9 @@ def test_puts_during_which_nodes_are_killed_are_whole_or_not_there(served: Serve
         for number in range(3):
             before = len(acknowledged)
             served.cluster.kill([number])
-            eventually(lambda before=before: len(acknowledged) > before + 5, 60)
+            eventually(lambda before=before: len(acknowledged) > before + 5)
             served.cluster.start([number])
-            eventually(lambda before=before: len(acknowledged) > before + 10, 60)
+            eventually(lambda before=before: len(acknowledged) > before + 10)
     finally:
         stopping.set()
         for thread in threads:

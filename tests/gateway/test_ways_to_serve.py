@@ -126,7 +126,7 @@ class _Answer:
 def _sent(port: int, request: AWSRequest, body: bytes | None = None) -> _Answer:
     """Send a request to a gateway on this machine, whatever its host is."""
     split = urlsplit(request.url)
-    with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+    with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         headers = {"Host": split.netloc, **dict(request.headers.items())}
         connection.request(request.method, f"{split.path}?{split.query}", body=body, headers=headers)
         return _Answer(connection.getresponse())
@@ -134,7 +134,7 @@ def _sent(port: int, request: AWSRequest, body: bytes | None = None) -> _Answer:
 
 def test_requests_without_keys(served: Served, bucket: str) -> None:
     with GatewayThread(served.clients, None) as gateway:
-        connection = HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", gateway.port, timeout=60)
         for method, body, status in (("PUT", b"1", 200), ("GET", None, 200), ("DELETE", None, 204), ("GET", None, 404)):
             connection.request(method, f"/{bucket}/a", body=body)
             answer = connection.getresponse()

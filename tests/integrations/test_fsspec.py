@@ -9,14 +9,11 @@ from pathlib import Path
 
 import fsspec
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.dataset
-import pyarrow.parquet as pq
 import pytest
 
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
+from tests.table import table
 
 FILES = {
     "a": b"one",
@@ -78,6 +75,7 @@ def test_names_with_common_beginnings_are_listed_as_folders(files: AISFileSystem
     assert files.du("b") == sum(map(len, FILES.values()))
 
 
+@pytest.mark.every_transport
 def test_what_is_not_there_is_a_file_that_is_not_found(files: AISFileSystem) -> None:
     for call in (
         lambda: files.info("b/nothing"),
@@ -104,9 +102,7 @@ def test_many_files_come_with_one_call_and_failures_in_their_place(files: AISFil
     assert found[0] == b"on" and isinstance(found[1], FileNotFoundError) and found[2] == FILES["z.bin"][5:10]
 
 
-@pytest.mark.parametrize(
-    ("start", "end"), [(None, None), (1, 2), (0, 100), (2, None), (-2, None), (None, -1), (100, 200), (2, 1)]
-)
+@table(("start", "end"), [(None, None), (1, 2), (0, 100), (2, None), (-2, None), (None, -1), (100, 200), (2, 1)])
 def test_ranges_are_those_of_slices(files: AISFileSystem, start: int | None, end: int | None) -> None:
     assert files.cat_file("b/a", start=start, end=end) == b"one"[start:end]
 
@@ -201,6 +197,8 @@ def test_it_goes_to_another_process_as_its_address(files: AISFileSystem) -> None
 
 
 def test_pandas_writes_and_reads_tables_by_url(files: AISFileSystem, url: str) -> None:
+    import pandas as pd
+
     table = pd.DataFrame({"a": np.arange(1_000), "b": [f"row {at}" for at in range(1_000)]})
     options = {"store": url}
     table.to_parquet("ais://b/table.parquet", storage_options=options)
@@ -210,6 +208,10 @@ def test_pandas_writes_and_reads_tables_by_url(files: AISFileSystem, url: str) -
 
 
 def test_pyarrow_reads_columns_and_folders_of_parquet(files: AISFileSystem) -> None:
+    import pyarrow as pa
+    import pyarrow.dataset
+    import pyarrow.parquet as pq
+
     table = pa.table({"a": np.arange(200_000), "b": np.random.default_rng(1).random(200_000)})
     for part in range(3):
         with files.open(f"b/parts/{part}.parquet", "wb") as file:

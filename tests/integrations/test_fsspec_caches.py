@@ -8,9 +8,6 @@ from typing import Any
 
 import fsspec
 import fsspec.parquet
-import pandas as pd
-import pyarrow.fs
-import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.cached import CachingFileSystem
 
@@ -18,6 +15,7 @@ from ais_loader import connect
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.objects.pinned import WHOLE_BYTES
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes, throwaway_folder
+from tests.table import table
 
 # fsspec's MMapCache leaves the file open that it has mapped, until it is collected.
 pytestmark = [
@@ -111,10 +109,8 @@ def test_a_cache_of_files_that_compares_versions_reads_an_overwritten_object_ane
             assert file.read() == data
 
 
-@pytest.mark.parametrize(
-    "cache_type", ["none", "readahead", "bytes", "mmap", "blockcache", "first", "background", "all"]
-)
-@pytest.mark.parametrize("name", ["large", "small"])
+@table("cache_type", ["none", "readahead", "bytes", "mmap", "blockcache", "first", "background", "all"])
+@table("name", ["large", "small"])
 def test_a_file_takes_any_cache_of_fsspec(files: AISFileSystem, cache_type: str, name: str) -> None:
     data = DATA if name == "large" else SMALL
     with files.open(f"b/{name}", "rb", cache_type=cache_type, block_size=BLOCK_BYTES) as file:
@@ -137,6 +133,8 @@ def test_blocks_are_of_the_version_that_was_opened(files: AISFileSystem) -> None
 
 
 def test_pyarrow_opens_files_and_says_what_is_not_there(files: AISFileSystem) -> None:
+    import pyarrow.fs
+
     through = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(files))
     for opening in (through.open_input_stream, through.open_input_file):
         with opening("b/small") as file:
@@ -154,6 +152,8 @@ def counted() -> Iterator[NodeProcess]:
 
 
 def test_a_file_costs_one_request_and_another_if_pyarrow_asks_whether_it_is_one(counted: NodeProcess) -> None:
+    import pyarrow.fs
+
     AISFileSystem.clear_instance_cache()
     files = fsspec.filesystem("ais", store=counted.url)
     names = [f"b/{at:02d}" for at in reversed(range(20))]  # in no order in which they are fetched together
@@ -187,6 +187,9 @@ def test_a_file_costs_one_request_and_another_if_pyarrow_asks_whether_it_is_one(
 
 
 def test_parquet_by_pandas_and_by_known_parts(files: AISFileSystem, store: str, tmp_path: Path) -> None:
+    import pandas as pd
+    import pyarrow.parquet as pq
+
     table = pd.DataFrame({"a": range(50_000), "b": [f"{at:08d}" for at in range(50_000)]})
     with files.open("b/t.parquet", "wb") as file:
         table.to_parquet(file)

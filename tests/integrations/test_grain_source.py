@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ais_loader import Entry, MapDataset, concat, errors
+from ais_loader import Entry, errors
 from ais_loader.integrations.grain import Source
 from ais_loader.testing import eventually, throwaway_store
 
@@ -30,7 +30,7 @@ class Slow:
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         self.requests.append(list(indices))
-        assert self.may_answer.acquire(timeout=30)
+        assert self.may_answer.acquire(timeout=60)
         if 13 in indices:
             raise ArithmeticError("unlucky")
         return [-at for at in indices]
@@ -41,12 +41,12 @@ def test_reads_during_a_request_are_the_next_one() -> None:
     source = Source(dataset)
     with ThreadPoolExecutor(8) as threads:
         first = threads.submit(source.__getitem__, 5)
-        eventually(lambda: dataset.requests == [[5]], timeout_s=30)
+        eventually(lambda: dataset.requests == [[5]])
         others = [threads.submit(source.__getitem__, at) for at in range(20, 27)]
-        eventually(lambda: len(source._waiting) == 7, timeout_s=30)
+        eventually(lambda: len(source._waiting) == 7)
         dataset.may_answer.release(2)
-        assert first.result(30) == -5
-        assert [one.result(30) for one in others] == [-at for at in range(20, 27)]
+        assert first.result(60) == -5
+        assert [one.result(60) for one in others] == [-at for at in range(20, 27)]
     assert [sorted(request) for request in dataset.requests] == [[5], list(range(20, 27))]
 
 
@@ -55,14 +55,14 @@ def test_an_error_belongs_to_its_sample() -> None:
     source = Source(dataset)
     with ThreadPoolExecutor(4) as threads:
         first = threads.submit(source.__getitem__, 0)
-        eventually(lambda: len(dataset.requests) == 1, timeout_s=30)
+        eventually(lambda: len(dataset.requests) == 1)
         others = {at: threads.submit(source.__getitem__, at) for at in (12, 13, 14)}
-        eventually(lambda: len(source._waiting) == 3, timeout_s=30)
+        eventually(lambda: len(source._waiting) == 3)
         dataset.may_answer.release(5)
-        assert first.result(30) == 0
-        assert (others[12].result(30), others[14].result(30)) == (-12, -14)
+        assert first.result(60) == 0
+        assert (others[12].result(60), others[14].result(60)) == (-12, -14)
         with pytest.raises(ArithmeticError, match="unlucky"):
-            others[13].result(30)
+            others[13].result(60)
     dataset.may_answer.release(1)
     assert source[1] == -1
 
@@ -87,20 +87,22 @@ def test_a_thread_that_is_interrupted_leaves_the_others_their_turn() -> None:
 
     threads = [threading.Thread(target=read, args=(0,))]
     threads[0].start()
-    eventually(lambda: len(dataset.requests) == 1, timeout_s=30)
+    eventually(lambda: len(dataset.requests) == 1)
     for number, at in enumerate((7, 8, 9), 1):
         threads.append(threading.Thread(target=read, args=(at,)))
         threads[-1].start()
-        eventually(lambda number=number: len(source._waiting) == number, timeout_s=30)
+        eventually(lambda number=number: len(source._waiting) == number)
     dataset.may_answer.release(10)
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(results) == [0, 7, 8, 9]
     assert [at for at, result in results.items() if result == "interrupted"] != []
     assert len([at for at, result in results.items() if result == -at]) == 3
 
 
 def test_a_source_reads_a_dataset_from_threads_and_after_pickling() -> None:
+    from ais_loader import MapDataset
+
     with throwaway_store(OBJECTS, bucket="b") as client:
         source = Source(MapDataset(client.url, URLS))
         with ThreadPoolExecutor(8) as threads:
@@ -121,6 +123,8 @@ def test_a_source_reads_a_dataset_from_threads_and_after_pickling() -> None:
 
 
 def test_the_repr_tells_other_entries_apart() -> None:
+    from ais_loader import MapDataset, concat
+
     with throwaway_store(OBJECTS, bucket="b") as client:
         whole = repr(Source(MapDataset(client, URLS)))
         assert whole == repr(Source(MapDataset(client.url, URLS)))

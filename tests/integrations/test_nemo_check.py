@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import soundfile
 from click.testing import CliRunner, Result
 
 import ais_loader
@@ -205,6 +204,8 @@ def test_plain_manifests_name_objects_and_need_sampling_rates(bucket: Bucket, tm
 def test_lengths_are_found_in_every_container(
     container: str, subtype: str, lie_s: float, bucket: Bucket, tmp_path: Path
 ) -> None:
+    import soundfile
+
     one = SPOKEN[0]
     samples, rate_hz = soundfile.read(one.path)
     out = io.BytesIO()
@@ -216,6 +217,8 @@ def test_lengths_are_found_in_every_container(
 
 
 def test_a_wav_that_is_cut_off_is_as_long_as_what_is_there(bucket: Bucket, tmp_path: Path) -> None:
+    import soundfile
+
     one = SPOKEN[0]
     samples, rate_hz = soundfile.read(one.path)
     out = io.BytesIO()

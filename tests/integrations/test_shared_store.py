@@ -79,6 +79,7 @@ def _tell(store: StoreReference, answers: multiprocessing.SimpleQueue[bytes]) ->
     answers.put(content(store))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.fresh_process
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

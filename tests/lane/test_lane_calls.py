@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.lane.lane_kit import RawLane, open_lane
 from tests.node.node_kit import serving
+from tests.table import table
 
 DATA_OF_TWO = seeded_bytes(CHUNK_BYTES + 77, seed=4)
 AUTO = ClusterOptions(lane="auto")
@@ -34,7 +34,7 @@ def client(node: NodeServer) -> Iterator[Client]:
 
 def quiet(node: NodeServer) -> None:
     """Nothing of the tests before is left."""
-    eventually(lambda: node.lanes.open_lanes == 0, 20.0)
+    eventually(lambda: node.lanes.open_lanes == 0)
 
 
 @pytest.fixture
@@ -199,12 +199,12 @@ def test_a_put_that_is_cut_anywhere_stores_nothing(node: NodeServer, client: Cli
         with open_lane(node) as lane:
             lane.socket.sendall(sent[:cut])
     lanes = 1  # the client's own, if it has one
-    eventually(lambda: node.lanes.open_lanes <= lanes, 20.0)
+    eventually(lambda: node.lanes.open_lanes <= lanes)
     assert not client.bucket("b").exists("cut")
     assert all(not list((Path(drive) / "staging").iterdir()) for drive in node._drives)
 
 
-@pytest.mark.parametrize(
+@table(
     ("sent", "what"),
     [
         (frame(CALL, b"Objects/Delete"), "lanes carry no calls of 'Objects/Delete'"),
@@ -241,6 +241,7 @@ def test_a_put_without_its_end_is_refused_and_the_next_one_is_taken(node: NodeSe
         assert stored(lane).size_bytes == 1
 
 
+@pytest.mark.slow
 def test_who_says_nothing_in_the_middle_of_a_put_is_told_and_let_go(node: NodeServer) -> None:
     with open_lane(node) as lane:
         lane.socket.sendall(PUT + header_of("silent") + frame(DATA, b"1"))
@@ -262,10 +263,10 @@ def test_what_is_put_by_a_lane_is_counted_and_has_a_place_as_by_grpc(tmp_path: P
         assert metrics.requests["put"] == 1
         with open_lane(node) as lane:
             lane.socket.sendall(PUT + header_of("held"))
-            eventually(lambda: streams.slots.held == 1, 10.0)
+            eventually(lambda: streams.slots.held == 1)
             with pytest.raises(errors.Overloaded):
                 bucket.put("a", b"2")
-        eventually(lambda: streams.slots.held == 0, 10.0)
+        eventually(lambda: streams.slots.held == 0)
         assert bucket.put("a", b"3").size_bytes == 1
 
 
@@ -277,7 +278,5 @@ def test_a_node_that_stops_ends_idle_lanes_at_once(tmp_path: Path) -> None:
         assert lane.receive()[0] in (FAILED, REFUSED)
         with connect(node.url, options=AUTO) as client:
             client.create_bucket("b").put("a", b"1")
-            began_s = time.monotonic()
-            node.stop(grace_s=60.0)
-            assert time.monotonic() - began_s < 50.0
+            node.stop(grace_s=600.0)  # longer than a test may take
     lane.socket.close()

@@ -27,6 +27,7 @@ from storage_node.server import NodeServer
 from tests.lane.lane_kit import RawLane, error_of, offer_of, open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
 from tests.node.node_kit import serving
+from tests.table import table
 
 DATA = {f"s/{at:03}": seeded_bytes(1000 + at, seed=at) for at in range(20)}
 BIG = seeded_bytes(3 << 20, seed=99)
@@ -156,7 +157,7 @@ def test_connections_without_a_token_end_each_other_and_no_client(
         assert answer(served)[0] == DATA["s/000"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("message", "what"),
     [
         (b"\xff" * 8, "a message of kind"),
@@ -180,9 +181,9 @@ def test_a_lane_that_is_cut_anywhere_leaves_nothing(node: NodeServer) -> None:
     for cut in range(0, len(sent) + 1, 3):
         with open_lane(node) as lane:
             lane.socket.sendall(sent[:cut])
-    eventually(lambda: node.lanes.open_lanes == 0, 20.0)
+    eventually(lambda: node.lanes.open_lanes == 0)
     assert node.batches is not None
-    eventually(lambda: node.batches.resources.reserved_bytes == 0, 20.0)  # type: ignore[union-attr]
+    eventually(lambda: node.batches.resources.reserved_bytes == 0)  # type: ignore[union-attr]
 
 
 def test_who_reads_nothing_has_what_his_credit_allows_and_others_go_on(node: NodeServer, client: Client) -> None:
@@ -208,17 +209,18 @@ def test_who_ends_a_lane_while_much_is_due_to_him_leaves_nothing(node: NodeServe
     with open_lane(node, tcp=tcp) as lane:
         for batch in range(1, 4):
             lane.send(batch, request=request(*["big"] * 8))
-        eventually(being_written, 20.0)
+        eventually(being_written)
         lane.socket.shutdown(socket.SHUT_WR)
-        eventually(lambda: node.lanes.open_lanes == 0, 20.0)
-        eventually(lambda: batches.resources.reserved_bytes == 0, 20.0)
+        eventually(lambda: node.lanes.open_lanes == 0)
+        eventually(lambda: batches.resources.reserved_bytes == 0)
 
 
+@pytest.mark.slow
 def test_idle_lanes_cost_no_thread(node: NodeServer) -> None:
     before = threading.active_count()
     lanes = [open_lane(node) for _ in range(100)]
     try:
-        eventually(lambda: node.lanes.open_lanes >= 100, 20.0)
+        eventually(lambda: node.lanes.open_lanes >= 100)
         assert threading.active_count() <= before + 2  # of grpcio, which gave the tokens
         lanes[50].send(1, request=request("s/000"))
         assert answer(lanes[50])[0] == DATA["s/000"]
@@ -232,7 +234,7 @@ def test_idle_lanes_are_bounded_and_the_one_used_least_lately_is_ended(tmp_path:
         bucket = client.create_bucket("b")
         bucket.put("kept", BIG)  # by a lane, which is kept for the next one
         lanes = [open_lane(node) for _ in range(3)]
-        eventually(lambda: node.lanes.open_lanes == 3, 20.0)
+        eventually(lambda: node.lanes.open_lanes == 3)
         another = open_lane(node)
         assert lanes[0].is_ended()
         bucket.put("another", BIG)
@@ -249,7 +251,7 @@ def test_a_lane_that_is_refused_goes_by_grpc(tmp_path: Path) -> None:
         for lane in lanes:
             lane.socket.sendall(PUT + header_of("under way"))
         assert node.batches is not None
-        eventually(lambda: node.batches.node.streams.slots.held == 2, 20.0)  # type: ignore[union-attr]
+        eventually(lambda: node.batches.node.streams.slots.held == 2)  # type: ignore[union-attr]
         offer = offer_of(node)
         with RawLane(offer) as third:
             error = error_of(*third.greet(offer.token))
@@ -262,6 +264,7 @@ def test_a_lane_that_is_refused_goes_by_grpc(tmp_path: Path) -> None:
             lane.socket.close()
 
 
+@pytest.mark.slow
 def test_two_processes_of_another_pid_namespace_are_two_peers() -> None:
     """The node is in a namespace of its own, where those who connect have the number 0."""
     there = f"peers-{os.getpid()}"
@@ -302,7 +305,8 @@ def test_two_processes_of_another_pid_namespace_are_two_peers() -> None:
         assert len(set(peers)) == 3
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@table(
     "begun",
     [b"AB", HEADER.pack(11, CALL), PUT, PUT + HEADER.pack(1000, MESSAGE) + b"1", HEADER.pack(1000, MESSAGE) + b"1"],
     ids=["half a header", "no method", "no message", "half the first message", "half a request of a session"],

@@ -36,7 +36,7 @@ OBJECTS = SeededObjects(
     | {f"l/{at}": (9 * MiB + at, 2000 + at) for at in range(3)}
 )
 NAMES = sorted(OBJECTS, key=lambda name: zlib.crc32(name.encode()))
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 SOON = Backoff(0.05, 0.05)
 Offer = Callable[[str, int | None], pb.OpenLaneResponse]
 
@@ -143,6 +143,7 @@ def test_what_a_target_gathers_comes_by_lanes_once_they_are_open(cluster: LocalC
     eventually(lambda: [cluster.batches(number).open_sessions for number in (1, 2)] == [1, 1])
 
 
+@pytest.mark.slow
 def test_bytes_that_went_bad_in_a_file_are_not_delivered(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2, copies=1, spread=[f"m/{at}" for at in range(12)]) as cluster:
         cluster.put(OBJECTS)
@@ -214,6 +215,7 @@ def test_lanes_between_nodes_carry_no_calls(cluster: LocalCluster, method: str) 
 # -- where there is none
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -248,6 +250,7 @@ def closed_port() -> int:
 # -- what becomes of them
 
 
+@pytest.mark.slow
 def test_a_lane_that_breaks_in_the_middle_costs_nothing_of_the_answer(
     cluster: LocalCluster, links: list[FaultyLink]
 ) -> None:
@@ -272,6 +275,7 @@ def test_a_lane_that_falls_silent_is_given_up_for_grpc(cluster: LocalCluster, li
     until_lanes(cluster)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_left_in_the_middle_of_a_frame_leaves_the_lane_in_order(
     cluster: LocalCluster, links: list[FaultyLink]
 ) -> None:
@@ -297,6 +301,7 @@ def test_nodes_that_stop_end_their_lanes(tmp_path: Path) -> None:
         eventually(lambda: not cluster.nodes[1].peer_lanes.open_lanes)
 
 
+@pytest.mark.slow
 def test_a_node_that_begins_anew_on_the_same_port_gets_lanes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

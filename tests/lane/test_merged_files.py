@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Client, Status, connect
-from ais_loader.testing import seeded_bytes
+from ais_loader.testing import SeededObjects
 from ais_loader.testing.waiting import eventually
 from storage_node.store.read.file_frame import FileFrame
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.store.store_kit import file_of, flip_a_byte
 
-DATA = {f"{at:02}": seeded_bytes(400_000 + at, seed=at) for at in range(12)}
-TIMEOUT_S = 20.0
+DATA = SeededObjects({f"{at:02}": (400_000 + at, at) for at in range(12)})
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(params=["direct", "target"])

@@ -7,8 +7,6 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import pytest
-
 from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.lane import (
@@ -24,10 +22,12 @@ from ais_loader.wire.lane import (
     WELCOME,
 )
 from storage_node.batch.peer_lane import PeerLane
+from tests.node.loop_kit import settle
+from tests.table import table
 
 TOKEN = bytes(range(TOKEN_BYTES))
 WELCOMED = HEADER.pack(0, WELCOME)
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def message(data: bytes, kind: int = MESSAGE) -> bytes:
@@ -62,7 +62,7 @@ def said(*parts: bytes) -> Callable[[PeerLane, socket.socket], Coroutine[Any, An
     async def talk(lane: PeerLane, theirs: socket.socket) -> None:
         for part in parts:
             await asyncio.get_running_loop().sock_sendall(theirs, part)
-            await asyncio.sleep(0)
+            await settle()
 
     return talk
 
@@ -71,7 +71,7 @@ MESSAGES = [b"a", b"", b"b" * 4088, b"c" * 4096, b"d" * 300_000, b"e"]
 STREAM = WELCOMED + b"".join(map(message, MESSAGES))
 
 
-@pytest.mark.parametrize("step", [1, 7, 4096, 4097, len(STREAM)])
+@table("step", [1, 7, 4096, 4097, len(STREAM)])
 def test_messages_are_whole_wherever_they_were_cut(step: int) -> None:
     stream = STREAM if step > 7 else STREAM[:9000]
     came, why = with_lane(said(*(stream[at : at + step] for at in range(0, len(stream), step))))
@@ -79,7 +79,7 @@ def test_messages_are_whole_wherever_they_were_cut(step: int) -> None:
     assert isinstance(why, ConnectionError)
 
 
-@pytest.mark.parametrize("stop", range(1, HEADER.size + 3))
+@table("stop", range(1, HEADER.size + 3))
 def test_an_end_in_the_middle_is_told_from_one_between_messages(stop: int) -> None:
     came, why = with_lane(said(WELCOMED + message(b"first") + message(b"second")[:stop]))
     assert came == [b"first"]
@@ -87,7 +87,7 @@ def test_an_end_in_the_middle_is_told_from_one_between_messages(stop: int) -> No
     assert str(with_lane(said(WELCOMED + message(b"first")))[1]) == "the lane has ended"
 
 
-@pytest.mark.parametrize(
+@table(
     "nonsense",
     [
         HEADER.pack(MAX_RESPONSE_BYTES + 1, MESSAGE),

@@ -16,7 +16,7 @@ from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.lane import DATA, HEADER, LAST, MESSAGE
 from storage_node.lane.socket_payload import SocketPayload
 from storage_node.server import NodeServer
-from tests.lane.lane_kit import open_lane
+from tests.lane.lane_kit import RawLane, open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
 from tests.node.node_kit import serving
 
@@ -128,18 +128,23 @@ def test_a_client_that_pauses_anywhere_in_its_bytes_stores_them_whole(
 
 def test_a_lane_that_was_late_once_is_not_slow_afterwards(node: NodeServer) -> None:
     data = DATA_OF_FIVE_PIECES[: 300 << 10]
-    taken_s = []
-    with open_lane(node) as lane:
-        lane.socket.sendall(PUT + header_of("late") + HEADER.pack(len(data), DATA) + data[:100])
-        assert not select.select([lane.socket], [], [], 0.05)[0]
-        lane.socket.sendall(data[100:] + end_of(data))
-        assert stored(lane).size_bytes == len(data)
+
+    def shortest_s(lane: RawLane) -> float:
+        taken_s = []
         for _ in range(20):
             began_s = time.perf_counter()
             lane.socket.sendall(PUT + header_of("in time") + frame(DATA, data) + end_of(data))
             assert stored(lane).size_bytes == len(data)
             taken_s.append(time.perf_counter() - began_s)
-    assert min(taken_s) < 0.015
+        return min(taken_s)
+
+    with open_lane(node) as lane:
+        before_s = shortest_s(lane)
+        lane.socket.sendall(PUT + header_of("late") + HEADER.pack(len(data), DATA) + data[:100])
+        assert not select.select([lane.socket], [], [], 0.05)[0]
+        lane.socket.sendall(data[100:] + end_of(data))
+        assert stored(lane).size_bytes == len(data)
+        assert shortest_s(lane) < before_s + 0.015  # a late one pauses for 0.02 s
 
 
 def test_what_is_wrong_with_an_object_is_told_when_all_of_it_has_come_and_the_lane_goes_on(
@@ -161,12 +166,12 @@ def test_a_client_that_goes_in_the_middle_of_its_bytes_stores_nothing(
 ) -> None:
     assert node.batches is not None
     slots = node.batches.node.streams.slots
-    eventually(lambda: node.lanes.open_lanes == 0, 20.0)  # those of tests before
+    eventually(lambda: node.lanes.open_lanes == 0)  # those of tests before
     with open_lane(node) as lane:
         begun = PUT + header_of("gone") + HEADER.pack(len(DATA_OF_FIVE_PIECES), DATA)
         lane.socket.sendall(begun + DATA_OF_FIVE_PIECES[:cut])
     # The slot is free before the call has begun, too. The lane closes when the call has ended.
-    eventually(lambda: node.lanes.open_lanes == 0 and slots.held == 0, 20.0)
+    eventually(lambda: node.lanes.open_lanes == 0 and slots.held == 0)
     assert all(not list((Path(drive) / "staging").iterdir()) for drive in node._drives)
     assert not client.bucket("b").exists("gone")
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from storage_node.limits.memory_budget import Credit, MemoryBudget
 from storage_node.settings.config import ServerConfig
 from tests.node.loop_kit import run, settle
+from tests.table import table
 
 
 def test_a_budget_is_never_exceeded_and_granted_in_order() -> None:
@@ -117,6 +118,7 @@ def test_who_is_cancelled_in_the_moment_of_the_grant_gives_it_back() -> None:
     run(check())
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 15), st.booleans()), max_size=30), st.randoms(use_true_random=False))
 def test_whatever_is_acquired_released_and_cancelled_adds_up(steps: list[tuple[int, bool]], random: Any) -> None:
     async def check() -> None:
@@ -181,7 +183,7 @@ def test_without_credit_nothing_goes() -> None:
     run(check())
 
 
-@pytest.mark.parametrize(
+@table(
     "setting",
     [
         {"read_threads": 0},

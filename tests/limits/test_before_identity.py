@@ -65,7 +65,7 @@ def test_half_done_handshakes_end_after_ten_seconds_and_do_not_exceed_the_connec
                 one.sendall(CLIENT_HELLO)
             one.setblocking(False)
         eventually(lambda: sum(map(is_closed, silent)) >= 20)
-        eventually(lambda: all(map(is_closed, silent)), 30.0)
+        eventually(lambda: all(map(is_closed, silent)))
         assert time.monotonic() - began_s > 5
         with connect(node.url, ca=identity.ca_file) as client:
             client.create_bucket("b").put("x", b"bytes")

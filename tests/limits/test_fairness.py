@@ -25,6 +25,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.loop_kit import run, settle
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
+from tests.table import table
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 7.0}
 costs = st.integers(1, 1000)
@@ -359,6 +360,7 @@ def fill(node: NodeServer) -> None:
         bucket.put_many((f"{at}", bytes([at]) * SIZE_BYTES) for at in range(PER_BATCH))
 
 
+@pytest.mark.slow
 def test_three_modest_tenants_keep_their_quarters_beside_a_greedy_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +375,7 @@ def test_three_modest_tenants_keep_their_quarters_beside_a_greedy_one(
             assert abs(served[tenant] - total / 4) <= 2 * BATCH_BYTES
 
 
+@pytest.mark.slow
 def test_tenants_are_served_by_the_weights_that_the_operator_gave_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,7 +397,7 @@ def test_a_name_that_is_no_name_is_refused(tmp_path: Path) -> None:
         assert (end.error_kind, "128" in end.message) == ("invalid-request", True)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+@table("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="tenant_weights: 'a'"):
         ServerConfig(tenant_weights={"a": weight})

@@ -10,6 +10,7 @@ import pytest
 from ais_loader.wire.backoff import Backoff
 from storage_node.limits import tasks
 from storage_node.limits.tasks import keep_going
+from tests.node.loop_kit import settle
 
 
 def test_work_that_fails_begins_anew_and_says_why(
@@ -24,7 +25,7 @@ def test_work_that_fails_begins_anew_and_says_why(
             raise AttributeError(f"try {len(tries)}")
 
     with caplog.at_level(logging.ERROR, "storage_node"):
-        asyncio.run(asyncio.wait_for(keep_going("counting", work), timeout=20))
+        asyncio.run(asyncio.wait_for(keep_going("counting", work), timeout=60))
     assert tries == [0, 1, 2, 3]
     assert [f"try {number}" in (record.exc_text or "") for number, record in enumerate(caplog.records, 1)] == [True] * 3
     assert all("counting failed" in record.getMessage() for record in caplog.records)
@@ -33,9 +34,9 @@ def test_work_that_fails_begins_anew_and_says_why(
 def test_work_that_is_cancelled_is_over() -> None:
     async def cancelled() -> None:
         task = asyncio.create_task(keep_going("waiting", asyncio.Event().wait))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
+        await settle()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(asyncio.wait_for(cancelled(), timeout=20))
+    asyncio.run(asyncio.wait_for(cancelled(), timeout=60))

@@ -53,6 +53,7 @@ def test_a_client_says_for_whom_it_fetches_and_so_does_a_node_that_gathers(
                 eventually(lambda: charged == {(queue, "team") for queue in queues})
 
 
+@pytest.mark.slow
 def test_batches_that_nodes_gather_from_each_other_for_many_tenants_all_end(tmp_path: Path) -> None:
     objects = {f"{at}": random.Random(at).randbytes(60_000 + at) for at in range(40)}
     names = list(objects)

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +79,7 @@ def kill_soon(folder: Path, when: str) -> None:
 
 def sleep_in_fault(folder: Path, when: str) -> None:
     if first_time(folder):
-        time.sleep(1000)
+        threading.Event().wait()
 
 
 def raise_lookup(folder: Path, when: str) -> None:
@@ -132,7 +131,7 @@ def nothing_left() -> Iterator[None]:
     assert not multiprocessing.active_children()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ais-loader-worker")]
     # The error of a batch and its future refer to each other: slots beside it live until garbage is collected.
-    eventually(lambda: gc.collect() >= 0 and _descriptors() <= before, 5)
+    eventually(lambda: gc.collect() >= 0 and _descriptors() <= before)
     assert "ais-loader-slot" not in Path("/proc/self/maps").read_text()
 
 

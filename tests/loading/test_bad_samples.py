@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 import pytest
 from loading_kit import Broken, Numbers
 
-from ais_loader import BatchLoader, Entry, Item, MapDataset, ShufflePlan, concat
+from ais_loader import BatchLoader, Entry, Item, Lines, MapDataset, ShufflePlan, concat
 from ais_loader.errors import EntryFailed, InvalidRequest, NodeUnavailable, ObjectNotFound
 from ais_loader.plans import BucketPlan, PackPlan
 from ais_loader.testing import throwaway_node, throwaway_store
@@ -98,14 +100,81 @@ def test_entries_that_fail_and_decoders_that_raise() -> None:
         ):
             loader = BatchLoader(dataset, [[0, 2, 1], [3, 4, 5]], on_bad="skip")
             assert list(loader) == [[0, 1], [4, 5]]
-            assert loader.bad.names == {"ObjectNotFound": ["ais://b/gone"], "ArithmeticError": ["ais://b/3"]}
-        with pytest.raises(ObjectNotFound):
-            list(BatchLoader(MapDataset(client, entries), [[2]]))
+            assert loader.bad.names == {
+                "ObjectNotFound": ["sample 2, ais://b/gone"],
+                "ArithmeticError": ["sample 3, ais://b/3"],
+            }
+        for dataset, bad in ((MapDataset(client, entries), [2]), (MapDataset(client, entries, decode), [0, 2])):
+            with pytest.raises(ObjectNotFound) as raised:
+                list(BatchLoader(dataset, [bad]))
+            assert raised.value.__notes__[0] == "sample 2 of its dataset, ais://b/gone"
         tokens = [f"ais://b/{name}" for name in ("0", "gone", "1", "4")]
         packs = PackPlan([1] * 4, 1, 4, item_bytes=1)
         found = list(BatchLoader(MapDataset(client, tokens), packs, on_bad="substitute"))
         assert sorted({pack[0] for pack in found[0]}) == [b"0", b"1", b"4"]
         assert len(found[0]) == 4
+
+
+def broken(item: Item) -> None:
+    raise ArithmeticError
+
+
+def test_a_bad_part_of_an_object_is_named_with_its_range_and_a_bad_line_with_its_number() -> None:
+    texts = {"a.jsonl": b"[0]\n\n[1]\n", "b.jsonl": b"[2]\r\n{3}\n[4]"}
+    with throwaway_store(texts, bucket="b") as client:
+        lines = Lines(client, "ais://b/", json.loads)
+        loader = BatchLoader(lines + lines, [[0, 3, 1], [7, 8, 9]], on_bad="skip")
+        assert list(loader) == [[[0], [1]], [[2], [4]]]
+        bad = "ais://b/b.jsonl, bytes 5 to 9, line 2"
+        assert loader.bad.names == {"JSONDecodeError": [f"sample 3, {bad}", f"sample 8, {bad}"]}
+        with pytest.raises(ValueError) as raised:
+            list(BatchLoader(lines, [[2, 3]]))
+        assert raised.value.__notes__ == [
+            f"raised by decode() for sample 3 of its dataset, {bad}",
+            "raised for batch 0 of this iteration, of sample 2, ais://b/b.jsonl, bytes 0 to 5, line 1, …",
+        ]
+        parts = MapDataset(client, [Entry("b", "a.jsonl", None, 4), Entry("b", "b.jsonl", None, 1, 2)], broken)
+        for at, place in enumerate(("ais://b/a.jsonl, from byte 4", "ais://b/b.jsonl, bytes 1 to 3")):
+            with pytest.raises(ArithmeticError) as raised_by_decode:
+                parts[at]
+            assert raised_by_decode.value.__notes__ == [f"raised by decode() for sample {at} of its dataset, {place}"]
+
+
+def leaves(items: Any) -> bytes:
+    (item,) = items if isinstance(items, tuple) else (items,)
+    if item.tobytes() == b"1":
+        sys.exit("no way")
+    return bytes(item.tobytes())
+
+
+class Leaving(Numbers):
+    """A dataset of its own kind, whose sample 1 ends the process."""
+
+    __getitems__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, number: int) -> int:
+        return sys.exit("no way") if number == 1 else number
+
+
+def leave_collating(samples: list[Any]) -> Any:
+    sys.exit("no way")
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_sys_exit_is_an_error_of_its_sample(workers: int) -> None:
+    with throwaway_store({str(at): str(at).encode() for at in range(3)}, bucket="b") as client:
+        urls = [f"ais://b/{at}" for at in range(3)]
+        sets = [MapDataset(client.url, urls, leaves), MapDataset(client.url, [(url,) for url in urls], leaves)]
+        for dataset in (*sets, sets[0] + sets[1], Leaving(3)):
+            loader = BatchLoader(dataset, [[0, 1, 2]], on_bad="skip", workers=workers)
+            assert [len(batch) for batch in loader] == [2]
+            assert dict(loader.bad.counts) == {"EntryFailed": 1}
+            with pytest.raises(EntryFailed, match=r"sys\.exit\('no way'\)"):
+                list(BatchLoader(dataset, [[0, 1, 2]], workers=workers))
+        with pytest.raises(EntryFailed, match=r"for sample 1 of its dataset, ais://b/1"):
+            sets[0][1]
+        with pytest.raises(EntryFailed, match=r"sys\.exit\('no way'\) was called in collate"):
+            list(BatchLoader(sets[0], [[0]], collate=leave_collating, workers=workers))
 
 
 @pytest.mark.slow

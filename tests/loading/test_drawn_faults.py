@@ -50,6 +50,7 @@ def numbers_of(batch: list[Any]) -> list[int]:
     return [int(sample[0]) for sample in batch]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))

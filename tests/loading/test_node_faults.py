@@ -65,6 +65,7 @@ def kill(node: NodeProcess) -> None:
     threading.Timer(0.5, node.start).start()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", [0, PROCESSES])
 @pytest.mark.parametrize("fault", [kill, freeze, NodeProcess.restart])
 def test_a_fault_changes_no_batch(node: NodeProcess, workers: int, fault: Any) -> None:
@@ -80,6 +81,7 @@ def test_a_fault_changes_no_batch(node: NodeProcess, workers: int, fault: Any) -
     assert found == EXPECTED
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, PROCESSES])
 @pytest.mark.parametrize("fault", [NodeProcess.kill, NodeProcess.pause])
 def test_a_node_that_stays_away_is_an_error_behind_whole_batches_and_the_position_is_kept(

@@ -29,6 +29,7 @@ def epoch_of(batches: BatchLoader) -> tuple[list[list[int]], list[int]]:
     return found + numbers_of(running), pids
 
 
+@pytest.mark.slow
 def test_epochs_have_the_same_processes_and_the_batches_of_the_plan(tmp_path: Path) -> None:
     with nothing_left():
         batches = loader(tmp_path, persistent_workers=True)
@@ -40,6 +41,7 @@ def test_epochs_have_the_same_processes_and_the_batches_of_the_plan(tmp_path: Pa
         del batches
 
 
+@pytest.mark.slow
 def test_an_abandoned_iteration_ends_its_workers(tmp_path: Path) -> None:
     with nothing_left():
         batches = loader(tmp_path, persistent_workers=True)
@@ -53,6 +55,7 @@ def test_an_abandoned_iteration_ends_its_workers(tmp_path: Path) -> None:
         batches.close()
 
 
+@pytest.mark.slow
 def test_workers_killed_between_epochs_are_replaced(tmp_path: Path) -> None:
     with nothing_left(), loader(tmp_path, persistent_workers=True, max_restarts=2) as batches:
         for expected in EPOCHS:  # each iteration has its own restarts
@@ -86,6 +89,7 @@ def test_only_kept_workers_miss_what_the_trainer_changes(persistent: bool, facto
         assert list(batches) == [[number * factor for number in batch] for batch in EPOCHS[1]]
 
 
+@pytest.mark.slow
 def test_a_forked_child_leaves_the_workers_to_its_parent(tmp_path: Path) -> None:
     with nothing_left(), loader(tmp_path, persistent_workers=True) as batches:
         _, pids = epoch_of(batches)
@@ -96,6 +100,7 @@ def test_a_forked_child_leaves_the_workers_to_its_parent(tmp_path: Path) -> None
         assert epoch_of(batches) == (EPOCHS[1], pids)
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_dropped_ends_its_workers(tmp_path: Path) -> None:
     with nothing_left():
         batches: Any = loader(tmp_path, persistent_workers=True)

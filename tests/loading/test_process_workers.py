@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,11 +29,12 @@ from process_kit import (
 )
 
 from ais_loader import Client, MapDataset
-from ais_loader.errors import InvalidRequest, Unsupported
+from ais_loader.errors import InvalidRequest, LoaderError, Unsupported
 from ais_loader.loading.batch_loader import BatchLoader
 from ais_loader.plans import ShufflePlan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers, in_flight", [(1, 1), (2, 3), (3, 8)])
 def test_batches_are_those_of_threads(tmp_path: Path, workers: int, in_flight: int) -> None:
     with nothing_left():
@@ -48,11 +51,13 @@ def test_other_start_methods(tmp_path: Path, context: str) -> None:
     assert numbers_of(loader(tmp_path, context=context)) == EXPECTED
 
 
+@pytest.mark.slow
 def test_a_trainer_that_keeps_all_batches_gets_all_of_them(tmp_path: Path) -> None:
     with nothing_left():
         assert numbers_of(list(loader(tmp_path))) == EXPECTED
 
 
+@pytest.mark.slow
 def test_batches_outlive_their_loader(tmp_path: Path) -> None:
     with nothing_left():
         batches = loader(tmp_path)
@@ -63,6 +68,7 @@ def test_batches_outlive_their_loader(tmp_path: Path) -> None:
         del held, running
 
 
+@pytest.mark.slow
 def test_two_loaders_at_once(tmp_path: Path) -> None:
     with nothing_left():
         pairs = list(zip(loader(tmp_path), loader(tmp_path), strict=True))
@@ -70,6 +76,7 @@ def test_two_loaders_at_once(tmp_path: Path) -> None:
         del pairs
 
 
+@pytest.mark.slow
 def test_an_abandoned_iteration_leaves_nothing_and_the_next_begins_again(tmp_path: Path) -> None:
     with nothing_left():
         batches = loader(tmp_path)
@@ -79,6 +86,7 @@ def test_an_abandoned_iteration_leaves_nothing_and_the_next_begins_again(tmp_pat
         assert numbers_of(batches) == EXPECTED
 
 
+@pytest.mark.slow
 def test_a_state_with_processes_continues_with_threads(tmp_path: Path) -> None:
     batches = loader(tmp_path)
     running = iter(batches)
@@ -90,6 +98,7 @@ def test_a_state_with_processes_continues_with_threads(tmp_path: Path) -> None:
     assert before + numbers_of(other) == EXPECTED
 
 
+@pytest.mark.slow
 def test_an_error_keeps_its_type_and_brings_its_traceback(tmp_path: Path) -> None:
     with nothing_left():
         with pytest.raises(LookupError, match="number 50 is not here") as raised:
@@ -99,21 +108,65 @@ def test_an_error_keeps_its_type_and_brings_its_traceback(tmp_path: Path) -> Non
         del raised
 
 
+@pytest.mark.slow
 def test_an_error_that_cannot_be_pickled_brings_its_text(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"Local: of a local class") as raised:
         numbers_of(loader(tmp_path, raise_unpicklable))
     assert "in raise_unpicklable" in "\n".join(raised.value.__notes__)
 
 
+class _FailsToUnpickle:
+    """A dataset that a spawned worker cannot unpickle, such as one whose module it does not find."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitems__(self, numbers: list[int]) -> list[int]:
+        return numbers
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        (state["folder"] / f"{os.getpid()}").touch()
+        raise ModuleNotFoundError("no module of mine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_worker_that_cannot_begin_names_its_error_and_is_started_once(tmp_path: Path, context: Any) -> None:
+    with pytest.raises(LoaderError, match=r"worker 0 .* ModuleNotFoundError: no module of mine before its first batch"):
+        list(BatchLoader(_FailsToUnpickle(tmp_path), PLAN, workers=1, context=context))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+UNGUARDED = """
+from ais_loader import BatchLoader
+with open("started", "a") as file:
+    file.write("x")
+list(BatchLoader(list(range(8)), [[0, 1]], workers=1, context="spawn"))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_without_a_guard_is_told_so_and_starts_one_worker(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNGUARDED)
+    ended = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert re.search(r"LoaderError: worker 0 \(pid \d+\) ended with status 1 before its first batch", ended.stderr)
+    assert (tmp_path / "started").read_text() == "xx"
+
+
 def local_batch(samples: list[Any]) -> Any:
     return lambda: samples
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_pickled_is_an_error_of_its_step(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="local_batch"):
         next(iter(loader(tmp_path, collate=local_batch)))
 
 
+@pytest.mark.slow
 def test_full_memory_is_one_warning_and_batches_go_through_sockets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,6 +212,7 @@ def random_number(samples: list[Any]) -> Any:
     return torch.rand(1).item()
 
 
+@pytest.mark.slow
 def test_workers_have_different_random_numbers_which_the_trainers_seed_decides(tmp_path: Path) -> None:
     def drawn() -> set[float]:
         return set(loader(tmp_path, collate=random_number))
@@ -170,6 +224,7 @@ def test_workers_have_different_random_numbers_which_the_trainers_seed_decides(t
     assert next(iter(loader(tmp_path, collate=random_number, workers=1))) in first
 
 
+@pytest.mark.slow
 def test_workers_are_processes_of_their_own(tmp_path: Path) -> None:
     batches = loader(tmp_path)
     running = iter(batches)
@@ -203,6 +258,8 @@ def test_pinned_batches_are_page_locked(tmp_path: Path) -> None:
         del batches
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.every_transport
 @pytest.mark.slow
 @pytest.mark.fresh_process
 def test_workers_are_forked_while_sessions_are_open(client: Client, bucket_name: str) -> None:

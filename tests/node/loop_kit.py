@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+WAIT_S = 60.0
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             await coroutine
 
     asyncio.run(bounded())
@@ -19,3 +21,10 @@ async def settle() -> None:
     """Let every task run as far as it gets."""
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object], interval_s: float = 0.0) -> None:
+    """Let other tasks run until the condition holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(interval_s)

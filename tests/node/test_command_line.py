@@ -15,6 +15,7 @@ from storage_node.settings.command_template import (
     parse,
     parse_text,
 )
+from tests.table import table
 
 FILES = {"input": "/run/input", "output": "/run/output"}
 WAV = "ffmpeg -v error -i {input} -ar {rate:int(8000,48000)=16000} -c:a {codec:flac|-x} -x={tag:word} {output}.wav"
@@ -31,7 +32,7 @@ def test_a_placeholder_is_a_word_or_a_part_of_one() -> None:
     assert parse_text("cat").usage == "no arguments" and not parse_text("cat").uses("input")
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "good", "wrong"),
     [
         ("int", [0, 5, 2**62], [-1, 1.0, "5", True, None, 2**63, [1]]),
@@ -70,7 +71,7 @@ def test_no_value_becomes_an_option_a_path_or_several_words(value: Any) -> None:
         assert len(words) == 4 and not any(word.startswith(("-", "/", "@", ".")) or "/" in word for word in words)
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "what"),
     [
         ("", "without words"),

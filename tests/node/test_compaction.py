@@ -37,6 +37,7 @@ def segments_of(folder: Path) -> set[str]:
     return {path.name for path in (folder / "drive" / "objects" / "segments").rglob("segment.*")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["embedded", "node"])
 def test_objects_are_the_same_while_their_segments_are_compacted(tmp_path: Path, kind: str) -> None:
     with store_of(kind, tmp_path, 1 << 30) as (store, bucket):
@@ -54,7 +55,7 @@ def test_objects_are_the_same_while_their_segments_are_compacted(tmp_path: Path,
             assert bucket.get(KEPT[3], version=before[KEPT[3]].version) == CONTENTS[KEPT[3]]
             return not old & segments_of(tmp_path)
 
-        eventually(are_gone, timeout_s=60)
+        eventually(are_gone)
         assert {name: bucket.head(name) for name in KEPT} == before
         assert store.upkeep.counts.moved_objects == len(KEPT)
 
@@ -68,11 +69,12 @@ def test_a_rate_of_zero_leaves_segments_alone(tmp_path: Path, kind: str) -> None
         bucket.put_many(CONTENTS.items())
         old = segments_of(tmp_path)
         bucket.delete_many([name for name in NAMES if name not in KEPT])
-        eventually(lambda: len(drive.sparse) > 0 and drive.due_in_s() is None, timeout_s=60)
+        eventually(lambda: len(drive.sparse) > 0 and drive.due_in_s() is None)
         assert segments_of(tmp_path) == old
         assert store.upkeep.counts.moved_objects == 0
 
 
+@pytest.mark.slow
 def test_a_node_counts_what_it_compacts(tmp_path: Path) -> None:
     with serving(tmp_path, metrics_port=0, compact_bytes_per_s=1 << 30) as node, bucket_of(node) as bucket:
         assert node._store is not None
@@ -82,13 +84,13 @@ def test_a_node_counts_what_it_compacts(tmp_path: Path) -> None:
         bucket.put_many(CONTENTS.items())
         old = segments_of(tmp_path)
         bucket.delete_many([name for name in NAMES if name not in KEPT])
-        eventually(lambda: not old & segments_of(tmp_path), timeout_s=60)
+        eventually(lambda: not old & segments_of(tmp_path))
 
         def counted() -> dict[str, float]:
             lines = [line.split() for line in scrape(node).splitlines() if not line.startswith("#")]
             return {line[0].removeprefix("ais_loader_"): float(line[1]) for line in lines if len(line) == 2}
 
-        eventually(lambda: counted()["sparse_segments_removed_total"] == len(old), timeout_s=60)
+        eventually(lambda: counted()["sparse_segments_removed_total"] == len(old))
         now = counted()
         assert (now["compacted_objects_total"], now["compacted_bytes_total"]) == (len(KEPT), 400 * len(KEPT))
         assert now["sparse_segments"] == 0

@@ -37,12 +37,13 @@ from tests.node.node_kit import RawSession, batch_of, bucket_of, scrape, serving
 from tests.node.promql_kit import Series, check, exported, legend_labels
 from tests.peer_kit import operator_of
 from tests.security.rights_kit import secure
+from tests.table import table
 
 ROOT = Path(storage_node.__file__).parent
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "dashboards" / "node.json").read_text())
 SIZE_BYTES = 10_000
 NAMES = [f"{at:02d}" for at in range(20)]
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def value(node: NodeServer, name: str, **labels: str) -> float:
@@ -87,10 +88,10 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
             assert len(list(bucket.objects())) == len(NAMES) - 1
             with pytest.raises(errors.ObjectNotFound):
                 bucket.head("missing")
+        found = exported(scrape(running))  # transforms are gone with the map's buckets
         join_cluster(running, version=1)
-        found = exported(scrape(running))
         eventually(lambda: "ais_loader_remote_cached_bytes" in exported(scrape(running)))
-        found = {**exported(scrape(running)), **found}  # transforms are gone with the map's buckets
+        found = {**found, **exported(scrape(running))}
     identity = IdentityFolder(tmp_path_factory.mktemp("identity"))
     identity.make()
     config = ServerConfig(port=0, metrics_port=0)
@@ -120,6 +121,7 @@ def join_cluster(node: NodeServer, version: int) -> None:
 # -- connections
 
 
+@pytest.mark.slow
 def test_idle_connections_take_few_threads_and_end(node: NodeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert node.metrics_port is not None
     before = threading.active_count()
@@ -143,6 +145,7 @@ def test_idle_connections_take_few_threads_and_end(node: NodeServer, monkeypatch
 # -- numbers
 
 
+@pytest.mark.slow
 def test_batches_their_objects_and_bytes_are_counted_exactly(node: NodeServer) -> None:
     with connect(node.url) as client:
         bucket = client.bucket("b")
@@ -170,6 +173,7 @@ def test_batches_their_objects_and_bytes_are_counted_exactly(node: NodeServer) -
     assert payload < value(node, "session_sent_bytes_total") < 1.1 * payload
 
 
+@pytest.mark.slow
 def test_entries_that_failed_are_soft_errors_where_the_batch_went_on_and_hard_where_it_ended(node: NodeServer) -> None:
     with connect(node.url) as client:
         bucket = client.bucket("b")
@@ -183,6 +187,7 @@ def test_entries_that_failed_are_soft_errors_where_the_batch_went_on_and_hard_wh
     assert batches(node, "many", "abandoned") == 0
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_refused_rejected_or_abandoned_is_counted_as_that(node: NodeServer) -> None:
     with RawSession(node.url) as session:
         session.send(1, batch_of(NAMES, member=["only one"]))
@@ -202,6 +207,7 @@ def test_a_batch_that_is_refused_rejected_or_abandoned_is_counted_as_that(node: 
     assert (value(node, "memory_held_bytes", kind="answers"), value(node, "active_batches")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_client_that_grants_no_credit_is_client_wait(node: NodeServer) -> None:
     before_s = value(node, "client_wait_seconds_total")
     with RawSession(node.url) as session:
@@ -216,6 +222,7 @@ def test_a_client_that_grants_no_credit_is_client_wait(node: NodeServer) -> None
     assert 0 < waited_s <= lasted_s
 
 
+@pytest.mark.slow
 def test_a_part_is_kept_apart_from_whole_batches(node: NodeServer) -> None:
     with RawSession(node.url) as session:
         session.ask(1, batch_of(NAMES[:1], local=True))
@@ -225,6 +232,7 @@ def test_a_part_is_kept_apart_from_whole_batches(node: NodeServer) -> None:
     assert (batches(node, "many", "complete"), batches(node, "single", "complete")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_calls_on_single_objects_are_counted_with_their_bytes_and_errors(node: NodeServer) -> None:
     with connect(node.url) as client:
         bucket = client.bucket("b")
@@ -265,6 +273,7 @@ def test_a_value_on_a_bound_falls_into_its_bucket_and_one_beyond_all_into_the_la
     assert (BOUNDS_S[0], BOUNDS_S[-1]) == (0.0005, 60.0)
 
 
+@pytest.mark.slow
 def test_drives_and_the_map_are_told(node: NodeServer) -> None:
     with connect(node.url) as client:
         (drive,) = client.describe()["drives"]  # type: ignore[misc]
@@ -276,6 +285,7 @@ def test_drives_and_the_map_are_told(node: NodeServer) -> None:
     assert (value(node, "map_version"), value(node, "map_nodes", state="active")) == (3, 1)
 
 
+@pytest.mark.slow
 def test_tenants_with_a_weight_are_counted_apart_and_all_others_together(tmp_path: Path) -> None:
     with serving(tmp_path, metrics_port=0, tenant_weights={"asr": 2.0}) as node:
         with bucket_of(node) as bucket:
@@ -289,6 +299,7 @@ def test_tenants_with_a_weight_are_counted_apart_and_all_others_together(tmp_pat
         assert value(node, "tenant_bytes_total", tenant="other") == 3 * whole
 
 
+@pytest.mark.slow
 def test_transforms_are_counted_by_their_names_while_there_are_any(tmp_path: Path) -> None:
     with (
         serving(tmp_path, metrics_port=0, etl_code=True, etl_workers=1) as node,
@@ -333,6 +344,7 @@ def test_transforms_are_counted_by_their_names_while_there_are_any(tmp_path: Pat
 # -- serving
 
 
+@pytest.mark.slow
 def test_nodes_of_one_process_do_not_mix_and_stop_serving_with_the_node(tmp_path: Path) -> None:
     with serving(tmp_path / "a", metrics_port=0) as first, serving(tmp_path / "b", metrics_port=0) as second:
         with bucket_of(first) as bucket:
@@ -356,6 +368,7 @@ def test_without_the_library_only_the_option_is_refused(tmp_path: Path, monkeypa
         assert bucket.get_batch(["x"]).tobytes() == [b"x"]
 
 
+@pytest.mark.slow
 def test_serve_says_where_its_metrics_are(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ais_loader.cli", "serve", "--drive", str(tmp_path / "drive"), "--port", "0"]
     with subprocess.Popen([*command, "--metrics-port", "0", "--json"], stdout=subprocess.PIPE) as process:
@@ -390,7 +403,7 @@ def queries() -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("title", "expression", "legend"), queries())
+@table(("title", "expression", "legend"), queries())
 def test_every_query_of_the_dashboard_means_something_here(
     metrics: dict[str, Series], title: str, expression: str, legend: str
 ) -> None:
@@ -518,7 +531,7 @@ def test_every_alert_goes_by_metrics_that_there_are() -> None:
     assert len({rule["alert"] for rule in rules}) == len(rules) > 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("expression", "reason"),
     [
         ("sum by (kind) (rate(ais_loader_batch_total[$__rate_interval]))", "not exported"),

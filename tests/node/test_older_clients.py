@@ -91,7 +91,7 @@ def answers(node: NodeServer, method: str, request: Message, response: str) -> A
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=before(response).FromString,
         )
-        return call(request, timeout=20)
+        return call(request, timeout=60)
 
 
 def test_a_batch_of_an_older_client_has_what_is_stored_and_nothing_that_it_does_not_know(node: NodeServer) -> None:

@@ -13,7 +13,10 @@ from ais_loader.testing import eventually, seeded_bytes
 from storage_node.server import NodeServer
 from tests.node.node_kit import scrape, serving
 from tests.store.store_kit import flip_a_byte
+from tests.table import table
 from tests.tar_kit import packed_tar
+
+pytestmark = pytest.mark.slow
 
 DATA = seeded_bytes(700_000)
 
@@ -46,7 +49,7 @@ def require(node: NodeServer, before: tuple[float, float], *, batches: int, call
     eventually(lambda: asked(node) == due)
 
 
-@pytest.mark.parametrize("size", [1, 10_000, WHOLE_BYTES])
+@table("size", [1, 10_000, WHOLE_BYTES])
 def test_a_small_file_takes_one_request(node: NodeServer, bucket: Bucket, size: int) -> None:
     bucket.put("a", DATA[:size])
     before = asked(node)
@@ -57,7 +60,7 @@ def test_a_small_file_takes_one_request(node: NodeServer, bucket: Bucket, size: 
     require(node, before, batches=1, calls=0)
 
 
-@pytest.mark.parametrize("size", [0, WHOLE_BYTES + 1, len(DATA)])
+@table("size", [0, WHOLE_BYTES + 1, len(DATA)])
 def test_another_file_takes_one_for_its_properties_and_one_for_its_bytes(
     node: NodeServer, bucket: Bucket, size: int
 ) -> None:
@@ -70,7 +73,7 @@ def test_another_file_takes_one_for_its_properties_and_one_for_its_bytes(
     require(node, before, batches=int(size > 0), calls=1)
 
 
-@pytest.mark.parametrize("size", [0, 10_000, len(DATA)])
+@table("size", [0, 10_000, len(DATA)])
 def test_properties_take_one_call_that_is_no_batch(node: NodeServer, bucket: Bucket, size: int) -> None:
     bucket.put("a", DATA[:size], metadata={"k": "v", "l": "w"})
     for _ in range(3):
@@ -96,8 +99,8 @@ def test_a_damaged_object_is_opened_and_its_bytes_are_refused(
         assert file.tell() == 0
 
 
-@pytest.mark.parametrize(("name", "mode"), [("s.tar", "w:"), ("s.tar.gz", "w:gz")])
-@pytest.mark.parametrize("size", [0, 1, 10_000, WHOLE_BYTES, WHOLE_BYTES + 1, len(DATA)])
+@table(("name", "mode"), [("s.tar", "w:"), ("s.tar.gz", "w:gz")])
+@table("size", [0, 1, 10_000, WHOLE_BYTES, WHOLE_BYTES + 1, len(DATA)])
 def test_opening_a_member_takes_one_request(node: NodeServer, bucket: Bucket, name: str, mode: str, size: int) -> None:
     bucket.put(name, packed_tar({"other": b"other", "m": DATA[:size]}, mode))
     small, before = 0 < size <= WHOLE_BYTES, asked(node)

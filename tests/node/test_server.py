@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +24,8 @@ from storage_node.settings.config import ServerConfig
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 
 MiB = 1 << 20
+FOREVER_S = 600.0
+"""Longer than a test may take."""
 
 
 def test_a_node_listens_on_loopback_alone_unless_told_otherwise(tmp_path: Path) -> None:
@@ -120,9 +121,7 @@ def test_a_node_with_idle_sessions_stops_at_once(tmp_path: Path) -> None:
     sessions = [RawSession(node.url) for _ in range(5)]
     for session in sessions:
         session.ask(1, batch_pb.BatchRequest())
-    started = time.monotonic()
-    node.stop(grace_s=20.0)
-    assert time.monotonic() - started < 5
+    node.stop(grace_s=FOREVER_S)
     for session in sessions:
         with pytest.raises((StopIteration, grpc.RpcError)):
             session.receive()
@@ -138,8 +137,7 @@ def test_a_node_that_stops_finishes_the_batches_that_it_has_begun(tmp_path: Path
         idle.ask(1, batch_pb.BatchRequest())
         session.send(1, batch_of(list(objects), credit=1))
         frames = [session.receive_frame()]
-        started = time.monotonic()
-        stopping = threading.Thread(target=node.stop, args=(20.0,))
+        stopping = threading.Thread(target=node.stop, args=(FOREVER_S,))
         stopping.start()
         with pytest.raises((StopIteration, grpc.RpcError)):
             idle.receive()
@@ -149,8 +147,8 @@ def test_a_node_that_stops_finishes_the_batches_that_it_has_begun(tmp_path: Path
         rest, end = session.answer(1)
         assert b"".join(frame.payload for frame in frames + rest) == b"".join(objects.values())
         assert end.outcome == batch_pb.End.COMPLETE
-        stopping.join(30)
-        assert time.monotonic() - started < 10
+        stopping.join(60)
+        assert not stopping.is_alive()
 
 
 def test_a_stop_ends_calls_that_outlive_the_grace_period(tmp_path: Path) -> None:
@@ -160,9 +158,7 @@ def test_a_stop_ends_calls_that_outlive_the_grace_period(tmp_path: Path) -> None
     with RawSession(node.url) as session:
         session.send(1, batch_of(["a"], credit=1))  # never gets the credit for the rest
         session.receive_frame()
-        started = time.monotonic()
         node.stop(grace_s=0.2)
-        assert time.monotonic() - started < 10
         with pytest.raises(grpc.RpcError):
             while True:
                 session.receive()

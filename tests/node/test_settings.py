@@ -18,6 +18,7 @@ from storage_node.settings.sources import (
     require_cluster,
     require_nodes,
 )
+from tests.table import table
 
 FILE = """
 memory_bytes = "512 MiB"
@@ -95,7 +96,7 @@ def test_every_field_can_be_set() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "value"),
     [("512MiB", 512 << 20), ("512 mib", 512 << 20), ("1.5KB", 1500), ("1e3", 1000), ("7", 7), ("2GiB", 2 << 30)],
 )
@@ -103,7 +104,7 @@ def test_sizes_have_units(text: str, value: int) -> None:
     assert read_assignments([f"memory_bytes={text}"]) == {"memory_bytes": value}
 
 
-@pytest.mark.parametrize(
+@table(
     ("wrong", "said"),
     [
         ("memory_byte=3", "memory_byte: no such setting; did you mean memory_bytes?"),
@@ -171,7 +172,7 @@ def test_settings_of_another_version_are_said_to_be_unknown() -> None:
         configured(ServerConfig(), {"memory_gone": 3})
 
 
-@pytest.mark.parametrize(
+@table(
     ("host", "advertise", "endpoint"),
     [
         ("127.0.0.1", "", "127.0.0.1:7480"),

@@ -133,7 +133,7 @@ def interpreter(version: str) -> str | None:
     of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for python in (shutil.which(f"python{version}"), *map(str, of_pyenv)):
         # A shim of pyenv may lead nowhere.
-        if python and subprocess.run([python, "-c", ""], capture_output=True, timeout=30).returncode == 0:
+        if python and subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode == 0:
             return python
     return None
 

@@ -243,6 +243,7 @@ def test_every_extra_has_a_use() -> None:
     assert set(setup["options.extras_require"]) == {extra for use in USES for extra in use.split(",") if extra}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "extra",

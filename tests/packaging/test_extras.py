@@ -238,6 +238,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMMANDS)
 @pytest.mark.sampled(2)
 def test_a_command_that_needs_a_package_names_its_extra(case: str, folder: Path) -> None:

@@ -12,11 +12,12 @@ from plans_kit import Numbers
 from ais_loader import BatchLoader
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, PackPlan, ShufflePlan
+from tests.table import table
 
 SIZES = {"a": 10, "b": 5}
 
 
-@pytest.mark.parametrize(
+@table(
     "make, message",
     [
         (lambda: ShufflePlan(-1, 2), "ShufflePlan: n=-1: need at least 0"),
@@ -76,7 +77,7 @@ def test_refused(make: Any, message: str) -> None:
         make()
 
 
-@pytest.mark.parametrize(
+@table(
     "make",
     [
         lambda: ShufflePlan(2.0, 2),  # type: ignore[arg-type]
@@ -94,7 +95,7 @@ def test_another_type_is_refused(make: Any) -> None:
         make()
 
 
-@pytest.mark.parametrize(
+@table(
     "plan, steps",
     [
         (ShufflePlan(0, 2), 0),

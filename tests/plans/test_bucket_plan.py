@@ -6,19 +6,20 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans_kit import bucket_groups
 
 from ais_loader.plans import BucketPlan
 from ais_loader.plans.balance import balanced
+from tests.example_count import examples
+from tests.table import table
 
 LENGTHS = st.lists(st.integers(0, 45), max_size=150)
 BINS = [5, 12, 20, 40]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     lengths=LENGTHS,
     sizes=st.lists(st.integers(1, 7), min_size=4, max_size=4),
@@ -48,7 +49,7 @@ def test_epochs_are_those_of_the_slow_way(
     assert sorted([*(one for batch in batches for one in batch), *plan.left_out.tolist()]) == list(range(len(lengths)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 22), st.integers(0, 22)), max_size=120),
     bins=st.sets(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=8),
@@ -84,8 +85,8 @@ def speech(n: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.random.default_rng(7).lognormal(1.8, 0.7, n).clip(0.3, 40)
 
 
-@pytest.mark.parametrize("balance", ["linear", "quadratic"])
-@pytest.mark.parametrize("group", [2, 8])
+@table("balance", ["linear", "quadratic"])
+@table("group", [2, 8])
 def test_the_batches_of_a_group_weigh_the_same(balance: Any, group: int) -> None:
     lengths = speech(10_000)
     bins = np.quantile(lengths, np.linspace(0, 1, 21)[1:]).tolist()

@@ -15,11 +15,13 @@ from plans_kit import loaders
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, ShufflePlan
 from ais_loader.plans.mix_order import SCALE, MixOrder
+from tests.example_count import examples
 
 SIZES = st.integers(1, 40)
 
 
-@settings(max_examples=60)
+@pytest.mark.slow
+@settings(max_examples=examples(60))
 @given(
     weights=st.lists(st.one_of(st.floats(1e-3, 1), st.integers(1, 5).map(float), st.just(1.0)), min_size=1, max_size=8),
     first=st.sampled_from([0, 0, 64, 10**6, 10**9, 2**50]),
@@ -59,6 +61,7 @@ def mixtures(draw: Any) -> tuple[MixPlan, dict[str, int]]:
     return MixPlan(sizes, schedule, batch_size=draw(st.integers(1, 8)), seed=4, at_end=at_end), sizes
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(mixture=mixtures(), epoch=st.integers(0, 2))
 def test_a_source_comes_in_its_own_order(mixture: tuple[MixPlan, dict[str, int]], epoch: int) -> None:

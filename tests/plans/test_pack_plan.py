@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans_kit import Numbers, cut_packs, tokens_of
 
-from ais_loader import BatchLoader
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import PackPlan
-from ais_loader.training.collate import collate_packed
 
 COUNTS = st.lists(st.integers(0, 40), max_size=80)
 
@@ -105,6 +102,10 @@ def test_every_argument_is_in_the_fingerprint() -> None:
 
 class TestCollatePacked:
     def test_tokens_documents_and_positions(self) -> None:
+        import torch
+
+        from ais_loader.training.collate import collate_packed
+
         batch = collate_packed([[[5, 6, 7], np.array([8])], [torch.tensor([9, 1])]], tokens=5, pad=3)
         assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 3], [9, 1, 3, 3, 3]]
         assert batch["doc_ids"].tolist() == [[0, 0, 0, 1, -1], [0, 0, -1, -1, -1]]
@@ -112,10 +113,15 @@ class TestCollatePacked:
         assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
 
     def test_too_many_tokens_are_refused(self) -> None:
+        from ais_loader.training.collate import collate_packed
+
         with pytest.raises(InvalidRequest, match="pack 0 has more than tokens=2"):
             collate_packed([[[1, 2], [3]]], tokens=2)
 
     def test_a_loader_of_packs(self) -> None:
+        from ais_loader import BatchLoader
+        from ais_loader.training.collate import collate_packed
+
         counts = [3, 8, 1, 12, 5]
         plan = PackPlan(counts, 10, 2, seed=2)
         samples = Tokens(len(counts), counts)

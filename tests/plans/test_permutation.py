@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import permuted
+from tests.table import table
 
 
 def image(number: int, n: int, seed: int, epoch: int) -> int:
@@ -38,7 +39,8 @@ def image(number: int, n: int, seed: int, epoch: int) -> int:
             return number
 
 
-@pytest.mark.parametrize("first", range(0, 2001, 100))
+@pytest.mark.slow
+@table("first", range(0, 2001, 100))
 def test_every_small_n_is_permuted(first: int) -> None:
     for n in range(first, min(first + 100, 2001)):
         assert np.array_equal(np.sort(permuted(np.arange(n), n, seed=n, epoch=3)), np.arange(n))
@@ -59,11 +61,12 @@ def test_large_n_never_gives_a_number_twice(n: int, seed: int, data: st.DataObje
     assert 0 <= found.min() <= found.max() < n
 
 
-@pytest.mark.parametrize("n", [100_003, 2**17, 2**17 + 1])
+@table("n", [100_003, 2**17, 2**17 + 1])
 def test_a_whole_large_order(n: int) -> None:
     assert np.array_equal(np.sort(permuted(np.arange(n), n, seed=1, epoch=1)), np.arange(n))
 
 
+@pytest.mark.slow
 def test_every_order_of_four_is_as_likely_as_another() -> None:
     counts: dict[bytes, int] = {}
     for epoch in range(2400):
@@ -79,9 +82,7 @@ def test_shapes_and_empty_inputs() -> None:
     assert permuted([], 0, seed=0, epoch=0).tolist() == []
 
 
-@pytest.mark.parametrize(
-    "numbers, n", [([5], 5), ([-1], 5), ([0.5], 5), ([0], 0), ([0], -1), ([0], 2**62), ([True], 2)]
-)
+@table("numbers, n", [([5], 5), ([-1], 5), ([0.5], 5), ([0], 0), ([0], -1), ([0], 2**62), ([True], 2)])
 def test_bad_input_is_refused(numbers: list[float], n: int) -> None:
     with pytest.raises(InvalidRequest, match="permuted"):
         permuted(numbers, n, seed=0, epoch=0)

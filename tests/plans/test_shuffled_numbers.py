@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans_kit import finished, shuffled_batches
@@ -16,6 +17,7 @@ def epoch_of(plan: ShufflePlan, epoch: int) -> list[list[int]]:
     return [plan.batch(epoch, step).tolist() for step in range(plan.steps(epoch) or 0)]
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     n=st.integers(0, 60),

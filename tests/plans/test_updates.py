@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans_kit import Numbers, divisors, finished, loaders, samplers, shuffled_batches, tokens_of
 
-from ais_loader import BatchLoader
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, NumberPlan, PackPlan, ShufflePlan
+from tests.table import table
 
 TAILS = st.sampled_from(["repeat", "drop"])
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=120)
@@ -126,7 +127,7 @@ def test_stops_and_other_world_sizes_change_no_update(kind: Any, data: st.DataOb
         assert all(one == states[0] for one in states)
         state = states[0]
         assert state is not None
-        assert state["plan"]["group"] == group
+        assert json.loads(state["plan"])["group"] == group
         if found and len(found) == len(expected) and steps is not None:
             assert (state["epoch"], state["step"]) == (1, 0)
             break
@@ -185,7 +186,7 @@ def test_the_group_of_the_first_run_is_kept() -> None:
     for rank in ranks:
         next(iter(rank))
     state = ranks[0].state_dict()
-    assert (state["plan"]["group"], state["step"]) == (4, 4)
+    assert (json.loads(state["plan"])["group"], state["step"]) == (4, 4)
     with pytest.raises(InvalidRequest, match="possible world sizes are 1, 2, 4"):
         loaders(plan, 3, state)
     resumed = loaders(plan, 2, state)
@@ -206,8 +207,10 @@ def test_a_position_inside_an_update_needs_ranks_that_divide_the_rest() -> None:
         loaders(plan, 2, state)
 
 
-@pytest.mark.parametrize("tail, steps", [("repeat", 8), ("drop", 4), ("uneven", 5)])
+@table("tail, steps", [("repeat", 8), ("drop", 4), ("uneven", 5)])
 def test_the_tail(tail: Any, steps: int) -> None:
+    from ais_loader import BatchLoader
+
     plan = ShufflePlan(9, 2, group=4, tail=tail)
     assert plan.steps(0) == steps
     assert [plan.batch(0, step).tolist() for step in range(steps)] == finished(shuffled_batches(9, 2, 0, 0), 4, tail)
@@ -217,7 +220,7 @@ def test_the_tail(tail: Any, steps: int) -> None:
         BatchLoader(Numbers(9), plan, tail="drop" if tail == "repeat" else "repeat")
 
 
-@pytest.mark.parametrize(
+@table(
     "change", [{"version": 1}, {"plan": {"group": "x"}}, {"plan": "x"}, {"step": -1}, {"plan": 5}, {"world_size": 0}]
 )
 def test_states_of_another_plan_version_or_rank_are_refused(change: dict[str, Any]) -> None:
@@ -254,7 +257,41 @@ class TestWithout:
                 with pytest.raises(InvalidRequest, match="another plan"):
                     loaders(shorter, 2, state)
 
-    @pytest.mark.parametrize("steps", [range(3, 5), range(4, 4), range(0, 8, 2), range(-2, 2), range(20, 26)])
+    @table("steps", [range(3, 5), range(4, 4), range(0, 8, 2), range(-2, 2), range(20, 26)])
     def test_bad_spans_are_refused(self, steps: range) -> None:
         with pytest.raises(InvalidRequest, match="without"):
             ShufflePlan(48, 2, group=2).without(steps)
+
+
+@pytest.mark.slow  # the import takes seconds
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("saved_at, resumed_at", [(1, 0), (9, 0), (9, 1)])
+def test_torch_checkpoints_resume_with_a_source_that_appears_and_steps_that_are_left_out(
+    saved_at: int, resumed_at: int, tmp_path: Path
+) -> None:
+    from torch.distributed import checkpoint
+
+    from ais_loader import BatchLoader
+
+    def loader(*more: str, without: range | None = None) -> BatchLoader:
+        sizes = dict.fromkeys(("a", "b", *more), 20)
+        plan = MixPlan(sizes, [(0, {"a": 1}), (6, {"a": 1, "b": 1}), (12, {"b": 1})], batch_size=3)
+        return BatchLoader(Numbers(plan.n), plan if without is None else plan.without(without))
+
+    first = loader(without=range(2, 4))
+    list(islice(first, saved_at))
+    checkpoint.save({"loader": first.state_dict()}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    resumed = loader("new", without=range(2, 4)) if saved_at > 1 else loader("new")
+    list(islice(resumed, resumed_at))
+    state = {"loader": resumed.state_dict()}
+    checkpoint.load(state, checkpoint_id=tmp_path / "saved", no_dist=True)
+    resumed.load_state_dict(state["loader"])
+    assert next(iter(resumed)) == resumed.batches.batch(0, saved_at).tolist()
+
+
+def test_the_keys_of_a_state_are_the_same_at_every_position() -> None:
+    plan = MixPlan({"a": 20, "b": 20}, [(0, {"a": 1}), (3, {"b": 1})], batch_size=2)
+    [sampler] = samplers(plan.without(range(1, 2)), 1)
+    for _ in islice(sampler, 6):
+        types = {name: type(value) for name, value in sampler.state_dict().items()}
+        assert types == {"version": int, "epoch": int, "step": int, "world_size": int, "plan": str}

@@ -14,6 +14,8 @@ from tests.node.node_kit import bucket_of, serving
 from tests.node.test_metrics import value
 from tests.node.write_kit import cluster_of
 
+pytestmark = pytest.mark.slow
+
 LARGE_BYTES = FROM_BYTES + 1
 SMALL = {"a": b"1", "b/c": b"22"}
 

@@ -31,6 +31,7 @@ from storage_node.settings.sources import WrongSetting, configured, read_assignm
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of, copies_of, held, staged_files
+from tests.table import table
 
 LARGE = (1 << 20) + 4321
 REPAIRED_S = 90.0
@@ -111,7 +112,7 @@ def test_a_node_without_roots_says_what_to_set(tmp_path: Path) -> None:
             bucket.promote(tmp_path)
 
 
-@pytest.mark.parametrize("root", ["relative", "/a/../b", ""])
+@table("root", ["relative", "/a/../b", ""])
 def test_roots_are_absolute_paths(root: str) -> None:
     with pytest.raises(ValueError, match="promote_roots"):
         ServerConfig(promote_roots=(root,))
@@ -157,6 +158,7 @@ def test_nodes_that_see_the_same_files_take_their_share_and_each_file_is_stored_
     assert sum(path.is_file() for path in (tmp_path / "files").rglob("*")) == (0 if move else len(files))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_name", [False, True])
 def test_one_node_promotes_for_all_owners(
     cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], by_name: bool
@@ -171,6 +173,7 @@ def test_one_node_promotes_for_all_owners(
     assert_stored(cluster, files)
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_see_the_files_gets_its_objects_from_those_that_do(
     tmp_path: Path, files: dict[str, bytes]
 ) -> None:
@@ -183,6 +186,7 @@ def test_a_node_that_does_not_see_the_files_gets_its_objects_from_those_that_do(
         assert_stored(cluster, files)
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_while_it_is_copied_is_stored_nowhere(
     cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +208,7 @@ def test_a_file_that_changes_while_it_is_copied_is_stored_nowhere(
     assert_stored(cluster, {name: data for name, data in files.items() if name not in ("large1", "0/007")})
 
 
+@pytest.mark.slow
 def test_large_files_that_are_moved_are_linked_where_they_belong_and_copied_elsewhere(
     cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes]
 ) -> None:

@@ -15,6 +15,7 @@ from ais_loader.wire.answer_check import AnswerCheck, digest, digest_of_ok
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import U8, U32, WIRE_U32, Frame, FrameError, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from tests.table import table
 
 VERSION = "7"
 
@@ -132,8 +133,8 @@ def test_the_rest_of_an_entry_begins_where_it_was_asked_for(
             AnswerCheck(len(contents), resume_offset=wrong).take(rest[0])
 
 
-@pytest.mark.parametrize("kind", [pb.TRANSFORMED, pb.STORED])
-@pytest.mark.parametrize("breaks", [True, False])
+@table("kind", [pb.TRANSFORMED, pb.STORED])
+@table("breaks", [True, False])
 def test_what_a_transform_has_made_may_begin_again_and_nothing_else(kind: int, breaks: bool) -> None:
     before, after, last = b"of the first making", b"and of the second, which is longer", b"last"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from ais_loader.wire.batch_columns import (
     entry_values,
 )
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from tests.table import table
 
 FIELDS = pb.BatchRequest.DESCRIPTOR.fields
 
@@ -46,7 +46,7 @@ def test_every_field_is_in_one_group() -> None:
     assert sorted(groups) == sorted(field.name for field in FIELDS)
 
 
-@pytest.mark.parametrize("fields", [SHARED, ANSWERING, (*SHARED, *ANSWERING), PER_REQUEST])
+@table("fields", [SHARED, ANSWERING, (*SHARED, *ANSWERING), PER_REQUEST])
 def test_what_is_carried_over_is_what_was_named(fields: tuple[str, ...]) -> None:
     request, part = filled(), pb.BatchRequest()
     carry_over(request, part, fields)

@@ -9,6 +9,7 @@ import pytest
 
 from ais_loader.wire.cluster_map import ClusterView, most_copies, object_hashes, sure_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from tests.table import table
 
 NAMES = [f"en/{number:06d}.wav" for number in range(20_000)]
 BUCKET_UUID = bytes(range(16))
@@ -38,8 +39,9 @@ def test_owners_are_those_of_the_wire_contract() -> None:
     assert found == EXPECTED, "a change of these moves every object of every cluster"
 
 
-@pytest.mark.parametrize("copies", [1, 2, 3, 9])
-@pytest.mark.parametrize("hosts", [1, 3, 16, 17])
+@pytest.mark.slow
+@table("copies", [1, 2, 3, 9])
+@table("hosts", [1, 3, 16, 17])
 def test_one_object_is_placed_as_it_is_among_others(hosts: int, copies: int) -> None:
     view = cluster(
         *[
@@ -102,7 +104,7 @@ def test_a_leaving_node_owns_nothing_and_is_asked_last() -> None:
     assert {tuple(found[1:]) for found in holders} == {(), (0,)}
 
 
-@pytest.mark.parametrize(
+@table(
     ("former", "copies", "read", "most", "sure"),
     [
         ((), 2, 2, 2, 2),
@@ -148,7 +150,7 @@ def test_a_name_without_a_utf8_form_has_an_owner_that_will_not_find_it() -> None
     assert view.holders(view.buckets["b"], ["\ud800"])[0][0] in (0, 1, 2)
 
 
-@pytest.mark.parametrize(("uuid", "weight"), [(b"short", 1.0), (b"x" * 16, 0.0), (b"x" * 16, float("nan"))])
+@table(("uuid", "weight"), [(b"short", 1.0), (b"x" * 16, 0.0), (b"x" * 16, float("nan"))])
 def test_a_map_that_cannot_be_is_refused(uuid: bytes, weight: float) -> None:
     map_ = pb.ClusterMap(cluster_uuid=b"c" * 16)
     map_.node.add(uuid=uuid, host="h", endpoint="h:1", weight=weight)

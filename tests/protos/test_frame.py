@@ -27,6 +27,8 @@ from ais_loader.wire.frame import (
 )
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from tests.example_count import examples
+from tests.table import table
 
 U32_MAX = 2**32 - 1
 
@@ -85,6 +87,7 @@ def assert_same(found: Frame | None, expected: Frame) -> None:
     assert found.errors == expected.errors
 
 
+@pytest.mark.slow
 @given(batch_id=batch_ids, frame=frames(), end=ends)
 def test_what_is_encoded_is_decoded(batch_id: int, frame: Frame, end: pb.End | None) -> None:
     response = decode_response(encode_frame(batch_id, frame, end))
@@ -92,6 +95,7 @@ def test_what_is_encoded_is_decoded(batch_id: int, frame: Frame, end: pb.End | N
     assert_same(response.frame, frame)
 
 
+@pytest.mark.slow
 @given(batch_id=batch_ids, frame=frames(), end=ends)
 def test_any_protobuf_reader_reads_what_is_encoded(batch_id: int, frame: Frame, end: pb.End | None) -> None:
     message = pb.SessionResponse.FromString(encode_frame(batch_id, frame, end))
@@ -109,6 +113,7 @@ def test_any_protobuf_reader_reads_what_is_encoded(batch_id: int, frame: Frame, 
     assert {e.index: EntryFault(e.message, e.kind) for e in message.frame.error} == frame.errors
 
 
+@pytest.mark.slow
 @given(batch_id=batch_ids, frame=frames(), end=ends)
 def test_frames_of_any_protobuf_writer_are_decoded(batch_id: int, frame: Frame, end: pb.End | None) -> None:
     written = pb.SessionResponse.FromString(encode_frame(batch_id, frame, end)).SerializeToString()
@@ -117,6 +122,7 @@ def test_frames_of_any_protobuf_writer_are_decoded(batch_id: int, frame: Frame, 
     assert_same(response.frame, frame)
 
 
+@pytest.mark.slow
 @given(frame=frames(), cut=st.integers(0, 100))
 def test_arrays_in_two_parts_and_fields_of_a_later_version_are_legal(frame: Frame, cut: int) -> None:
     message = pb.SessionResponse.FromString(encode_frame(5, frame)).frame
@@ -136,6 +142,7 @@ def test_arrays_in_two_parts_and_fields_of_a_later_version_are_legal(frame: Fram
     assert_same(decode_response(data + later).frame, frame)
 
 
+@pytest.mark.slow
 @given(frame=frames())
 def test_entries_are_the_same_wherever_they_lie(frame: Frame) -> None:
     apart = frame.entries()
@@ -172,7 +179,7 @@ def test_the_place_of_the_checksums_is_where_a_reader_writes_them() -> None:
     assert found.checksum.tolist() == late.tolist()
 
 
-@pytest.mark.parametrize(
+@table(
     "event",
     [
         pb.SessionResponse(batch_id=3, end=pb.End(entries=5, digest=9)),
@@ -195,8 +202,9 @@ def one_entry(payload: bytes = b"0123456789") -> Frame:
     return Frame(column, np.array([len(payload)], np.uint32), column, flag, flag, memoryview(payload))
 
 
+@pytest.mark.slow
 @given(frame=frames(), end=ends, data=st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_damaged_messages_are_refused_or_still_consistent(
     frame: Frame, end: pb.End | None, data: st.DataObject
 ) -> None:
@@ -244,7 +252,7 @@ def test_a_frame_longer_or_shorter_than_its_message_is_refused() -> None:
         decode_response(data + b"x")
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "message"),
     [
         ({"size": np.array([9], np.uint32)}, "sizes add up"),
@@ -329,6 +337,6 @@ def test_the_short_form_of_an_opened_object_is_the_same_message(
         assert decode_opened(memoryview(other), batch_id, digest_of, kind) == (payload, checksum, info)
 
 
-@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**32 - 1, 2**63, 2**64 - 1])
+@table("value", [0, 1, 127, 128, 300, 2**32 - 1, 2**63, 2**64 - 1])
 def test_varints_are_those_of_protobuf(value: int) -> None:
     assert b"\x08" + encode_varint(value) == (pb.SessionResponse(batch_id=value).SerializeToString() or b"\x08\x00")

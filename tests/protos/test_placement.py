@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ais_loader.wire import placement
 from ais_loader.wire.placement import Candidate, object_hash, owner, owners, ranked
+from tests.table import table
 
 BUCKET = bytes(range(16))
 
@@ -45,7 +46,7 @@ def test_the_order_of_candidates_does_not_matter(name: str, seed: int, count: in
     assert sorted(in_order) == sorted(drive.uuid for drive in drives)
 
 
-@pytest.mark.parametrize("weights", [[1.0], [1.0] * 2, [1.0] * 7, [2.0, 1.0], [0.0, 1.0, 1.0]])
+@table("weights", [[1.0], [1.0] * 2, [1.0] * 7, [2.0, 1.0], [0.0, 1.0, 1.0]])
 def test_owners_of_many_names_are_those_of_each(weights: list[float]) -> None:
     drives = [Candidate(one.uuid, weight) for one, weight in zip(candidates(len(weights)), weights, strict=True)]
     names = [*NAMES[:3000], "é", "音声/x"]
@@ -103,9 +104,7 @@ def test_without_candidates_nobody_owns() -> None:
             owner(BUCKET, "a", drives)
 
 
-@pytest.mark.parametrize(
-    ("identity", "weight"), [(b"short", 1.0), (b"z" * 16, -1.0), (b"z" * 16, math.inf), (b"z" * 16, math.nan)]
-)
+@table(("identity", "weight"), [(b"short", 1.0), (b"z" * 16, -1.0), (b"z" * 16, math.inf), (b"z" * 16, math.nan)])
 def test_a_candidate_that_cannot_be_is_refused(identity: bytes, weight: float) -> None:
     with pytest.raises(ValueError, match="need a 16-byte uuid"):
         Candidate(identity, weight)

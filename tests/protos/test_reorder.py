@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ais_loader.wire.frame import EntryFault, Frame, FrameError, Piece
 from ais_loader.wire.gather.reorder import Reorder, Resume, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from tests.table import table
 
 TARGET_BYTES = 40
 PIECE_BYTES = 30
@@ -116,6 +117,7 @@ class Consumer:
         assert set(frame.errors) <= set(frame.index.tolist())
 
 
+@pytest.mark.slow
 @given(data=st.data(), ordered=st.booleans())
 def test_every_entry_comes_out_once_with_its_bytes_whatever_the_lanes_do(data: st.DataObject, ordered: bool) -> None:
     n = data.draw(st.integers(0, 40), label="entries")
@@ -263,10 +265,10 @@ def test_a_large_entry_fails_after_some_of_its_pieces_when_nobody_can_go_on(orde
     assert reorder.complete
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "status"), [("", pb.UNAVAILABLE), ("object-not-found", pb.UNAVAILABLE), ("object-deleted", pb.NOT_FOUND)]
 )
-@pytest.mark.parametrize("at_last", [False, True])
+@table("at_last", [False, True])
 def test_an_entry_of_which_pieces_have_come_is_not_missing_unless_it_was_deleted(
     kind: str, status: int, at_last: bool
 ) -> None:
@@ -421,8 +423,8 @@ def test_what_is_left_of_a_lane_that_did_not_keep_to_the_order_goes_on_in_two() 
     assert out == b"xyabcdef" and reorder.complete
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("popped", [0, 1, 2])
+@table("ordered", [True, False])
+@table("popped", [0, 1, 2])
 def test_what_a_transform_has_made_begins_again_and_what_is_held_of_it_is_dropped(ordered: bool, popped: int) -> None:
     def pieces(size_bytes: int, edition: int, kind: int = pb.TRANSFORMED) -> list[Frame]:
         frames = list(Sender([1], [0, size_bytes], set(), [1], edition=edition).frames)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ais_loader.wire.remote import Remote
 from storage_node.remote.backend import Backend
+from storage_node.remote.gate import Gate
 from storage_node.remote.host_limiter import HostLimiters
 from storage_node.remote.usage import Usage, UsageCounts
 from storage_node.settings.declarations import RemoteSettings
@@ -19,6 +20,8 @@ from storage_node.settings.declarations import RemoteSettings
 BUCKET = "a-bucket"
 UUID = "0123"
 MIB = 1 << 20
+ANY_HOST = ("--set", "remote_hosts=any")
+"""Arguments of a node that reaches servers of tests, and sends them the credentials of its environment."""
 
 
 @contextlib.contextmanager
@@ -54,7 +57,13 @@ def moto_keys() -> list[str]:
 
 def settings(**changed: Any) -> RemoteSettings:
     """Settings with short times, and ranges of the smallest size of a part."""
-    values = {"retry_s": 5.0, "timeout_s": 20.0, "large_object_bytes": 5 * MIB, "range_bytes": 5 * MIB}
+    values = {
+        "retry_s": 5.0,
+        "timeout_s": 20.0,
+        "large_object_bytes": 5 * MIB,
+        "range_bytes": 5 * MIB,
+        "hosts": ("any",),
+    }
     return RemoteSettings(**{**values, "hedge_budget": 0.0, **changed})
 
 
@@ -65,7 +74,13 @@ class OneBackend(Backend):
         self.usage = Usage()
         chosen = settings(**changed)
         self.limiters = HostLimiters(chosen.max_requests)
-        super().__init__(remote, chosen, self.limiters, self.usage.of_bucket(UUID), file_roots=file_roots)
+        self.gate = Gate()
+        usage = self.usage.of_bucket(UUID)
+        super().__init__(remote, chosen, self.limiters, usage, file_roots=file_roots, gate=self.gate)
+
+    async def close(self) -> None:
+        await super().close()
+        self.gate.close()
 
     @property
     def counts(self) -> UsageCounts:

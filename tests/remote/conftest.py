@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -19,31 +18,18 @@ from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.remote import Remote
 from storage_node.remote import embedded
 from storage_node.settings.config import ServerConfig
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Server
 
 LARGE_BYTES, RANGE_BYTES = 8 << 20, 2 << 20
 """Objects of more bytes are fetched in ranges of this size, by the nodes and embedded stores of these tests: a quarter
 of the defaults, as the servers of tests are slow."""
-SETTINGS = {"remote_large_object_bytes": LARGE_BYTES, "remote_range_bytes": RANGE_BYTES}
+SETTINGS = {"remote_large_object_bytes": LARGE_BYTES, "remote_range_bytes": RANGE_BYTES, "remote_hedge_budget": 0.0}
+"""Without second requests for what is slow: tests count requests, also on a machine on which all is slow."""
 _ARGUMENTS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a cluster as slow. Those of a node and of an embedded store cover what they share.
-
-    Where all cases are slow, a node alone is exhaustive: the nodes of a cluster do the same for the same client.
-    """
-    folder = Path(__file__).parent
-    mine = [item for item in items if folder in item.path.parents]
-    for item in mine:
-        if "[cluster" in item.name:
-            item.add_marker(pytest.mark.slow)
-    in_clusters = {item.nodeid for item in mine if item.get_closest_marker("exhaustive") is None}
-    for item in mine:
-        twin = item.nodeid.replace("[grpc", "[cluster")
-        if item.get_closest_marker("slow") and twin != item.nodeid and twin in in_clusters:
-            item.add_marker(pytest.mark.exhaustive)
+_TOKEN = {"AWS_SESSION_TOKEN": "test-token"}
+"""With it, the server is reached through the gate."""
 
 
 @pytest.fixture(scope="session")
@@ -59,14 +45,17 @@ def s3() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def node(s3: S3Server) -> Iterator[NodeProcess]:
     """A node with the credentials of the S3 server. Never pause or kill it."""
-    with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=_ARGUMENTS) as running:
+    with (
+        throwaway_folder() as folder,
+        NodeProcess(folder / "drive", arguments=[*_ARGUMENTS, *ANY_HOST], environment=_TOKEN) as running,
+    ):
         yield running
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(s3: S3Server) -> Iterator[ClusterProcesses]:
     """Three nodes with the credentials of the S3 server. Never pause or kill one."""
-    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=_ARGUMENTS) as running:
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=[*_ARGUMENTS, *ANY_HOST]) as running:
         yield running
 
 

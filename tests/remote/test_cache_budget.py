@@ -20,10 +20,12 @@ from ais_loader.testing.waiting import eventually
 from storage_node.remote import cache_space
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
 from tests.store.small_drive import small_drive
+from tests.table import table
 
 SIZE = 10_000
 COPIES = 10
@@ -66,6 +68,7 @@ def small(client: Client, bucket_name: str, remote_bucket: RemoteBucket) -> Iter
         client.delete_bucket(bucket_name, force=True)
 
 
+@pytest.mark.slow
 def test_epochs_over_more_than_the_budget_stay_within_it(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -83,6 +86,7 @@ def test_epochs_over_more_than_the_budget_stay_within_it(
     assert proxy.count("GET", "*") >= len(names)
 
 
+@pytest.mark.slow
 def test_a_hot_set_survives_a_pass_over_everything(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -98,6 +102,7 @@ def test_a_hot_set_survives_a_pass_over_everything(
     assert proxy.count("GET", "*") > 0
 
 
+@pytest.mark.slow
 def test_single_reads_keep_a_copy_as_batches_do(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -110,6 +115,7 @@ def test_single_reads_keep_a_copy_as_batches_do(
     assert proxy.count("GET", "*") == 0
 
 
+@pytest.mark.slow
 def test_readers_get_their_bytes_while_copies_are_evicted(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,12 +148,14 @@ def test_readers_get_their_bytes_while_copies_are_evicted(
     eventually(lambda: sum(stored(small).values()) <= BUDGET * nodes_of(client))
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_budget_is_served(client: Client, small: Bucket, remote_bucket: RemoteBucket) -> None:
     names = fill(remote_bucket, 40)
     read(small, client, names, at_once=40)
     eventually(lambda: sum(stored(small).values()) <= BUDGET * nodes_of(client))
 
 
+@pytest.mark.slow
 def test_a_snapshot_keeps_the_versions_that_it_sees(
     client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -163,6 +171,7 @@ def test_a_snapshot_keeps_the_versions_that_it_sees(
     small.delete_snapshot("before")
 
 
+@pytest.mark.slow
 def test_what_is_no_copy_is_neither_counted_nor_evicted(
     client: Client, bucket: Bucket, remote_bucket: RemoteBucket
 ) -> None:
@@ -176,6 +185,7 @@ def test_what_is_no_copy_is_neither_counted_nor_evicted(
     bucket.set(remote="")
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_takes_effect(client: Client, small: Bucket, remote_bucket: RemoteBucket) -> None:
     read(small, client, fill(remote_bucket, COPIES))
     assert len(stored(small)) == COPIES
@@ -184,10 +194,11 @@ def test_a_smaller_budget_takes_effect(client: Client, small: Bucket, remote_buc
     assert small.info().remote.cache_bytes == 2 * SIZE
 
 
+@pytest.mark.slow
 def test_copies_on_a_drive_that_is_short_of_space_are_evicted(
     s3: S3Server, tmp_path: Path, remote_bucket: RemoteBucket, bucket_name: str
 ) -> None:
-    arguments = ["--set", f"remote_min_free_bytes={1 << 60}"]
+    arguments = [*ANY_HOST, "--set", f"remote_min_free_bytes={1 << 60}"]
     with NodeProcess(tmp_path, arguments=arguments) as node, connect(node.url) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
         bucket = client.create_bucket(bucket_name, remote=remote)
@@ -213,7 +224,7 @@ def test_a_full_drive_has_copies_evicted_for_a_fetch(
     remote_bucket.put("larger than the drive", bytes(100 * mib))
     with (
         small_drive(tmp_path, monkeypatch) as drive,
-        NodeServer([drive.root], ServerConfig(port=0, remote_min_free_bytes=0)) as node,
+        NodeServer([drive.root], ServerConfig(port=0, remote_min_free_bytes=0, remote_hosts=("any",))) as node,
         connect(node.url) as client,
     ):
         bucket = client.create_bucket(bucket_name, remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
@@ -238,7 +249,7 @@ def test_a_restart_keeps_the_budget(
     s3: S3Server, tmp_path: Path, remote_bucket: RemoteBucket, bucket_name: str
 ) -> None:
     names = fill(remote_bucket, 60)
-    with NodeProcess(tmp_path) as node:
+    with NodeProcess(tmp_path, arguments=ANY_HOST) as node:
         with connect(node.url) as client:
             remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
             bucket = client.create_bucket(bucket_name, remote=remote)
@@ -254,7 +265,7 @@ def test_a_restart_keeps_the_budget(
             eventually(lambda: len(stored(bucket)) <= 30)
 
 
-@pytest.mark.parametrize("cache_bytes", [-1, 1.5, True, 1 << 63, "10"])
+@table("cache_bytes", [-1, 1.5, True, 1 << 63, "10"])
 def test_what_is_no_budget_is_refused(cache_bytes: object) -> None:
     with pytest.raises(errors.InvalidRequest, match="cache_bytes="):
         Remote("s3://b", cache_bytes=cache_bytes)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from ais_loader.objects.client import Client
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.waiting import eventually
 from ais_loader.transport.cluster.transport import RemoteTransport
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
@@ -24,7 +25,7 @@ PATIENT = ClusterOptions(retry_s=60.0)
 
 @pytest.fixture
 def cluster(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[ClusterProcesses]:
-    with ClusterProcesses(tmp_path, 3) as running:
+    with ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as running:
         yield running
 
 
@@ -77,14 +78,13 @@ def test_cold_objects_are_read_while_a_node_is_down_and_kept_when_it_is_back(
             data_of(at) for at in range(30)
         ]
         cluster.nodes[1].restart()
-        eventually(lambda: bucket.get(names[0]) == data_of(0), 30.0)
+        eventually(lambda: bucket.get(names[0]) == data_of(0))
         proxy.forget()
         eventually(
             lambda: (
                 [item.data.tobytes() for item in client.get_batch(entries, timeout_s=60)]
                 == [data_of(at) for at in range(30)]
             ),
-            60.0,
         )
         assert sum(proxy.count("GET", remote_bucket.path(name)) for name in names) <= 30
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Entry, MapDataset, Remote, connect, errors
+from ais_loader import Entry, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from tests.remote.backend_kit import Asked, DecidedServer, Reply, content
@@ -59,6 +59,7 @@ def is_stored(bucket: Bucket, name: str = NAME) -> bool:
     return bucket.head(name).is_stored
 
 
+@pytest.mark.slow
 def test_members_of_a_tar_cost_a_small_share_of_it(s3: S3Server, client: Client, bucket_name: str) -> None:
     members = members_of(640, 102_000)
     tar, names = packed_tar(members), list(members)
@@ -88,6 +89,7 @@ def test_members_of_a_tar_cost_a_small_share_of_it(s3: S3Server, client: Client,
         client.delete_bucket(bucket_name, force=True)
 
 
+@pytest.mark.slow
 def test_members_keep_their_places_and_bytes(
     client: Client,
     cold: Bucket,
@@ -300,11 +302,14 @@ def test_members_of_a_zip_are_read_by_range(
     with zipfile.ZipFile(packed, "w") as made:
         for name, data in members.items():
             made.writestr(name, data, zipfile.ZIP_STORED if name < "0058" else zipfile.ZIP_DEFLATED, 1)
+        made.writestr("packed", b"otherwise", zipfile.ZIP_BZIP2)
     remote_bucket.put("a.zip", packed.getvalue())
     wanted = ["0001.wav", "0059.wav", "grüße/text.txt", "empty", "0012.wav"]
     assert read(client, cold, wanted, "a.zip") == [members[name] for name in wanted]
     assert cold.get("a.zip", member="grüße/text.txt", start=110, length=11) == b"many words "
-    assert [one.name for one in cold.members("a.zip")] == list(members)
+    assert [one.name for one in cold.members("a.zip")] == [*members, "packed"]
+    [item] = client.get_batch([Entry(cold.name, "a.zip", "packed")], on_error="placeholder")
+    assert isinstance(item.error, errors.ArchiveUnsupported) and item.status.name == "FAILED"
     path = remote_bucket.path("a.zip")
     assert sent_bytes(proxy, path) < 2.2 * MiB and proxy.count("GET", path) <= 8 and not is_stored(cold, "a.zip")
     # A byte of a member is wrong, which its CRC-32 tells: the stored archive is refused, and so is the member.
@@ -356,6 +361,8 @@ def test_an_index_of_lhotse_beside_a_tar_is_asked_for_once(
 def test_a_map_dataset_reads_members(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, tar: bytes, members: dict[str, bytes]
 ) -> None:
+    from ais_loader import MapDataset
+
     remote_bucket.put(NAME, tar)
     entries = [one.entry() for one in cold.members(NAME)]
     dataset = MapDataset(client, entries)

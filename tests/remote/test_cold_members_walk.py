@@ -25,6 +25,7 @@ from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
 from storage_node.store.archives.source import BytesSource
 from tests.store.archives.mutations import HARMS, Harm, harmed, tars, zips
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 NO_LIMIT = 1e6
@@ -78,14 +79,14 @@ def members_of(data: bytes, name: str) -> dict[str, bytes]:
     return {member.name: b"".join(archive.pieces(member)) for member in index}
 
 
-@pytest.mark.parametrize("name", tars())
+@table("name", tars())
 def test_a_walk_finds_what_indexing_finds(name: str) -> None:
     tar = tars()[name]
     walk, _ = walked(tar, share=NO_LIMIT)
     assert places(walk.finish()) == places(index_shard(BytesSource(tar), "a.tar"))
 
 
-@pytest.mark.parametrize("name", zips())
+@table("name", zips())
 def test_the_directory_of_a_zip_is_enough(name: str) -> None:
     data = zips()[name]
     assert read_by_range(ColdIndex(directory_of(data), IndexSource.DIRECTORY), data) == members_of(data, "a.zip")
@@ -129,7 +130,8 @@ def test_a_walk_is_complete_or_too_dear(sizes: list[int], seed: int, share: floa
         assert walk.is_too_dear and share < NO_LIMIT
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@table(
     "sizes, most_share, most_waits",
     [
         ([100 << 10] * 640, 0.04, 45),
@@ -148,6 +150,7 @@ def test_a_walk_costs_little_of_a_tar_of_large_members(sizes: list[int], most_sh
     assert walk.requests <= 1.3 * len(sizes) + 10
 
 
+@pytest.mark.slow
 def test_a_tar_of_small_members_is_given_up_early() -> None:
     tar = tar_of([2000] * 8000)
     walk, _ = walked(tar)
@@ -217,6 +220,7 @@ def test_a_sparse_source_has_what_was_added_and_nothing_else(
         assert missing.value.start == next(at for at in wanted if at not in known)
 
 
+@pytest.mark.slow
 def test_a_zip_of_many_members_takes_few_reads() -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as made:

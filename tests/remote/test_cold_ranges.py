@@ -12,6 +12,8 @@ from ais_loader.objects.client import Client
 from tests.remote.conftest import LARGE_BYTES, RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 
+pytestmark = pytest.mark.slow
+
 SIZE_BYTES = LARGE_BYTES + (2 << 20)
 
 

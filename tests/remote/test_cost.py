@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ais_loader import BatchLoader, Entry, MapDataset, Remote, ShufflePlan, Status, errors
+from ais_loader import Entry, Remote, ShufflePlan, Status, errors
 from ais_loader.cli import main
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
@@ -22,10 +22,11 @@ from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.remote.host_limiter import BURST_S, HostLimiter
 from storage_node.remote.urgency import Urgency, current_urgency
 from storage_node.remote.usage import MAX_EPOCHS, OTHERS, Usage, UsageKey
-from tests.node.loop_kit import settle
+from tests.node.loop_kit import settle, until
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
+from tests.table import table
 
 ALONE = pytest.mark.parametrize("url", ["embedded", "grpc"], indirect=True)
 NODES = pytest.mark.parametrize("url", ["grpc"], indirect=True)
@@ -53,6 +54,7 @@ def run(url: str) -> Callable[..., Result]:
 # -- epochs
 
 
+@pytest.mark.slow
 def test_requests_for_what_a_loader_has_announced_count_to_its_epoch(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -74,6 +76,7 @@ def test_requests_for_what_a_loader_has_announced_count_to_its_epoch(
     assert sum(row.wait_s for row in rows if row.epoch is None) > 0
 
 
+@pytest.mark.slow
 def test_the_time_that_readers_wait_counts_to_the_epoch(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -86,8 +89,11 @@ def test_the_time_that_readers_wait_counts_to_the_epoch(
     assert 0 < sum(row.wait_s for row in usage(client, cold) if row.epoch == 3) < 10
 
 
+@pytest.mark.slow
 @ALONE
 def test_the_epochs_of_a_loader_are_counted_apart(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
+    from ais_loader import BatchLoader, MapDataset
+
     names = filled(remote_bucket, 40)
     samples = MapDataset(client, names, bucket=cold.name)
     loader = BatchLoader(samples, ShufflePlan(len(names), 4, seed=3), in_flight=1, expect_steps=10)
@@ -153,9 +159,7 @@ def test_prices_replace_list_prices() -> None:
     assert price_of({"get": 1000, "list": 2000}, 10**9, 0, table["gs"]) == pytest.approx(2.01)
 
 
-@pytest.mark.parametrize(
-    "text", ["get = 1", "[s4]\nget = 1", "[s3]\ngot = 1", "[s3]\nget = -1", "[s3]\nget = '1'", "["]
-)
+@table("text", ["get = 1", "[s4]\nget = 1", "[s3]\ngot = 1", "[s3]\nget = -1", "[s3]\nget = '1'", "["])
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidRequest, match=r"prices\.toml"):
         prices_of(text, "prices.toml")
@@ -168,6 +172,7 @@ def limited(cold: Bucket, remote_bucket: RemoteBucket, **limits: float) -> None:
     cold.set(remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, **limits))
 
 
+@pytest.mark.slow
 @ALONE
 def test_a_bucket_that_has_received_its_limit_fetches_no_more(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
@@ -224,6 +229,7 @@ def test_a_day_ends_at_midnight_utc() -> None:
 # -- a limit of requests per second
 
 
+@pytest.mark.slow
 @ALONE
 def test_requests_wait_for_the_rate_of_their_bucket(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
@@ -256,13 +262,12 @@ def test_a_rate_sends_a_burst_and_then_in_order_of_urgency() -> None:
         assert len(sent) == burst
         while len(sent) < 12:
             before, now_s = len(sent), now_s + 1 / 20
-            while len(sent) == before:  # its timer looks again after that time
-                await asyncio.sleep(0.005)
+            await until(lambda before=before: len(sent) > before, 0.005)  # its timer looks again after that time
             assert len(sent) == before + 1
         await asyncio.gather(*ahead, *urgent)
         return sent[burst:]
 
-    sent = asyncio.run(asyncio.wait_for(check(), 20))
+    sent = asyncio.run(asyncio.wait_for(check(), 60))
     assert sent[:2] == ["urgent 0", "urgent 1"] and all(name.startswith("ahead") for name in sent[2:])
 
 
@@ -276,18 +281,16 @@ def test_a_waiter_that_is_cancelled_leaves_the_rate_to_others() -> None:
                 sent += 1
 
         tasks = [asyncio.ensure_future(one()) for _ in range(8)]
-        await asyncio.sleep(0)
+        await settle()
         for task in tasks[3:6]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return sent
 
-    assert asyncio.run(asyncio.wait_for(check(), 10)) == 5
+    assert asyncio.run(asyncio.wait_for(check(), 60)) == 5
 
 
-@pytest.mark.parametrize(
-    "limits", [{"max_requests_per_s": -1}, {"max_requests_per_s": True}, {"max_bytes_per_day": 1.5}]
-)
+@table("limits", [{"max_requests_per_s": -1}, {"max_requests_per_s": True}, {"max_bytes_per_day": 1.5}])
 def test_what_is_no_limit_is_refused(limits: dict[str, float]) -> None:
     with pytest.raises(errors.InvalidRequest, match="max_"):
         Remote("s3://b", **limits)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from ais_loader.errors import RemoteDenied
 from ais_loader.wire.remote import Remote
 from storage_node.remote.credentials import credentials_of
 from tests.remote.backend_kit import BUCKET, DecidedServer, OneBackend, content, read
+from tests.table import table
 
 KEYS = 'access_key_id = "AKIAPROFILE"\nsecret_access_key = "very-secret"\n'
 
@@ -22,7 +23,7 @@ def _file(folder: Path, text: str, mode: int = 0o600) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "mode", "said"),
     [
         ("[other]\n", 0o600, "there is no profile 'p'"),

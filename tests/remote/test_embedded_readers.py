@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
 
-from ais_loader import Entry, MapDataset, Remote, connect, errors
+from ais_loader import Entry, Remote, connect, errors
 from tests.remote.conftest import RemoteBucket
 from tests.remote.test_remote_buckets import data_of, filled
 
@@ -35,6 +34,10 @@ def test_a_reader_beside_the_writer_reads_what_is_stored_and_names_the_way_to_th
 def test_workers_of_an_embedded_store_read_what_was_warmed(
     remote_bucket: RemoteBucket, tmp_path: Path, context: str
 ) -> None:
+    from torch.utils.data import DataLoader
+
+    from ais_loader import MapDataset
+
     names = filled(remote_bucket, 12)
     with connect(tmp_path / "store") as writer:
         bucket = writer.create_bucket("b", remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))

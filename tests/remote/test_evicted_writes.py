@@ -18,6 +18,7 @@ from storage_node.cluster.replication.replica import to_wire
 from storage_node.store.drive.preconditions import parse_version
 from tests.node.write_kit import cluster_of
 from tests.peer_kit import peer_at
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.s3_server import S3Server
@@ -28,7 +29,7 @@ from tests.remote.test_write_back_kills import _is_flushed
 pytestmark = pytest.mark.slow  # nodes
 NAME, OLD, NEW = "written", b"old", b"newer"
 PATIENT = ClusterOptions(retry_s=60.0)
-OFTEN = ["--set", "repair_interval_s=1"]
+OFTEN = [*ANY_HOST, "--set", "repair_interval_s=1"]
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def owners_of(cluster: ClusterProcesses, client: Client) -> tuple[int, int, int]
 
 def evicted(cluster: ClusterProcesses, bucket: Bucket, number: int) -> None:
     """Evict the copy on one node, once it is uploaded."""
-    eventually(lambda: evict_at(cluster.nodes[number], bucket) == 1, 30.0)
+    eventually(lambda: evict_at(cluster.nodes[number], bucket) == 1)
 
 
 def is_uploaded(remote_bucket: RemoteBucket) -> bool:
@@ -99,13 +100,13 @@ def test_an_older_copy_of_a_stand_in_does_not_come_back(
         cluster.nodes[other].pause()
         cluster.nodes[second].start()
         bucket.put(NAME, NEW)
-        eventually(lambda: is_uploaded(remote_bucket), 30.0)
+        eventually(lambda: is_uploaded(remote_bucket))
         evicted(cluster, bucket, first)
         if write == "back":  # it is sent to an owner that has just come back
             evicted(cluster, bucket, second)
         evict_at(cluster.nodes[second], bucket)
         cluster.nodes[other].resume()
-        eventually(lambda: check(bucket), 30.0)
+        eventually(lambda: check(bucket))
         assert evict_at(cluster.nodes[other], bucket) == 0  # it has let go
 
 
@@ -120,13 +121,13 @@ def test_an_older_copy_of_an_owner_that_was_away_does_not_come_back(
         bucket.flush(timeout_s=30)
         cluster.nodes[second].kill()
         bucket.put(NAME, NEW)
-        eventually(lambda: is_uploaded(remote_bucket), 30.0)
+        eventually(lambda: is_uploaded(remote_bucket))
         evicted(cluster, bucket, first)
         cluster.nodes[other].kill()
         cluster.nodes[second].start()
-        eventually(lambda: evict_at(cluster.nodes[second], bucket) == 0, 30.0)
+        eventually(lambda: evict_at(cluster.nodes[second], bucket) == 0)
         cluster.nodes[other].start()
-        eventually(lambda: check(bucket), 60.0)
+        eventually(lambda: check(bucket))
 
 
 def test_an_older_deletion_of_an_owner_that_was_away_does_not_hide_a_later_write(
@@ -142,12 +143,12 @@ def test_an_older_deletion_of_an_owner_that_was_away_does_not_hide_a_later_write
         cluster.nodes[second].kill()
         bucket.put(NAME, NEW)
         down.remove()
-        eventually(lambda: is_uploaded(remote_bucket), 30.0)
+        eventually(lambda: is_uploaded(remote_bucket))
         evicted(cluster, bucket, first)
-        eventually(lambda: evict_at(cluster.nodes[other], bucket) == 0, 30.0)
+        eventually(lambda: evict_at(cluster.nodes[other], bucket) == 0)
         cluster.nodes[second].start()
-        eventually(lambda: _is_flushed(bucket), 60.0)
-        eventually(lambda: is_read(bucket), 30.0)
+        eventually(lambda: _is_flushed(bucket))
+        eventually(lambda: is_read(bucket))
         assert remote_bucket.get(NAME) == NEW
         assert [info.name for info in bucket.objects()] == [NAME]
 
@@ -169,10 +170,10 @@ def test_a_write_that_is_announced_and_never_done_hides_no_change_of_others(
             version=[to_wire(version._replace(counter=version.counter + 1))],
         )
         with peer_at(cluster.nodes[first].peer_endpoint, cluster.uuid_of(other), view.version) as channel:
-            ais_replica_pb2_grpc.RepairStub(channel).Missed(missed, timeout=10)
+            ais_replica_pb2_grpc.RepairStub(channel).Missed(missed, timeout=60)
         remote_bucket.put(NAME, NEW)
         for _ in range(6):
-            eventually(lambda: is_read(bucket), 30.0)
+            eventually(lambda: is_read(bucket))
         assert [(info.name, info.size_bytes) for info in bucket.objects()] == [(NAME, len(NEW))]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from storage_node.remote import eviction_order
 from storage_node.remote.eviction_order import EvictionOrder, NeededAt
+from tests.table import table
 
 UUID = b"u" * 16
 
@@ -39,6 +40,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(STEPS)
 def test_bytes_are_exact_and_what_may_not_go_stays(steps: list[tuple]) -> None:
     needed: dict[str, int] = {}
@@ -139,6 +141,7 @@ def test_removing_and_adding_again_does_not_grow_without_end() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_of_a_copy() -> None:
     names = [f"speech/en/{at:08}.flac" for at in range(20_000)]
     order = cache()
@@ -180,7 +183,7 @@ class Epochs:
         return fetched / len(names)
 
 
-@pytest.mark.parametrize("window", [1, 8, 64])
+@table("window", [1, 8, 64])
 def test_a_cache_for_half_of_the_objects_saves_half_of_the_requests(window: int) -> None:
     names = [f"n{at}" for at in range(4000)]
     epochs = Epochs(window=window, capacity=2000)

@@ -21,7 +21,7 @@ from tests.remote.s3_server import S3Server
 
 MIB = 1 << 20
 DATA = bytes(range(256)) * 4096
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -137,6 +137,7 @@ def test_chunked_bodies_and_expectations_pass(
     assert call(http_client, "GET", path(remote_bucket, "a"))[1] == DATA + b"x" + DATA
 
 
+@pytest.mark.slow
 def test_obstore_works_through_the_proxy(proxy: FaultProxy, remote_bucket: RemoteBucket, store: S3Store) -> None:
     large = DATA * 12
     obstore.put(store, "d/large", large, chunk_size=5 * MIB)  # in parts
@@ -152,6 +153,7 @@ def test_obstore_works_through_the_proxy(proxy: FaultProxy, remote_bucket: Remot
     assert proxy.count("HEAD", "d/a b ü") == 1
 
 
+@pytest.mark.slow
 def test_64_requests_run_at_once(proxy: FaultProxy, remote_bucket: RemoteBucket) -> None:
     for at in range(64):
         remote_bucket.put(f"{at}", b"%d" % at)
@@ -164,6 +166,7 @@ def test_64_requests_run_at_once(proxy: FaultProxy, remote_bucket: RemoteBucket)
     eventually(lambda: proxy.in_flight == 0)
 
 
+@pytest.mark.slow
 def test_the_bandwidth_is_shared_and_each_request_has_the_latency(
     proxy: FaultProxy, remote_bucket: RemoteBucket
 ) -> None:

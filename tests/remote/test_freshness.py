@@ -97,7 +97,7 @@ def test_a_copy_is_compared_when_it_is_older_than_its_age(
     proxy.forget()
     assert cold.get("a") == b"first" and proxy.count() == 0
     validate(cold, 0.05)
-    eventually(lambda: cold.get("a") == b"second", 10.0)
+    eventually(lambda: cold.get("a") == b"second")
 
 
 @pytest.mark.parametrize("url", ["embedded"], indirect=True)

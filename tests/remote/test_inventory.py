@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ais_loader import BatchLoader, MapDataset, Remote, ShufflePlan, errors
+from ais_loader import Remote, ShufflePlan, errors
 from ais_loader.cli.main import main
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
@@ -60,6 +60,8 @@ def test_listings_read_the_inventory_and_ask_the_cloud_nothing(
 def test_a_dataset_of_a_prefix_asks_the_cloud_for_its_objects_alone(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
+    from ais_loader import MapDataset
+
     names = filled(remote_bucket, 10)
     cold.refresh_inventory()
     proxy.forget()
@@ -71,6 +73,8 @@ def test_a_dataset_of_a_prefix_asks_the_cloud_for_its_objects_alone(
 def test_a_plan_that_has_its_names_lists_nothing(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
+    from ais_loader import BatchLoader, MapDataset
+
     names = filled(remote_bucket, 8)
     proxy.forget()
     samples = MapDataset(client, names, bucket=cold.name)
@@ -93,6 +97,7 @@ def test_what_the_cloud_has_beside_the_inventory_is_read_all_the_same(
     assert names_of(cold) == ["en/000.bin", "en/002.bin", "en/later"]
 
 
+@pytest.mark.slow
 def test_changes_through_the_store_are_listed_as_they_are(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -118,6 +123,7 @@ def test_changes_through_the_store_are_listed_as_they_are(
     assert names_of(cold) == left and proxy.count("*") == 0  # no object is marked any more
 
 
+@pytest.mark.slow
 def test_a_change_during_a_refresh_is_kept(cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
     names = filled(remote_bucket, 4)
     cold.refresh_inventory()

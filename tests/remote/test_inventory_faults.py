@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, MapDataset, Remote, connect, errors
+from ais_loader import ClusterOptions, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_cluster_faults import first_owner, process_of
@@ -27,13 +28,15 @@ PATIENT = ClusterOptions(retry_s=60.0)
 
 @pytest.fixture
 def cluster(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[ClusterProcesses]:
-    with ClusterProcesses(tmp_path, 3) as running:
+    with ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as running:
         yield running
 
 
 def test_every_node_of_a_cluster_has_the_inventory_and_one_may_be_killed(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
+    from ais_loader import MapDataset
+
     names = filled(remote_bucket, 12)
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
     with connect(cluster.nodes[0].url, options=PATIENT) as client:
@@ -65,9 +68,9 @@ def test_a_deletion_through_another_node_counts_from_the_first_refresh_on(
         other.bucket("train").get(names[5])
         with proxy.on("GET", remote_bucket.name, Fault(delay_s=1.5)):
             refresh = pool.submit(bucket.refresh_inventory)
-            eventually(lambda: lists(proxy) == 1, 30)
+            eventually(lambda: lists(proxy) == 1)
             other.bucket("train").delete_many(names[:2])
-            refresh.result(30)
+            refresh.result(60)
         assert names_of(bucket) == names_of(other.bucket("train")) == names[2:]
 
 
@@ -76,7 +79,10 @@ def test_a_refresh_that_is_killed_leaves_the_old_inventory(
 ) -> None:
     names = filled(remote_bucket, 5)
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
-    with NodeProcess(tmp_path / "drive") as node, connect(node.url, options=ClusterOptions(retry_s=5.0)) as client:
+    with (
+        NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node,
+        connect(node.url, options=ClusterOptions(retry_s=5.0)) as client,
+    ):
         bucket = client.create_bucket("train", remote=remote)
         old = bucket.refresh_inventory()
         remote_bucket.put("later", b"1")

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote_plus
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from ais_loader import Remote, errors
@@ -24,6 +22,7 @@ from ais_loader.values.entry_table import EntryTable
 from ais_loader.wire.inventory import Row, rows_of
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
+from tests.table import table
 
 WHEN = datetime(2026, 5, 1, 12, 30, 15, 250_000, tzinfo=UTC)
 WHEN_NS = int(WHEN.timestamp()) * 10**9 + 250 * 10**6
@@ -74,6 +73,9 @@ def write_jsonl(path: Path) -> Path:
 
 
 def write_parquet(path: Path) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
     columns = list(zip(*rows(), strict=True))
     table = pyarrow.table(
         {
@@ -90,6 +92,9 @@ def write_parquet(path: Path) -> Path:
 
 def write_s3(path: Path, *, form: str = "CSV", versions: bool = False) -> Path:
     """Write a manifest.json with two files in data/."""
+    import pyarrow
+    import pyarrow.parquet
+
     header = ["Bucket", "Key", *(["VersionId", "IsLatest", "IsDeleteMarker"] if versions else [])]
     header += ["Size", "LastModifiedDate", "ETag"]
     records: Rows = []
@@ -144,7 +149,8 @@ def read(file: Path, remote: Remote = S3) -> list[Row]:
     return [row for block in Manifest(file, remote).blocks() for row in rows_of(block)]
 
 
-@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__.removeprefix("write_"))
+@pytest.mark.slow
+@table("write", WRITERS, ids=lambda write: write.__name__.removeprefix("write_"))
 def test_every_form_has_the_same_rows(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     expected = [Row(name.encode(), at * 1000, WHEN_NS, f'"{TAG}"'.encode()) for at, name in enumerate(NAMES)]
     assert sorted(read(write(tmp_path))) == sorted(expected)
@@ -215,7 +221,8 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.slow
+@table("fault", FAULTS)
 def test_a_manifest_with_a_fault_leaves_the_old_inventory(
     cold: Bucket, remote_bucket: RemoteBucket, tmp_path: Path, fault: str
 ) -> None:
@@ -252,6 +259,7 @@ def test_a_manifest_is_listed_as_the_cloud_would_be(
         cold.refresh_inventory(manifest=tmp_path / "none.csv")
 
 
+@pytest.mark.slow
 def test_names_of_any_length_are_marked_and_sent(cold: Bucket, remote_bucket: RemoteBucket, tmp_path: Path) -> None:
     names = [f"{number:04}" + "ü" * 510 for number in range(5000)]  # 1,024 bytes each
     (file := tmp_path / "m.csv").write_text("name,size\n" + "".join(f"{name},1\n" for name in names))

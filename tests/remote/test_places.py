@@ -11,14 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
 
-from ais_loader import MapDataset, Remote, connect, errors
+from ais_loader import Remote, connect, errors
 from ais_loader.objects.remote.remote_places import split_place
 from ais_loader.testing.node import NodeProcess
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
+from tests.table import table
 
 
 @pytest.fixture
@@ -34,6 +35,10 @@ def node_url(remote_bucket: RemoteBucket, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_a_dataset_is_named_by_its_place(node_url: str, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
+    from torch.utils.data import DataLoader
+
+    from ais_loader import MapDataset
+
     names = filled(remote_bucket, 24)
     filled(remote_bucket, 3, "fr/")
     dataset = MapDataset(node_url, f"{remote_bucket.url}/en/")
@@ -54,6 +59,8 @@ def test_a_dataset_is_named_by_its_place(node_url: str, remote_bucket: RemoteBuc
 def test_a_node_that_is_killed_while_it_fetches_is_started_again(
     node_url: str, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
+    from ais_loader import MapDataset
+
     names = filled(remote_bucket, 6)
     dataset = MapDataset(node_url, f"{remote_bucket.url}/en/")
     assert dataset[0] == data_of(0)
@@ -79,7 +86,7 @@ def test_a_trainer_that_is_killed_while_objects_are_fetched_leaves_the_node_to_o
     s3: object, remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     names = filled(remote_bucket, 4)
-    with NodeProcess(tmp_path / "drive") as node, connect(node.url) as client:
+    with NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node, connect(node.url) as client:
         bucket = client.create_bucket("train", remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
         command = [sys.executable, "-c", _TRAINER, node.url, *names]
         with proxy.held("GET", remote_bucket.path(names[1])) as held:
@@ -95,11 +102,13 @@ def test_a_trainer_that_is_killed_while_objects_are_fetched_leaves_the_node_to_o
 
 
 def test_an_embedded_store_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    from ais_loader import MapDataset
+
     with pytest.raises(errors.InvalidRequest, match="node:///"):
         MapDataset(tmp_path / "store", "s3://corpus/en/")
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "place", "name", "prefix"),
     [
         ("s3://corpus/v3/en/", "s3://corpus", "s3-corpus", "v3/en/"),

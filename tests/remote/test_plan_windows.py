@@ -15,6 +15,7 @@ from storage_node.remote.host_limiter import HostLimiter
 from storage_node.remote.plans import PlannedKey, Plans
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.urgency import Urgency, current_urgency
+from tests.node.loop_kit import settle
 
 BUCKET = b"1" * 16
 ONE, OTHER = b"a" * 16, b"b" * 16
@@ -220,7 +221,7 @@ async def waiting(limiter: HostLimiter, log: list[str], name: str, urgency: Urge
             log.append(name)
 
     task = asyncio.create_task(turn())
-    await asyncio.sleep(0)
+    await settle()
     return task
 
 
@@ -281,12 +282,12 @@ def test_a_reader_makes_the_flight_that_it_joins_urgent() -> None:
             await flights.join("a", fly)
 
         first = asyncio.create_task(join(urgency))
-        await asyncio.sleep(0)
+        await settle()
         other = asyncio.create_task(join(Urgency(False)))
-        await asyncio.sleep(0)
+        await settle()
         assert not urgency.is_urgent
         reader = asyncio.create_task(join(Urgency(True)))
-        await asyncio.sleep(0)
+        await settle()
         assert urgency.is_urgent
         landed.set()
         await asyncio.gather(first, other, reader)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,12 @@ from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.remote.plans import MAX_WINDOW_KEYS
 from storage_node.remote.prefetcher import MAX_KEYS
 from tests.datasets.datasets_kit import EntryPlan
+from tests.node.node_kit import serving
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
+from tests.table import table
 
 BATCH = 5
 LOADER = b"l" * 16
@@ -81,14 +84,6 @@ def expected_keys(client: Client) -> list[int]:
     return [members.calls(node).remote_usage().expected_keys for node in members.anybody()]
 
 
-@pytest.fixture
-def own_node(request: pytest.FixtureRequest, s3: object, tmp_path: Path) -> Iterator[NodeProcess]:
-    """A node with the settings of the test's parameter."""
-    arguments = [word for setting in getattr(request, "param", ()) for word in ("--set", setting)]
-    with NodeProcess(tmp_path / "drive", arguments=arguments) as node:
-        yield node
-
-
 def new_bucket(client: Client, remote_bucket: RemoteBucket) -> Bucket:
     return client.create_bucket("train", remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
 
@@ -96,19 +91,21 @@ def new_bucket(client: Client, remote_bucket: RemoteBucket) -> Bucket:
 # -- fetched ahead
 
 
+@pytest.mark.slow
 def test_objects_of_the_next_steps_are_fetched_before_they_are_read(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    plan = plan_of(cold, names := filled(remote_bucket, 100))
+    plan = plan_of(cold, names := filled(remote_bucket, 60))
     batches = iter(loader_of(client, plan, expect_steps=8))
     assert next(batches) == contents(plan, 0)
     # The trainer has one batch and one in flight. The window has moved by the one that it has.
     eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(8))))
-    assert not any(proxy.count("GET", remote_bucket.path(name)) for name in names_of(plan, *range(9, 20)))
-    assert list(batches) == [contents(plan, step) for step in range(1, 20)]
+    assert not any(proxy.count("GET", remote_bucket.path(name)) for name in names_of(plan, *range(9, 12)))
+    assert list(batches) == [contents(plan, step) for step in range(1, 12)]
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
+@pytest.mark.slow
 def test_a_plan_over_numbers_is_sent_too(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -122,6 +119,7 @@ def test_a_plan_over_numbers_is_sent_too(
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
+@pytest.mark.slow
 def test_without_it_only_what_is_read_is_fetched(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -133,6 +131,7 @@ def test_without_it_only_what_is_read_is_fetched(
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
+@pytest.mark.slow
 def test_a_resumed_loader_announces_what_is_left(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -146,6 +145,7 @@ def test_a_resumed_loader_announces_what_is_left(
     assert list(batches) == [contents(plan, step) for step in range(6, 12)]
 
 
+@pytest.mark.slow
 def test_two_loaders_of_one_bucket_cause_one_request_for_each_object(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -157,12 +157,12 @@ def test_two_loaders_of_one_bucket_cause_one_request_for_each_object(
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
-@pytest.mark.parametrize("own_node", [["remote_prefetch_requests=1"]], indirect=True)
+@pytest.mark.slow
 def test_objects_are_fetched_in_the_order_of_need(
-    own_node: NodeProcess, remote_bucket: RemoteBucket, proxy: FaultProxy
+    tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
     names = filled(remote_bucket, 30)
-    with connect(own_node.url) as client:
+    with serving(tmp_path, remote_prefetch_requests=1, remote_hosts=("any",)) as node, connect(node.url) as client:
         bucket = new_bucket(client, remote_bucket)
         steps = [pb.ExpectedStep(name=names[at : at + 3]) for at in range(0, 30, 3)]
         assert client._transport.expect(window(bucket.name, step=steps))
@@ -171,12 +171,16 @@ def test_objects_are_fetched_in_the_order_of_need(
     assert list(dict.fromkeys(paths)) == names
 
 
-@pytest.mark.parametrize("own_node", [["remote_max_requests=3", "remote_prefetch_requests=2"]], indirect=True)
+@pytest.mark.slow
 def test_a_reader_does_not_wait_for_what_is_fetched_ahead(
-    own_node: NodeProcess, remote_bucket: RemoteBucket, proxy: FaultProxy
+    tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
     names = filled(remote_bucket, 30)
-    with connect(own_node.url) as client, proxy.held("GET", "*", times=2) as held:
+    with (
+        serving(tmp_path, remote_max_requests=3, remote_prefetch_requests=2, remote_hosts=("any",)) as node,
+        connect(node.url) as client,
+        proxy.held("GET", "*", times=2) as held,
+    ):
         bucket = new_bucket(client, remote_bucket)
         assert client._transport.expect(window(bucket.name, *names))
         held.wait_for(2)
@@ -188,6 +192,7 @@ def test_a_reader_does_not_wait_for_what_is_fetched_ahead(
         assert_fetched_once(client, bucket, remote_bucket, proxy, names)
 
 
+@pytest.mark.slow
 @NODES
 def test_requests_are_those_of_the_loader_s_tenant(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
     plan = plan_of(cold, filled(remote_bucket, 20))
@@ -201,6 +206,7 @@ def test_requests_are_those_of_the_loader_s_tenant(client: Client, cold: Bucket,
     assert +requests == {"team": 20}
 
 
+@pytest.mark.slow
 def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_its_place(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -223,19 +229,20 @@ def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_i
 # -- what is announced goes with its loader
 
 
+@pytest.mark.slow
 def test_a_loader_that_stops_early_leaves_nothing(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    plan = plan_of(cold, filled(remote_bucket, 100))
-    for batch in loader_of(client, plan, expect_steps=10):
+    plan = plan_of(cold, filled(remote_bucket, 60))
+    for batch in loader_of(client, plan, expect_steps=8):
         assert batch == contents(plan, 0)
-        eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(10))))
+        eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(8))))
         break
     assert not [thread for thread in threading.enumerate() if thread.name == "ais-loader plan"]
     if client.url.startswith("grpc"):
         # A node that was too busy to be told forgets the loader after its lifetime.
-        eventually(lambda: not any(expected_keys(client)), 45.0)
-    assert not any(proxy.count("GET", remote_bucket.path(name)) for name in names_of(plan, *range(11, 20)))
+        eventually(lambda: not any(expected_keys(client)))
+    assert not any(proxy.count("GET", remote_bucket.path(name)) for name in names_of(plan, *range(9, 12)))
 
 
 _TRAINER = """
@@ -271,17 +278,17 @@ def test_the_plan_of_a_killed_loader_is_forgotten(
 
 @pytest.mark.slow
 def test_a_node_that_restarts_is_told_the_plan_again(
-    own_node: NodeProcess, remote_bucket: RemoteBucket, proxy: FaultProxy
+    tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    with connect(own_node.url) as client:
+    with NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node, connect(node.url) as client:
         bucket = new_bucket(client, remote_bucket)
         plan = plan_of(bucket, names := filled(remote_bucket, 100))
         batches = iter(loader_of(client, plan, expect_steps=6))
         assert next(batches) == contents(plan, 0)
         eventually(lambda: sum(expected_keys(client)) > 0)
-        own_node.restart()
+        node.restart()
         read = [next(batches) for _ in range(4)]
-        eventually(lambda: sum(expected_keys(client)) > 0, 30)
+        eventually(lambda: sum(expected_keys(client)) > 0)
         read += list(batches)
         assert read == [contents(plan, step) for step in range(1, 20)]
         eventually(lambda: not any(expected_keys(client)))
@@ -292,7 +299,7 @@ def test_a_node_that_restarts_is_told_the_plan_again(
 def test_a_node_of_a_cluster_that_restarts_is_told_its_part_again(
     s3: object, tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    with ClusterProcesses(tmp_path, 3) as cluster, connect(cluster.url) as client:
+    with ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as cluster, connect(cluster.url) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
         bucket = client.create_bucket("train", remote=remote, copies=2)
         plan = plan_of(bucket, names := filled(remote_bucket, 300))
@@ -303,17 +310,18 @@ def test_a_node_of_a_cluster_that_restarts_is_told_its_part_again(
         cluster.kill([1])
         cluster.start([1])
         read = [next(batches) for _ in range(10)]
-        eventually(lambda: min(expected_keys(client)) > 0, 30)
+        eventually(lambda: min(expected_keys(client)) > 0)
         read += list(batches)
         assert read == [contents(plan, step) for step in range(1, 60)]
         # A node that could not be told forgets the loader after its lifetime.
-        eventually(lambda: not any(expected_keys(client)), 45.0)
+        eventually(lambda: not any(expected_keys(client)))
         assert all_requested(remote_bucket, proxy, names)()
 
 
 # -- failures do not stop the training
 
 
+@pytest.mark.slow
 @NODES
 @pytest.mark.parametrize(
     "error", [errors.Unsupported("old"), errors.NodeUnavailable("away"), errors.Overloaded("full")]
@@ -337,7 +345,7 @@ def test_a_plan_that_cannot_be_sent_costs_one_warning(
     batches = iter(loader_of(client, plan, expect_steps=2))
     read = [next(batches)]
     for _ in range(1 if isinstance(error, errors.Unsupported) else 2):
-        assert tries.acquire(timeout=20)
+        assert tries.acquire(timeout=60)
     eventually(lambda: "was not sent" in caplog.text)
     assert read + list(batches) == [contents(plan, step) for step in range(6)]
     assert caplog.text.count("was not sent") == 1 and str(error) in caplog.text
@@ -353,6 +361,7 @@ def test_nothing_is_sent_for_other_buckets(client: Client, bucket: Bucket, monke
     assert not sent
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_fails_in_its_place(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
     plan = plan_of(cold, filled(remote_bucket, 30))
 
@@ -371,7 +380,7 @@ def test_a_plan_that_fails_fails_in_its_place(client: Client, cold: Bucket, remo
         list(batches)
 
 
-@pytest.mark.parametrize("expect_steps", [-1, 1001, 2.5, True, "4"])
+@table("expect_steps", [-1, 1001, 2.5, True, "4"])
 def test_expect_steps_is_a_number(client: Client, expect_steps: Any) -> None:
     with pytest.raises(errors.InvalidRequest, match="expect_steps"):
         loader_of(client, EntryPlan([], 5), expect_steps=expect_steps)
@@ -416,6 +425,7 @@ def test_invalid_requests_are_refused(client: Client, cold: Bucket, bucket_name:
     assert transport.expect(pb.ExpectRequest(loader=LOADER, done=True))
 
 
+@pytest.mark.slow
 @ALONE
 def test_a_window_that_is_too_large_is_refused(cold: Bucket, transport: Transport) -> None:
     full = [pb.ExpectedStep()] * MAX_KEYS

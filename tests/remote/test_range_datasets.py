@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ais_loader import Lines, TokenWindows, errors
+from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
@@ -15,6 +15,8 @@ TEXT = b"".join(b"line %d\n" % at for at in range(500))
 
 
 def test_tokens_stay_the_same_when_a_copy_is_evicted(cold: Bucket, remote_bucket: RemoteBucket) -> None:
+    from ais_loader import TokenWindows
+
     remote_bucket.put("t.bin", TOKENS.tobytes())
     windows = TokenWindows(cold.client, [f"ais://{cold.name}/t.bin"], 100, dtype="uint16")
     assert windows[3].tolist() == TOKENS[300:400].tolist()
@@ -31,6 +33,8 @@ def test_tokens_stay_the_same_when_a_copy_is_evicted(cold: Bucket, remote_bucket
 def test_lines_are_read_and_their_index_is_not_uploaded(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
+    from ais_loader import Lines
+
     remote_bucket.put("t.txt", TEXT)
     for _ in range(2):
         lines = Lines(cold.client, [f"ais://{cold.name}/t.txt"])

@@ -14,6 +14,7 @@ from storage_node.remote import remote_requests
 from storage_node.remote.driver import RequestFailure
 from storage_node.remote.failures import failure_of
 from tests.remote.backend_kit import BUCKET, Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
+from tests.table import table
 
 SECRET = "wJalrXUtnFEMIsecret"
 TOKEN = "a-session-token"
@@ -34,7 +35,8 @@ def _error(status: int, code: str, said: str = "no", more: str = "") -> Reply:
     return Reply(status, f"<Error><Code>{code}</Code><Message>{said}</Message>{more}</Error>".encode())
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@table(
     ("reply", "said"),
     [
         (
@@ -68,7 +70,7 @@ def test_a_refusal_says_what_to_do(reply: Reply, said: str, caplog: pytest.LogCa
         assert secret not in f"{errors} {caplog.text}"
 
 
-@pytest.mark.parametrize(
+@table(
     ("status", "kind", "retry"),
     [(403, RemoteDenied, False), (404, ObjectNotFound, False), (503, RemoteUnavailable, True)],
 )
@@ -94,7 +96,8 @@ def test_a_bucket_that_can_be_listed_but_not_read() -> None:
         asyncio.run(run())
 
 
-@pytest.mark.parametrize("call", ["get", "head", "list", "put", "delete"])
+@pytest.mark.slow
+@table("call", ["get", "head", "list", "put", "delete"])
 def test_credentials_that_expire_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """The request in which they are found to have expired is repeated with what the file has now."""
     monkeypatch.setattr(remote_requests, "REOPEN_S", 0.0)
@@ -151,24 +154,19 @@ def test_credentials_that_stay_refused_are_not_read_again_for_each_request() -> 
     assert len(server.asked) == 3
 
 
-def test_a_redirect_to_another_host_carries_no_signature() -> None:
-    """obstore follows it without Authorization, so that no storage answers it for this account."""
+def test_a_redirect_to_another_host_is_not_followed() -> None:
+    """obstore would follow it without Authorization, and take the session token along."""
 
     async def run() -> None:
         async with OneBackend(first.remote(), retry_s=0.5) as backend:
-            with pytest.raises(RemoteDenied, match="AccessDenied: anonymous; "):
+            with pytest.raises(RemoteDenied, match=r"a redirect to localhost:.* is not followed"):
                 await backend.get("a")
             with pytest.raises(RemoteDenied, match="region"):
                 await names(backend)
 
-    def elsewhere(asked: Asked) -> Reply:
-        return content(asked, b"data") if "authorization" in asked.headers else _error(403, "AccessDenied", "anonymous")
-
     def redirected(asked: Asked) -> Reply:
         return Reply(307, b"", {"Location": second.url.replace("127.0.0.1", "localhost") + asked.path})
 
-    with DecidedServer(elsewhere) as second, DecidedServer(redirected) as first:
+    with DecidedServer(lambda asked: content(asked, b"data")) as second, DecidedServer(redirected) as first:
         asyncio.run(run())
-    assert [asked.method for asked in second.asked] == ["GET"]  # a listing is not redirected
-    for asked in second.asked:
-        assert "Signature" not in f"{asked.path}{asked.headers}" and SECRET not in f"{asked.headers}"
+    assert first.asked and not second.asked

@@ -41,6 +41,7 @@ def test_a_cold_object_leaves_the_cloud_once(
     assert info.metadata["ais.remote-etag"] == remote_bucket.s3.head(remote_bucket.name, "a")["ETag"]
 
 
+@pytest.mark.slow
 def test_a_large_object_is_fetched_in_ranges_of_one_version(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_large_object_is_fetched_in_ranges_of_one_version(
     assert {one.headers["if-match"] for one in requests if "if-match" in one.headers} == {etag}
 
 
+@pytest.mark.slow
 def test_cold_entries_of_a_batch_keep_their_places(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_cold_object_is_described_without_being_fetched(
         cold.head("none")
 
 
+@pytest.mark.slow
 def test_a_put_is_in_both_places_when_it_returns(cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
     info = cold.put("new/x", b"hello", metadata={"a": "b"})
     assert remote_bucket.get("new/x") == b"hello"
@@ -239,6 +242,7 @@ def test_an_etag_that_is_no_condition_says_what_to_do(
     client.delete_bucket(bucket.name, force=True)
 
 
+@pytest.mark.slow
 def test_warm_and_evict(cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
     names = filled(remote_bucket, 30)
     seen: list[int] = []

@@ -58,6 +58,7 @@ def contents(bucket: Bucket) -> dict[str, bytes]:
     return {info.name: bucket.get(info.name) for info in bucket.objects()}
 
 
+@pytest.mark.slow
 def test_shards_have_all_objects_in_order_and_each_is_fetched_once(
     client: Client, cold: Bucket, shards: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -84,6 +85,7 @@ def test_shards_have_all_objects_in_order_and_each_is_fetched_once(
     eventually(lambda: [info.name for info in cold.objects() if info.is_stored] == ["en/001.json"])
 
 
+@pytest.mark.slow
 def test_a_second_run_fetches_nothing_and_another_one_makes_equal_shards(
     client: Client, cold: Bucket, shards: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_second_run_fetches_nothing_and_another_one_makes_equal_shards(
     assert contents(shards) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_continued(
     cold: Bucket, shards: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -120,6 +123,7 @@ def test_a_run_that_fails_is_continued(
     assert contents(shards).items() > first.items()
 
 
+@pytest.mark.slow
 def test_shards_that_were_made_of_other_objects_are_left_alone(
     cold: Bucket, shards: Bucket, remote_bucket: RemoteBucket
 ) -> None:
@@ -171,10 +175,10 @@ def test_a_run_that_is_killed_is_continued_with_equal_shards(
         running = subprocess.Popen(command(*arguments), env=environment(client.url))
         try:
             held.wait_for(1, timeout_s=30.0)
-            eventually(lambda: len(list(shards.objects())) >= 2, 30.0)
+            eventually(lambda: len(list(shards.objects())) >= 2)
         finally:
             running.send_signal(signal.SIGKILL)
-            running.wait(30.0)
+            running.wait(60.0)
     first = contents(shards)
     assert 2 <= len(first) < len(wanted) and first.items() <= wanted.items()
     finished = subprocess.run(command(*arguments), env=environment(client.url), capture_output=True, timeout=60.0)

@@ -13,6 +13,7 @@ import pytest
 from ais_loader import Entry, connect, errors
 from ais_loader.objects.client import Client
 from ais_loader.testing.node import NodeProcess
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.s3_server import S3Server
 from tests.remote.services import EMULATED, Place, running
 
@@ -32,7 +33,7 @@ def place(service: Callable[[Path], Place], tmp_path: Path) -> Place:
 
 @pytest.fixture
 def connected(place: Place, tmp_path: Path) -> Iterator[Client]:
-    arguments = ["--set", f"remote_profiles={place.profiles}"]
+    arguments = [*ANY_HOST, "--set", f"remote_profiles={place.profiles}"]
     with NodeProcess(tmp_path / "drive", arguments=arguments) as node, connect(node.url) as client:
         yield client
 

@@ -16,6 +16,8 @@ from storage_node.remote.driver import ListBounds
 from storage_node.remote.inventory.split_listing import ListedRange, SplitListing, point_between
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.skipped_names import SkippedNames
+from tests.example_count import examples
+from tests.table import table
 
 
 @dataclass
@@ -71,7 +73,8 @@ class Place:
         return [name for one in ranges for name in found.get(id(one), ())], sum(one.skipped.count for one in ranges)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sets(
         st.text(st.characters(codec="utf-8"), min_size=1, max_size=12) | st.text("aab/0!", min_size=1, max_size=8),
@@ -114,7 +117,8 @@ KINDS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@table("kind", KINDS)
 def test_streams_share_the_pages_and_ask_little_more(kind: str) -> None:
     names = sorted(KINDS[kind]())
     place = Place(names, 100, random.Random(3))

@@ -69,6 +69,7 @@ def test_a_batch_gets_first_bytes_while_the_rest_is_not_sent(
     assert proxy.count("GET", remote_bucket.path("a")) == 1
 
 
+@pytest.mark.slow
 def test_a_file_gets_first_bytes_while_the_rest_is_not_sent(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, data: bytes
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_connection_that_breaks_is_continued(
     assert [one.headers.get("if-match") for one in requests] == [None, etag]
 
 
+@pytest.mark.slow
 def test_an_object_that_is_replaced_after_first_bytes_is_an_error_in_its_place(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, data: bytes, changed: bytes
 ) -> None:
@@ -144,6 +146,7 @@ def test_an_object_that_is_replaced_after_first_bytes_is_an_error_in_its_place(
     assert cold.get("a") == changed
 
 
+@pytest.mark.slow
 def test_an_object_that_is_replaced_before_its_entry_is_due_comes_in_its_new_version(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, data: bytes, changed: bytes
 ) -> None:
@@ -160,7 +163,7 @@ def test_an_object_that_is_replaced_before_its_entry_is_due_comes_in_its_new_ver
         held.wait_for(1)
         remote_bucket.put("a", changed)
         held.release()
-        eventually(lambda: cold.head("a").is_stored, 20.0)
+        eventually(lambda: cold.head("a").is_stored)
         before.release()
         if isinstance(reading.exception(30), errors.ObjectReplaced):
             assert "," in client.url  # another node than that of "b" has sent its first bytes already
@@ -168,6 +171,7 @@ def test_an_object_that_is_replaced_before_its_entry_is_due_comes_in_its_new_ver
             assert reading.result() == [b"b", changed]
 
 
+@pytest.mark.slow
 def test_objects_that_are_stored_before_their_entries_are_due_are_read_from_the_store(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, data: bytes
 ) -> None:
@@ -178,10 +182,10 @@ def test_objects_that_are_stored_before_their_entries_are_due_are_read_from_the_
     with proxy.held("GET", remote_bucket.path("b")) as before, ThreadPoolExecutor(1) as pool:
         entries = [Entry(cold.name, "b"), *(Entry(cold.name, name) for name in names), Entry(cold.name, "c", start=4)]
         reading = pool.submit(lambda: [item.data.tobytes() for item in client.get_batch(entries)])
-        eventually(lambda: all(cold.head(name).is_stored for name in names), 20.0)
+        eventually(lambda: all(cold.head(name).is_stored for name in names))
         before.release()
         whole = [name.encode() + data[: 5 << 20] for name in names]
-        assert reading.result(30) == [b"b", *whole, whole[1][4:]]
+        assert reading.result(60) == [b"b", *whole, whole[1][4:]]
     assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1, 1, 1]
 
 
@@ -201,7 +205,7 @@ def test_a_reader_that_leaves_does_not_end_the_fetch(
         late = pool.submit(cold.get, "a")
         held.release()
         got += b"".join(bytes(frame.payload) for frame in staying)
-        assert got == late.result(20) == data
+        assert got == late.result(60) == data
     assert proxy.count("GET", remote_bucket.path("a")) == 1
 
 
@@ -223,6 +227,7 @@ def test_an_answer_that_broke_off_goes_on_after_the_object_was_stored(
     assert proxy.count("GET", remote_bucket.path("a")) == 1
 
 
+@pytest.mark.slow
 def test_hot_entries_of_an_unordered_batch_do_not_wait_for_another_node(
     shared_cluster: ClusterProcesses, remote_bucket: RemoteBucket, proxy: FaultProxy, bucket_name: str, data: bytes
 ) -> None:

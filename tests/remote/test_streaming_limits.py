@@ -18,6 +18,7 @@ from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
@@ -41,7 +42,7 @@ def full_client(request: pytest.FixtureRequest, s3: S3Server, full: SmallDrive) 
             yield client
     else:
         with (
-            NodeServer([full.root], ServerConfig(port=0, remote_min_free_bytes=0)) as node,
+            NodeServer([full.root], ServerConfig(port=0, remote_min_free_bytes=0, remote_hosts=("any",))) as node,
             connect(node.url) as client,
         ):
             yield client
@@ -103,7 +104,7 @@ def test_a_slow_reader_neither_delays_others_nor_takes_memory(
     s3: S3Server, tmp_path: Path, remote_bucket: RemoteBucket
 ) -> None:
     data = os.urandom(MIB) * 192
-    with NodeProcess(tmp_path) as node, connect(node.url) as client:
+    with NodeProcess(tmp_path, arguments=ANY_HOST) as node, connect(node.url) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
         bucket = client.create_bucket("train", remote=remote)
         remote_bucket.put("warm", data[: 64 * MIB])
@@ -112,7 +113,7 @@ def test_a_slow_reader_neither_delays_others_nor_takes_memory(
         before_bytes = _resident_bytes(node)
         slow = [frames_of(client, bucket, "a") for _ in range(4)]
         got = [take(one, MIB) for one in slow]
-        eventually(lambda: bucket.head("a").is_stored, 60.0)
+        eventually(lambda: bucket.head("a").is_stored)
         assert _resident_bytes(node) - before_bytes < 96 * MIB
         for one, first in zip(slow, got, strict=True):
             assert first + b"".join(bytes(frame.payload) for frame in one) == data
@@ -131,7 +132,7 @@ def test_the_limit_of_a_fetch_is_one_on_silence(
 ) -> None:
     data = os.urandom(12 << 20)
     remote_bucket.put("a", data)
-    config = ServerConfig(port=0, remote_fetch_timeout_s=1.5)
+    config = ServerConfig(port=0, remote_fetch_timeout_s=1.5, remote_hosts=("any",))
     with NodeServer([tmp_path / "drive"], config) as node, connect(node.url) as client:
         bucket = client.create_bucket("train", remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
         proxy.bytes_per_s = 3 * MIB
@@ -160,7 +161,7 @@ def test_an_object_too_large_for_a_batch_is_sent_while_it_arrives(
 
 @pytest.fixture
 def cluster(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[ClusterProcesses]:
-    with ClusterProcesses(tmp_path, 3) as running:
+    with ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as running:
         yield running
 
 

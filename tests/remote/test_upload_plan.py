@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,8 @@ from storage_node.remote.write_back.upload_plan import (
     pending_upload,
 )
 from storage_node.store.format import CatalogEntry, Version, encode_metadata, tombstone
+from tests.example_count import examples
+from tests.table import table
 
 UUID = b"u" * 16
 
@@ -53,7 +54,7 @@ def test_a_stamp_is_decoded_from_metadata_in_any_case(epoch: int, counter: int, 
     assert Stamp.decode({STAMP_KEY.title(): stamp.encode(), "other": "x"}) == stamp
 
 
-@pytest.mark.parametrize("text", ["", "x", "zz:1.2.3", "00:1.2", ":", "00:a.b.c"])
+@table("text", ["", "x", "zz:1.2.3", "00:1.2", ":", "00:a.b.c"])
 def test_what_is_no_stamp_is_none(text: str) -> None:
     assert Stamp.decode({STAMP_KEY: text}) is None
     assert Stamp.decode({}) is None
@@ -135,7 +136,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(STEPS)
 def test_two_owners_and_others_in_any_order(steps: list[tuple[str, int, bool]]) -> None:
     cloud, owners, counter = Cloud(), [Owner(), Owner()], 0
@@ -170,7 +171,7 @@ def test_two_owners_and_others_in_any_order(steps: list[tuple[str, int, bool]]) 
             assert before.version < after.version
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(STEPS, st.sampled_from([Base(is_absent=True), Base("e1")]))
 def test_a_conditional_write_never_replaces_what_others_have_written(
     steps: list[tuple[str, int, bool]], base: Base

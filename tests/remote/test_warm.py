@@ -33,6 +33,7 @@ def run(url: str) -> Callable[..., Result]:
     return call
 
 
+@pytest.mark.slow
 def test_patterns_choose_what_is_warmed_and_evicted(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -66,6 +67,7 @@ def test_progress_counts_objects_and_bytes(cold: Bucket, remote_bucket: RemoteBu
     assert proxy.count("GET", "*") == requested + 2 and proxy.count("HEAD", "*") == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_warm_is_continued_where_it_was(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -89,6 +91,7 @@ def test_names_go_without_prefix_and_pattern(cold: Bucket) -> None:
             call(pattern=[""])
 
 
+@pytest.mark.slow
 @NODES
 def test_the_command_takes_patterns_and_lists(
     cold: Bucket, remote_bucket: RemoteBucket, run: Callable[..., Result]

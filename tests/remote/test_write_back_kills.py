@@ -12,6 +12,7 @@ from ais_loader import ClusterOptions, Remote, connect, errors
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
+from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_cluster_faults import first_owner, process_of
@@ -24,7 +25,7 @@ PATIENT = ClusterOptions(retry_s=60.0)
 
 @pytest.fixture
 def node(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[NodeProcess]:
-    with NodeProcess(tmp_path / "drive") as running:
+    with NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as running:
         yield running
 
 
@@ -52,7 +53,7 @@ def test_a_put_survives_a_kill_at_each_step(
     version = ""
     with connect(node.url, options=IMPATIENT) as client, contextlib.suppress(errors.LoaderError):
         version = client.bucket("train").put("a", b"new").version
-    eventually(lambda: not node.alive, 30.0)
+    eventually(lambda: not node.alive)
     is_sent = point in ("upload.sent", "upload.done", "upload.settled")
     assert remote_bucket.get("a") == (b"new" if is_sent else b"old")
     node.kill()
@@ -78,7 +79,7 @@ def test_a_deletion_survives_a_kill_at_each_step(
     armed(node, point)
     with connect(node.url, options=IMPATIENT) as client, contextlib.suppress(errors.LoaderError):
         client.bucket("train").delete("a")
-    eventually(lambda: not node.alive, 30.0)
+    eventually(lambda: not node.alive)
     node.kill()
     with proxy.held("DELETE", "*"):
         node.start()
@@ -101,7 +102,7 @@ def test_what_others_write_between_the_upload_and_the_restart_stays(
     armed(node, "upload.sent")
     with connect(node.url, options=IMPATIENT) as client, contextlib.suppress(errors.LoaderError):
         client.bucket("train").put("a", b"new")
-    eventually(lambda: not node.alive, 30.0)
+    eventually(lambda: not node.alive)
     assert remote_bucket.get("a") == b"new"
     remote_bucket.put("a", b"theirs")
     node.kill()
@@ -136,7 +137,7 @@ def test_a_long_outage_with_kills_loses_nothing(
 
 
 def test_a_put_waits_for_room_and_then_fails(remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path) -> None:
-    arguments = ["--set", "remote_write_back_bytes=300000", "--set", "remote_write_back_wait_s=1"]
+    arguments = [*ANY_HOST, "--set", "remote_write_back_bytes=300000", "--set", "remote_write_back_wait_s=1"]
     with NodeProcess(tmp_path / "drive", arguments=arguments) as node:
         made(node.url, remote_bucket)
         with connect(node.url, options=IMPATIENT) as client:
@@ -158,7 +159,7 @@ def test_a_put_waits_for_room_and_then_fails(remote_bucket: RemoteBucket, proxy:
 def test_the_next_owner_uploads_when_the_first_is_killed(
     remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path, nodes: int
 ) -> None:
-    with ClusterProcesses(tmp_path, nodes) as cluster:
+    with ClusterProcesses(tmp_path, nodes, arguments=ANY_HOST) as cluster:
         made(cluster.url, remote_bucket, copies=2)
         with connect(cluster.url, options=PATIENT) as client:
             bucket = client.bucket("train")
@@ -168,10 +169,10 @@ def test_the_next_owner_uploads_when_the_first_is_killed(
             victim = cluster.nodes[process_of(cluster, client, first_owner(client, "train", names[0]))]
             victim.kill()
             down.remove()
-            eventually(lambda: set(remote_bucket.keys()) >= set(names), 60.0)
+            eventually(lambda: set(remote_bucket.keys()) >= set(names))
             assert [remote_bucket.get(name) for name in names] == [name.encode() for name in names]
             victim.restart()
-            eventually(lambda: _is_flushed(bucket), 60.0)
+            eventually(lambda: _is_flushed(bucket))
             assert {name: bucket.head(name).version for name in names} == versions
             assert [bucket.get(name) for name in names] == [name.encode() for name in names]
             bucket.put(names[0], b"newer")

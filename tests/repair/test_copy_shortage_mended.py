@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from ais_loader import Client, connect
-from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.testing import SeededObjects, eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.drive_kit import drive_cluster
 from tests.store.small_drive import small_drive
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 NEVER_S = 3600.0
 """Passes of repair come at the start only."""
 LARGE = 1 << 20
-MANY = {f"k{at:02d}": seeded_bytes(20_000 if at % 3 else LARGE, seed=at) for at in range(24)}
+MANY = SeededObjects({f"k{at:02d}": (20_000 if at % 3 else LARGE, at) for at in range(24)})
 
 
 def hosts_with(cluster: LocalCluster, name: str) -> set[int]:

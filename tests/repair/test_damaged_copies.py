@@ -14,7 +14,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.errors import CorruptObject, LoaderError
-from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.testing import SeededObjects, eventually, seeded_bytes
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
@@ -24,9 +24,9 @@ from tests.store.store_kit import contents, file_of, flip_a_byte
 from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 NEVER_S = 3600.0
-OBJECTS = {f"k{at:02d}": seeded_bytes(700_000 if at % 4 == 0 else 5_000, seed=at) for at in range(16)}
+OBJECTS = SeededObjects({f"k{at:02d}": (700_000 if at % 4 == 0 else 5_000, at) for at in range(16)})
 
 
 def store_of(cluster: LocalCluster, number: int) -> Store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.drives import health
+from storage_node.cluster.drives import health, manager
 from storage_node.ops import drive_commands
 from storage_node.ops.drive_commands import NodeOfDrives
 from storage_node.ops.node_discovery import find_nodes
@@ -85,6 +86,7 @@ def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_
             assert bucket.get(name) == now[name], "nothing old is on the drive that is back"
 
 
+@pytest.mark.slow
 def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_path: Path) -> None:
     with (
         drive_cluster(tmp_path, 2, buckets={ONE: 1}) as cluster,
@@ -142,7 +144,7 @@ def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Pa
 def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) -> None:
     with (
         drive_cluster(tmp_path, 2, buckets={TWO: 2}) as cluster,
-        connect(cluster.url, options=ClusterOptions(retry_s=20.0)) as client,
+        connect(cluster.url, options=ClusterOptions(retry_s=60.0)) as client,
     ):
         bucket = client.bucket(TWO)
         fill(cluster, bucket)
@@ -301,12 +303,26 @@ def test_a_catalog_that_finds_no_room_where_there_is_some_is_opened_again(
                 return False
             return True
 
-        eventually(taken, 15.0)
+        eventually(taken)
         assert stuck.refused
         assert bucket.get_batch(["before", "after"]).tobytes() == [b"1", b"2"]
 
 
 # -- a node in no cluster
+
+
+def test_a_drive_that_fails_is_disabled_at_once_and_not_when_the_node_looks_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "WATCH_INTERVAL_S", 3600.0)
+    config = ServerConfig(port=0, drive_errors=3)
+    with NodeServer([tmp_path / f"drive-{number}" for number in range(2)], config) as node:
+        assert node.batches is not None
+        pool, drive = node.batches.node.store.pool, node.batches.node.store.drives[1]
+        assert drive is not None
+        for _ in range(config.store.drive_errors):
+            drive.faults.note(OSError(errno.EIO, "broken"), "reading")
+        eventually(lambda: [one.status for one in pool.states()] == ["active", "disabled"], TIMEOUT_S)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from storage_node.store.store import Store
 from storage_node.store.write import Upload
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 LARGE = bytes(range(256)) * 2000
 
 
@@ -82,6 +82,7 @@ def content(name: str, version: str) -> bytes:
 NAMES = {f"k{at}" for at in range(60)}
 
 
+@pytest.mark.slow
 def test_lost_copies_come_back_with_their_bytes_metadata_and_versions(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5) as cluster, client_of(cluster) as (_, bucket):
         for name in NAMES:
@@ -102,6 +103,7 @@ def test_lost_copies_come_back_with_their_bytes_metadata_and_versions(tmp_path: 
         assert sum(node.repair.metrics.objects_pushed for node in cluster.nodes) >= len(before)
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_made_has_nobody_go_through_those_that_there_are(tmp_path: Path) -> None:
     with (
         LocalCluster(tmp_path, 3, copies=2, repair_interval_s=3600.0) as cluster,
@@ -178,6 +180,7 @@ def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: 
         assert cluster.ask(["k"], local=True, initial_credit_bytes=1 << 20).data == {0: b"right"}
 
 
+@pytest.mark.slow
 def test_copies_all_of_which_are_in_doubt_are_waited_for(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2, copies=2) as cluster, client_of(cluster) as (_, bucket):
         bucket.put("k", b"right")
@@ -190,6 +193,7 @@ def test_copies_all_of_which_are_in_doubt_are_waited_for(tmp_path: Path) -> None
         assert bucket.head("k").size_bytes == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doubtful", [0, 1])
 def test_a_copy_in_doubt_is_waited_for_where_the_other_is_on_a_broken_drive(tmp_path: Path, doubtful: int) -> None:
     with LocalCluster(tmp_path, 2, copies=2) as cluster, client_of(cluster) as (_, bucket):
@@ -208,6 +212,7 @@ def test_a_copy_in_doubt_is_waited_for_where_the_other_is_on_a_broken_drive(tmp_
             timer.join(TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_a_node_alone_waits_for_the_others_and_then_serves_what_it_has(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2, copies=2, reconcile_patience_s=1.0) as cluster:
         with client_of(cluster) as (_, bucket):
@@ -230,6 +235,7 @@ def test_a_bucket_of_single_copies_is_never_in_doubt(tmp_path: Path) -> None:
             assert not store_of(node).replicas.stale.any
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_gets_its_objects_and_the_others_let_go_of_them(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=600.0) as cluster:
         eventually(lambda: all(node.repair.metrics.clean_version == 1 for node in cluster.nodes), TIMEOUT_S)

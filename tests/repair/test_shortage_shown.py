@@ -23,7 +23,9 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import scrape
 from tests.store.store_kit import file_of, flip_a_byte
 
-TIMEOUT_S = 40.0
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_damaged_copies_that_cannot_be_mended_are_shown_and_exported(
     cluster.nodes[1].stop(grace_s=0.2)
     flip_a_byte(file_of(store, "0", BUCKET))
     with connect(here.url) as client, pytest.raises((CorruptObject, ConnectionError)):
-        client.bucket(BUCKET).get_batch(["0"], timeout_s=5.0).tobytes()
+        client.bucket(BUCKET).get_batch(["0"], timeout_s=60.0).tobytes()
     eventually(lambda: exported(here, "ais_loader_damaged_copies") == 1, TIMEOUT_S)
     node, text = shown(cluster, monkeypatch, capsys)
     assert (node["state"], node["repair"]["scrub"]["damaged"]) == ("degraded", 1)

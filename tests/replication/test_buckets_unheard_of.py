@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -20,7 +19,7 @@ from storage_node.cluster.map.sync import MapSync
 from tests.node.cluster_kit import LocalCluster
 
 NEW = "new"
-RETRY_S = 20.0
+RETRY_S = 60.0
 
 
 @pytest.fixture
@@ -94,6 +93,7 @@ def test_what_any_node_may_answer_is_answered_by_one_that_has_heard_of_it(cluste
         ANYBODY[call](cluster, bucket)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", OWNER)
 def test_an_owner_that_has_not_heard_of_it_is_waited_for(cluster: LocalCluster, call: str) -> None:
     with ExitStack() as held:
@@ -111,9 +111,8 @@ def test_an_owner_that_has_not_heard_of_it_is_waited_for(cluster: LocalCluster, 
 def test_what_no_map_has_is_said_at_once(cluster: LocalCluster) -> None:
     hear(cluster)
     with ExitStack() as held:
-        bucket = client_of(cluster, 0, held, RETRY_S)
+        bucket = client_of(cluster, 0, held, 600.0)  # longer than a test may take
         bucket.put(name_of(cluster, 0), b"there")
-        began_s = time.monotonic()
         for call in (
             lambda: bucket.client.bucket("none").copy("a", "b", to_bucket=NEW),
             lambda: bucket.copy(name_of(cluster, 0), "b", to_bucket="none"),
@@ -123,4 +122,3 @@ def test_what_no_map_has_is_said_at_once(cluster: LocalCluster) -> None:
         ):
             with pytest.raises(errors.BucketNotFound):
                 call()
-        assert time.monotonic() - began_s < RETRY_S

@@ -26,7 +26,7 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import name_with, said, staged_files
 
 DATA = seeded_bytes((1 << 20) + 5, seed=1)
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 async def of_a_job(cluster: LocalCluster, name: str, path: Path) -> object:
@@ -90,6 +90,7 @@ def test_the_replica_of_the_own_node_is_committed(
         assert not staged_files(cluster)
 
 
+@pytest.mark.slow
 def test_an_unforeseen_fault_is_logged_even_if_the_caller_goes_away_at_that_moment(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,6 +110,7 @@ def test_an_unforeseen_fault_is_logged_even_if_the_caller_goes_away_at_that_mome
     assert "a fault of the commit" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_step_is_not_begun_for_a_task_that_was_cancelled_before() -> None:
     begun: list[str] = []
 

@@ -103,6 +103,7 @@ def test_what_only_another_owner_has_counts(cluster: LocalCluster, data: bytes) 
     assert staged_files(cluster) == 0
 
 
+@pytest.mark.slow
 def test_with_another_owner_gone_the_first_one_decides(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
     with Writer(cluster.nodes[1].url) as writer:
@@ -115,6 +116,7 @@ def test_with_another_owner_gone_the_first_one_decides(cluster: LocalCluster) ->
         assert result.info.version > second.version
 
 
+@pytest.mark.slow
 def test_with_the_first_owner_gone_nobody_decides(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
     with connect(",".join(node.url for node in cluster.nodes), options=ClusterOptions(retry_s=0.5)) as client:
@@ -132,7 +134,7 @@ def test_with_the_first_owner_gone_nobody_decides(cluster: LocalCluster) -> None
                 call()
         assert (bucket.get(name), bucket.head(name)) == (b"1", info)
         bucket.put(name, b"2")  # without a condition another owner takes its place
-    eventually(lambda: sum(staged_files_of(cluster, number) for number in (0, 2)) == 0, 60)
+    eventually(lambda: sum(staged_files_of(cluster, number) for number in (0, 2)) == 0)
 
 
 def staged_files_of(cluster: LocalCluster, number: int) -> int:
@@ -159,8 +161,10 @@ def test_a_first_owner_whose_copies_are_in_doubt_asks_all_nodes_or_does_not_deci
 
 
 def test_while_objects_move_what_a_former_owner_has_counts(tmp_path: Path) -> None:
-    states = {2: cluster_pb.MapNode.JOINING}
-    with cluster_of(tmp_path, 3, copies=1, states=states) as cluster, Writer(cluster.nodes[2].url) as writer:
+    with cluster_of(tmp_path, 3, copies=1, linked=True) as cluster, Writer(cluster.nodes[2].url) as writer:
+        cluster.links[2].refuse()  # so that nobody finishes the change
+        cluster.map.node[2].state = cluster_pb.MapNode.JOINING
+        cluster.learn()
         names = [name for n in range(200) if cluster.holders(name := f"n{n}") == [2, 1]]
         put_on(cluster, 1, names[0], b"not moved yet", Version(5, 70, 2))
         kind, said = refused(lambda: writer.put(names[0], b"1", condition=ABSENT))
@@ -188,7 +192,8 @@ def test_a_former_first_owner_hears_of_the_map_before_another_one_decides(tmp_pa
             assert (kind, "older map" in said) == ("node-unavailable", True)
             lease.end(1)
             info = writer.put(name, b"1", condition=ABSENT)
-            assert refused(lambda: former.put(name, b"2", condition=ABSENT))[0] == "stale-map"
+            # Once the change is finished, it has no place in the map.
+            assert refused(lambda: former.put(name, b"2", condition=ABSENT))[0] in ("stale-map", "node-unavailable")
             assert copies_of(cluster, name)[1] == (info.version, b"1")
 
 
@@ -250,6 +255,7 @@ def test_an_answer_that_is_lost_is_no_conflict(tmp_path: Path, monkeypatch: pyte
                 bucket.put("a", b"mine", if_absent=True)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_lost_in_a_cluster_is_no_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[str] = []
     real = CommitProtocol.commit

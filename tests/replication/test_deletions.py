@@ -56,6 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return calls
 
 
+@pytest.mark.slow
 def test_all_owners_have_tombstones_of_one_version_for_few_messages(calls: Counter[str], cluster: LocalCluster) -> None:
     names = [f"n{at}" for at in range(300)]
     versions = put(cluster, names)
@@ -71,6 +72,7 @@ def test_all_owners_have_tombstones_of_one_version_for_few_messages(calls: Count
     assert not any("none" in one for one in kept)
 
 
+@pytest.mark.slow
 def test_without_one_owner_the_next_host_keeps_the_tombstone(cluster: LocalCluster) -> None:
     names = [f"n{at}" for at in range(80)]
     put(cluster, names)
@@ -87,6 +89,7 @@ def test_without_one_owner_the_next_host_keeps_the_tombstone(cluster: LocalClust
     assert any(missing in held(cluster.batches(number).node.store) for number in (0, 1, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [False, True])
 def test_a_deletion_that_takes_away_what_is_put_meanwhile_does_not_say_that_there_was_none(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, many: bool
@@ -123,6 +126,7 @@ def one_that_leaves(folder: Path) -> Iterator[tuple[LocalCluster, list[str]]]:
         yield cluster, names
 
 
+@pytest.mark.slow
 def test_what_no_owner_was_asked_about_is_deleted_rather_than_not_found(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: set(owners) == {2, 3}, "n")
     also = name_with(cluster, lambda owners: set(owners) == {3, 2}, "m")
@@ -138,6 +142,7 @@ def test_what_no_owner_was_asked_about_is_deleted_rather_than_not_found(cluster:
     assert delete(cluster, 0, [name, also]) == {}  # of those that stood in nobody knows what came after them
 
 
+@pytest.mark.slow
 def test_while_nodes_leave_what_a_silent_former_owner_may_have_is_deleted(tmp_path: Path) -> None:
     with one_that_leaves(tmp_path) as (cluster, names):
         moved = [name for name in names if cluster.owners(name)[0] == 0 and cluster.holders(name)[-1] == 2]
@@ -162,6 +167,7 @@ def test_with_too_few_nodes_each_name_says_so_and_nothing_goes(tmp_path: Path) -
         assert {name: data for name, (_, data) in held(cluster.batches(0).node.store).items()} == {"a": b"x", "b": b"x"}
 
 
+@pytest.mark.slow
 def test_while_objects_move_a_deletion_finds_what_only_the_former_owner_has(tmp_path: Path) -> None:
     with one_that_leaves(tmp_path) as (cluster, names):
         moved = [name for name in names if cluster.holders(name)[-1] == 2]

@@ -109,7 +109,7 @@ def test_what_enough_copies_are_made_of_is_acknowledged(
         node.repair.wake()
     for write in WRITES:
         wanted = None if "delete" in write else NEW
-        eventually(lambda: set(written(cluster, write).values()) == {wanted}, 30)  # noqa: B023
+        eventually(lambda: set(written(cluster, write).values()) == {wanted})  # noqa: B023
 
 
 @pytest.mark.parametrize("write", WRITES)

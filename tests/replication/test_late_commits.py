@@ -24,13 +24,14 @@ from storage_node.store.format import Version
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import Writer, cluster_of, copies_of
+from tests.table import table
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 ID = b"W1".rjust(16, b"i")
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.1])
-@pytest.mark.parametrize("told", [False, True])
+@table("pause_s", [0.0, 0.1])
+@table("told", [False, True])
 def test_a_replica_that_was_told_of_another_write_while_the_commit_was_on_its_way_refuses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool, pause_s: float
 ) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import eventually
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from storage_node.cluster.map import sync
 from storage_node.cluster.replication import invalidation
 from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import DOUBT, Writer, name_with, said
@@ -18,7 +20,7 @@ from tests.replication.test_read_leases import Cuts, Reading, cuts
 
 OLD, NEW = b"old", b"new"
 LEASE_S = 0.3
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 __all__ = ["cuts"]
 
 
@@ -31,6 +33,16 @@ def _learn_alone(cluster: LocalCluster, number: int) -> None:
 
 def _refuse(view: ClusterView) -> None:
     raise ValueError("this node is to go on with the map that it has")
+
+
+def test_a_node_that_holds_a_lease_learns_of_a_newer_map_by_its_renewals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "BACKOFF", Backoff(3600.0, 3600.0))
+    with LocalCluster(tmp_path, 3, read_lease_s=LEASE_S) as cluster:
+        _learn_alone(cluster, 1)
+        for number in (0, 2):
+            eventually(lambda node=cluster.nodes[number]: node.membership.map_version == cluster.map.version, TIMEOUT_S)
 
 
 def test_a_node_reads_nothing_without_a_lease_from_the_map_on_that_has_leases(tmp_path: Path) -> None:
@@ -50,6 +62,7 @@ def test_a_node_reads_nothing_without_a_lease_from_the_map_on_that_has_leases(tm
         assert said(cluster, 0, "a") == DOUBT
 
 
+@pytest.mark.slow
 def test_a_bucket_that_gets_a_second_copy_is_read_under_a_lease_from_that_map_on(tmp_path: Path, cuts: Cuts) -> None:
     with LocalCluster(tmp_path, 3, copies=1, read_lease_s=LEASE_S) as cluster:
         name = name_with(cluster, lambda owners: owners == [1])

@@ -76,7 +76,7 @@ def lossy(
 ) -> Iterator[tuple[LosingAnswers, Bucket, Bucket]]:
     """What loses answers, the bucket of the client that loses them, and that of another one that does not."""
     losing = LosingAnswers(monkeypatch)
-    options = ClusterOptions(retry_s=30.0)
+    options = ClusterOptions(retry_s=60.0)
     with ExitStack() as held:
         if request.param == "node":
             node = held.enter_context(NodeServer([tmp_path / "drive"], ServerConfig(port=0)))
@@ -231,7 +231,7 @@ def test_what_a_silent_node_may_have_done_alone_is_not_done_over_what_came_after
                 except grpc.RpcError:
                     return False
 
-            eventually(known, 30.0)
+            eventually(known)
             assert {data for _, data in copies_of(cluster, name).values()} <= {b"W1", b"W2"}
             assert copies_of(cluster, name)[1][1] == b"W2"
 
@@ -254,7 +254,7 @@ def test_a_deletion_waits_for_a_node_that_restarts(tmp_path: Path, many: bool) -
     node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
     again = NodeServer([tmp_path / "drive"], ServerConfig(port=node.port))
     try:
-        with connect(node.url, options=ClusterOptions(retry_s=30.0)) as client, ThreadPoolExecutor(1) as thread:
+        with connect(node.url, options=ClusterOptions(retry_s=60.0)) as client, ThreadPoolExecutor(1) as thread:
             bucket = client.create_bucket(BUCKET)
             bucket.put("a", b"data")
             node.stop(grace_s=0.0)
@@ -265,11 +265,11 @@ def test_a_deletion_waits_for_a_node_that_restarts(tmp_path: Path, many: bool) -
                 return bucket.delete_many(["a"]).deleted if many else bucket.delete("a")
 
             deleting = thread.submit(delete)
-            assert began.wait(10)
+            assert began.wait(60)
             with pytest.raises(TimeoutError):
                 deleting.result(0.3)
             again.start()
-            assert deleting.result(30) == (1 if many else None)
+            assert deleting.result(60) == (1 if many else None)
             assert list(bucket.objects()) == []
     finally:
         node.stop()
@@ -293,7 +293,7 @@ def test_a_bulk_put_that_nobody_acknowledges_waits_as_long_as_one_object_does(
                 began_s = time.monotonic()
                 summary = client.bucket(BUCKET).put_many([(name, b"W1") for name in names], on_error="return")
                 took_s = time.monotonic() - began_s
-            assert took_s < 30, "one wait for each node's objects together, rather than 300"
+            assert took_s < len(names) / 3, "one wait for each node's objects together, rather than 300"
         kinds = {failure.name: type(failure.error) for failure in summary.failures}
         assert set(kinds.values()) <= {errors.OutcomeUnknown, errors.NodeUnavailable}
         assert errors.OutcomeUnknown in kinds.values()

@@ -57,6 +57,7 @@ def test_a_put_at_any_node_leaves_equal_copies_on_the_owners_alone(cluster: Loca
     assert staged_files(cluster) == 0
 
 
+@pytest.mark.slow
 def test_many_small_objects_are_each_on_their_owners_and_acknowledged_in_order(cluster: LocalCluster) -> None:
     objects = {f"n{at}": os.urandom(at) for at in range(100)}
     with Writer(cluster.nodes[1].url) as writer:
@@ -90,6 +91,7 @@ def test_faults_of_single_objects_stop_no_others_and_the_later_of_two_wins(clust
     assert staged_files(cluster) == 0
 
 
+@pytest.mark.slow
 def test_overwriting_through_other_nodes_gives_ever_higher_versions(cluster: LocalCluster) -> None:
     versions = []
     for turn in range(8):
@@ -198,8 +200,10 @@ def test_a_client_that_gives_up_leaves_nothing_on_any_node(cluster: LocalCluster
 
 
 def test_while_objects_move_a_write_goes_above_what_only_the_former_owner_has(tmp_path: Path) -> None:
-    states = {2: cluster_pb.MapNode.JOINING}
-    with cluster_of(tmp_path, 3, copies=1, states=states) as cluster, Writer(cluster.nodes[0].url) as writer:
+    with cluster_of(tmp_path, 4, copies=1, linked=True) as cluster, Writer(cluster.nodes[0].url) as writer:
+        cluster.links[3].refuse()  # so that nobody finishes the change
+        cluster.map.node[2].state = cluster_pb.MapNode.JOINING
+        cluster.learn()
         name = next(
             name for at in range(1000) if cluster.owners(name := f"n{at}") == [2] and cluster.holders(name) == [2, 1]
         )
@@ -211,8 +215,9 @@ def test_while_objects_move_a_write_goes_above_what_only_the_former_owner_has(tm
         assert Version(*map(int, info.version.split("."))) > Version(90, 7, 2)
         assert copies_of(cluster, name)[2] == (info.version, b"new")
         writer.delete(name)
-        assert {data for _, data in copies_of(cluster, name).values()} == {None}
-        assert set(copies_of(cluster, name)) == {1, 2}
+        copies = copies_of(cluster, name)
+        assert {data for _, data in copies.values()} == {None}
+        assert {2} <= set(copies) <= {1, 2}  # repair drops the former owner's once the owner has it
 
 
 def test_a_node_without_a_place_in_the_map_refuses_writes(tmp_path: Path) -> None:
@@ -233,6 +238,7 @@ def commit(*versions: int) -> wire.WriteRequest:
     return wire.WriteRequest(commit=wire.WriteCommit(object=chosen))
 
 
+@pytest.mark.slow
 def test_messages_out_of_turn_end_a_write_and_leave_nothing(cluster: LocalCluster) -> None:
     uuid = cluster.map.bucket[0].uuid
     header = wire.WriteRequest(header=wire.WriteHeader(object=pb.PutHeader(bucket=BUCKET, name="a"), bucket_uuid=uuid))
@@ -278,6 +284,7 @@ def test_another_bucket_of_the_same_name_takes_nothing(cluster: LocalCluster) ->
 # -- what repair works with
 
 
+@pytest.mark.slow
 def test_versions_are_listed_page_by_page_and_forgotten_on_request(cluster: LocalCluster) -> None:
     with Writer(cluster.nodes[0].url) as writer:
         writer.put_many({f"n{at:02}": b"x" * at for at in range(30)})

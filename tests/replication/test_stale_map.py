@@ -17,6 +17,9 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.server import NodeServer
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import RawSession, batch_of, serving
+from tests.table import table
+
+pytestmark = pytest.mark.slow
 
 NAMES = ["a", "nope"]
 
@@ -35,7 +38,7 @@ def learn(node: NodeServer, version: int) -> None:
     node.membership.learn(map_)
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "refused"),
     [
         ({"local": True, "map_version": 2}, True),

@@ -12,6 +12,7 @@ import pytest
 from storage_node.audit import log as log_module
 from storage_node.audit.verify import verify
 from tests.security.audit_kit import NODE, append, files_of, lines_in, log_in, run
+from tests.table import table
 
 FILE_BYTES = 2_000
 
@@ -97,7 +98,7 @@ def tear(files: list[Path]) -> None:
     os.truncate(files[-1], files[-1].stat().st_size - 5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("damage", "problem"),
     [
         (cut_line, "lines are missing before it"),
@@ -159,7 +160,7 @@ def test_a_log_rotates_under_load_and_loses_nothing(tmp_path: Path) -> None:
     assert not verify(files_of(tmp_path)).problem
 
 
-@pytest.mark.parametrize(
+@table(
     "torn",
     [
         b"",
@@ -185,7 +186,7 @@ def test_a_log_goes_on_after_a_torn_end(tmp_path: Path, torn: bytes) -> None:
     assert not verify([path]).problem
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage\n", b"garbage"])
+@table("content", [b"", b"garbage\n", b"garbage"])
 def test_a_log_goes_on_after_a_file_without_a_line(tmp_path: Path, content: bytes) -> None:
     files = filled(tmp_path)
     before = lines_in(tmp_path)[-1]

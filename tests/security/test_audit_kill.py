@@ -16,8 +16,9 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.security.audit_kit import files_of, lines_in
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_killed_node_goes_on_with_its_chain(tmp_path: Path) -> None:
     log = tmp_path / "drive" / "audit"
     settings = ["--set", "audit_level=reads", "--set", "audit_file_bytes=20000", "--set", "audit_files=1000"]
@@ -57,7 +58,7 @@ def test_lines_are_counted(tmp_path: Path) -> None:
         client.create_bucket("b")
 
         def numbers() -> str:
-            with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=10) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=60) as response:
                 return str(response.read().decode())
 
         eventually(lambda: 'ais_loader_audit_lines_total{outcome="written"} 2.0' in numbers())

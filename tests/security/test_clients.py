@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.security.tls_kit import HOUR, forged
 
-QUICK_S = 5.0
-"""Far below `retry_s`: an error that no retry can mend comes at once."""
+FOREVER_S = 600.0
+"""Longer than a test may take: an error that no retry can mend comes at once."""
 
 
 @pytest.fixture
@@ -33,10 +32,11 @@ def stored(node: NodeServer, identity: IdentityFolder) -> NodeServer:
 
 def untrusted(url: str, ca: str | None = None) -> str:
     """Return the message of a refused connection."""
-    began_s = time.monotonic()
-    with connect(url, ca=ca, options=ClusterOptions(retry_s=60)) as client, pytest.raises(NodeUntrusted) as refused:
+    with (
+        connect(url, ca=ca, options=ClusterOptions(retry_s=FOREVER_S)) as client,
+        pytest.raises(NodeUntrusted) as refused,
+    ):
         client.buckets()
-    assert time.monotonic() - began_s < QUICK_S
     return str(refused.value)
 
 
@@ -81,6 +81,7 @@ def test_without_a_ca_the_systems_are_asked(stored: NodeServer) -> None:
     assert "unable to get local issuer certificate" in message
 
 
+@pytest.mark.slow
 def test_a_system_that_trusts_the_ca_needs_no_path(stored: NodeServer, identity: IdentityFolder) -> None:
     import os
     import subprocess

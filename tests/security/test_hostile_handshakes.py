@@ -40,11 +40,9 @@ def client_hello() -> bytes:
 
 def require_served(node: NodeServer, identity: IdentityFolder) -> None:
     """Others are served as ever."""
-    began_s = time.monotonic()
     with connect(node.url, ca=identity.ca_file) as client:
         assert client.buckets() == []
     asked(caller(identity.operator_files()), node.peer_endpoint)
-    assert time.monotonic() - began_s < HANDSHAKE_S / 2
 
 
 @pytest.mark.slow
@@ -68,18 +66,22 @@ def test_a_handshake_of_one_byte_a_second_is_ended_and_holds_up_nobody(
                     continue  # the pause between two bytes
                 except ConnectionError:
                     break
+            else:
+                raise AssertionError("it was not ended")
             lasted_s[name] = time.monotonic() - began_s
 
     threads = [threading.Thread(target=dribble, args=[name]) for name in LISTENERS]
     for thread in threads:
         thread.start()
+    served_meanwhile = 0
     while any(thread.is_alive() for thread in threads):
         require_served(node, identity)
-        time.sleep(0.2)
-    assert sorted(lasted_s) == sorted(LISTENERS)
-    assert all(HANDSHAKE_S - 2 < seconds < HANDSHAKE_S + 6 for seconds in lasted_s.values()), lasted_s
+        served_meanwhile += all(thread.is_alive() for thread in threads)
+    assert sorted(lasted_s) == sorted(LISTENERS) and served_meanwhile
+    assert all(seconds > HANDSHAKE_S - 2 for seconds in lasted_s.values()), lasted_s
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="Python's ssl cannot renegotiate")
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_a_client_cannot_renegotiate(node: NodeServer, identity: IdentityFolder, listener: str) -> None:
@@ -95,7 +97,7 @@ def test_a_client_cannot_renegotiate(node: NodeServer, identity: IdentityFolder,
         process.stdin.write(b"R\n")
         process.stdin.flush()
         said = process.stdout.read()
-        assert process.wait(30) != 0
+        assert process.wait(60) != 0
     assert b"RENEGOTIATING" in said and b"unexpected eof" in said, said  # the node has ended the connection
     require_served(node, identity)
 
@@ -108,7 +110,7 @@ def test_a_version_before_tls_1_2_is_refused(node: NodeServer, identity: Identit
     with pytest.warns(DeprecationWarning):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     with (
-        socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=20) as sock,
+        socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=60) as sock,
         pytest.raises((ssl.SSLError, ConnectionError)),
     ):
         context.wrap_socket(sock)
@@ -118,7 +120,7 @@ def test_a_version_before_tls_1_2_is_refused(node: NodeServer, identity: Identit
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_whoever_speaks_no_tls_is_disconnected(node: NodeServer, identity: IdentityFolder, listener: str) -> None:
     for said in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 70_000):
-        with socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=60) as sock:
             received = b""
             try:
                 sock.sendall(said)

@@ -15,6 +15,7 @@ from storage_node.settings.config import ServerConfig
 from tests.node.contract_kit import methods
 from tests.peer_kit import OPTIONS, operator_of, outcome, peer_of
 from tests.security.rights_kit import EVERYTHING, SecureNode, key_in
+from tests.table import table
 
 SECRET = "5ecret-of-this-very-node-0"
 WRONG = SECRET[::-1]
@@ -52,7 +53,8 @@ def bearer(token: str) -> tuple[str, str]:
     return "authorization", f"Bearer {token}"
 
 
-@pytest.mark.parametrize("method", ALL)
+@pytest.mark.slow
+@table("method", ALL)
 def test_the_listener_of_clients(node: SecureNode, clients: grpc.Channel, method: str) -> None:
     of_clients = bool(TABLE[method] & Role.CLIENT)
     expected = UNAUTHENTICATED if of_clients else UNIMPLEMENTED
@@ -69,12 +71,14 @@ def test_the_listener_of_clients(node: SecureNode, clients: grpc.Channel, method
         assert (sufficient not in (UNAUTHENTICATED, UNIMPLEMENTED)) == of_clients
 
 
-@pytest.mark.parametrize("method", ALL)
+@pytest.mark.slow
+@table("method", ALL)
 def test_the_listener_of_peers_without_a_proof(node: SecureNode, bare: grpc.Channel, method: str) -> None:
     for shown in ((), (bearer(node.token(EVERYTHING)),), (("ais-role", "operator"),), (("ais-role", "node"),)):
         assert outcome(bare, method, *shown) is UNAUTHENTICATED, shown
 
 
+@pytest.mark.slow
 def test_the_listener_of_peers_with_a_wrong_proof(node: SecureNode) -> None:
     with operator_of(node.server, WRONG) as operator, peer_of(node.server, secret=WRONG) as peer:
         for method in ALL:

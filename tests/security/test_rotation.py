@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from cryptography import x509
 
 from ais_loader import ClusterOptions, Entry, connect
 from ais_loader.errors import NodeUntrusted
+from ais_loader.testing import eventually
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
 from storage_node.identity import credentials
@@ -21,7 +22,7 @@ from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member
 from tests.security.tls_kit import asked, caller
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -48,13 +49,10 @@ def reissued(identity: IdentityFolder, node: NodeServer) -> None:
 
 
 def changed(node: NodeServer, before: int) -> int:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while (now := shown(node)) == before:
-        assert time.monotonic() < deadline_s, "the certificate is still the former one"
-        time.sleep(0.02)
-    return now
+    return eventually(lambda: now if (now := shown(node)) != before else None, interval_s=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", ["auto", "grpc"])
 def test_a_stream_of_batches_continues_while_the_certificate_changes(
     node: NodeServer, identity: IdentityFolder, lane: str
@@ -111,12 +109,11 @@ def test_half_done_handshakes_hold_up_nobody(node: NodeServer, identity: Identit
     try:
         for sock in silent[::2]:
             sock.sendall(b"\x16\x03\x01\x02\x00\x01")  # the first bytes of a ClientHello
-        began_s = time.monotonic()
         with connect(node.url, ca=identity.ca_file) as client:
             client.create_bucket("b").put("x", b"x")
             assert client.bucket("b").get("x") == b"x"
         asked(caller(identity.operator_files()), node.peer_endpoint)
-        assert time.monotonic() - began_s < 8.0
+        assert not select.select(silent, [], [], 0)[0], "they were ended first"
     finally:
         for sock in silent:
             sock.close()
@@ -126,7 +123,7 @@ def test_half_done_handshakes_hold_up_nobody(node: NodeServer, identity: Identit
 def test_half_done_handshakes_are_ended(node: NodeServer) -> None:
     with socket.create_connection(("127.0.0.1", node.port)) as sock:
         sock.sendall(b"\x16\x03\x01\x02\x00\x01")
-        sock.settimeout(30.0)
+        sock.settimeout(60.0)
         assert sock.recv(1) == b""
 
 

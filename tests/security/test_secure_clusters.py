@@ -26,8 +26,9 @@ from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member
 from tests.peer_kit import OPTIONS
 from tests.security.rights_kit import EVERYTHING, SecureNode, key_in
+from tests.table import table
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 NAMES = [f"{number:04d}" for number in range(60)]
 
 
@@ -61,8 +62,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, secret_file: Path) -> Iterat
         yield found
 
 
-@pytest.mark.parametrize("assembly", ["direct", "target"])
-@pytest.mark.parametrize("lane", ["auto", "grpc"])
+@pytest.mark.slow
+@table("assembly", ["direct", "target"])
+@table("lane", ["auto", "grpc"])
 def test_entries_are_refused_in_their_places(nodes: list[SecureNode], assembly: Any, lane: Any) -> None:
     entries = [Entry(("speech", "text", "hidden")[number % 3], name) for number, name in enumerate(NAMES)]
     token = nodes[0].token("speech:read", "text:list")

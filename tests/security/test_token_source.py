@@ -35,6 +35,7 @@ def in_another_process(options: ClusterOptions, **environment: str) -> tuple[int
     return done.returncode, done.stdout.decode().strip(), done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_a_value_stays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ClusterOptions(token=SECRET)
     for text in (repr(options), str(options), pickle.dumps(options).decode("latin-1"), repr(options.token)):
@@ -46,6 +47,7 @@ def test_a_value_stays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_another_process(options, AIS_LOADER_TOKEN="a.b.c")[:2] == (0, "a.b.c")
 
 
+@pytest.mark.slow
 def test_a_file_goes_along_as_a_path(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(SECRET + "\n")
     options = ClusterOptions(token=TokenSource.file(tmp_path / "token"))
@@ -64,6 +66,7 @@ def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert source is not None and source.read() == "in.a.file"
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "token"
     source = TokenSource.file(path)
@@ -72,13 +75,13 @@ def test_a_file_that_is_replaced(tmp_path: Path) -> None:
     path.write_text("one")
     assert source.read() == "one"
     path.write_text("other")
-    eventually(lambda: source.read() == "other", 10.0)
+    eventually(lambda: source.read() == "other")
     path.write_text("")  # it is being written
     path.unlink()
     assert source.read() == "other"
     (tmp_path / "next").write_text("third")
     (tmp_path / "next").rename(path)
-    eventually(lambda: source.read() == "third", 10.0)
+    eventually(lambda: source.read() == "third")
 
 
 def test_what_is_no_token() -> None:

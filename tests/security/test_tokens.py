@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ais_loader.errors import AccessDenied, InvalidRequest
 from storage_node.rights.keys import make_key, read_private_key, read_public_keys
 from storage_node.rights.tokens import CLOCK_LEEWAY_S, TokenRefused, create_token, verify_token
+from tests.table import table
 
 KEY = Ed25519PrivateKey.generate()
 KEYS = (KEY.public_key(),)
@@ -74,7 +75,7 @@ def test_other_algorithms() -> None:
             assert reason(f"{forged}.{body}.{rest}") == "algorithm"
 
 
-@pytest.mark.parametrize("name", sorted(PAYLOAD))
+@table("name", sorted(PAYLOAD))
 def test_claims_that_are_missing_or_of_another_type(name: str) -> None:
     for value in (None, {"x": 1}, True, 1.5, -1, [1], "", "1"):
         payload = {**PAYLOAD, name: value}

@@ -16,8 +16,9 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc as rpc
 from tests.peer_kit import OPTIONS
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure
+from tests.table import table
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 MINE = "mine:read,list,write,delete,admin,etl-job"
 
 
@@ -119,7 +120,7 @@ def test_transforms_are_seen_by_their_names(node: SecureNode) -> None:
         assert len(etl.call("ListTransforms", pb.ListTransformsRequest()).transform) == 2
 
 
-@pytest.mark.parametrize("bucket", ["secret", "nothing", "secret@first", "secret@nothing"])
+@table("bucket", ["secret", "nothing", "secret@first", "secret@nothing"])
 def test_a_hidden_bucket_is_missing_for_calls_about_many_names(node: SecureNode, bucket: str) -> None:
     metadata = [("authorization", f"Bearer {node.token(MINE)}")]
     with grpc.insecure_channel(node.server.endpoint, options=OPTIONS) as channel:

@@ -20,7 +20,7 @@ from storage_node.identity.credentials import ChannelCredentials
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.identity.tls_files import TlsFiles
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 HOUR = datetime.timedelta(hours=1)
 

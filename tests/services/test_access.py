@@ -183,6 +183,7 @@ def test_a_node_that_is_not_in_the_map_is_not_listened_to(tmp_path: Path) -> Non
         assert newest(nodes[0], uuids[2], 3) == (grpc.StatusCode.UNAVAILABLE, "node-unavailable")
 
 
+@pytest.mark.slow
 def test_a_node_learns_a_newer_map_before_it_judges_who_calls(tmp_path: Path) -> None:
     with nodes_at(tmp_path, 3) as nodes, node_at(tmp_path / "late") as late:
         endpoints = [node.endpoint for node in nodes]

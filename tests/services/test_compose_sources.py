@@ -21,6 +21,7 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run
 from tests.node.write_kit import cluster_of, staged_files
 from tests.store.store_kit import file_of, flip_a_byte, read
+from tests.table import table
 
 DATA = bytes(range(256)) * 4000
 
@@ -72,9 +73,7 @@ async def taken(*streams: FakeStream, start: int = 0) -> bytes:
     return b"".join(pieces)
 
 
-@pytest.mark.parametrize(
-    "failure", [ReplicaLost("gone"), CorruptObject("x"), DriveFailed("x"), ObjectNotFound("x")], ids=repr
-)
+@table("failure", [ReplicaLost("gone"), CorruptObject("x"), DriveFailed("x"), ObjectNotFound("x")], ids=repr)
 def test_the_next_holder_goes_on_from_the_last_byte_in_the_same_version(failure: Exception) -> None:
     async def check() -> None:
         first, second, third = FakeStream(failure), FakeStream(failure, after=4), FakeStream()
@@ -135,6 +134,7 @@ def intact(store: Store, name: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster: LocalCluster) -> None:
     with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60)) as client:
         bucket = client.bucket(BUCKET)
@@ -158,6 +158,7 @@ def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster:
     eventually(lambda: staged_files(cluster) == 0)  # the copies that nobody can mend are tried again now and then
 
 
+@pytest.mark.slow
 def test_a_copy_is_made_from_the_holders_that_are_left(cluster: LocalCluster) -> None:
     with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60)) as client:
         bucket = client.bucket(BUCKET)

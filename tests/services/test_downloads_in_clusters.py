@@ -33,6 +33,7 @@ def reading(cluster: LocalCluster, retry_s: float = 5.0) -> Iterator[Bucket]:
         yield client.bucket(BUCKET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [10, 6 * MiB], ids=["at its beginning", "in the middle"])
 def test_a_damaged_copy_is_read_around(tmp_path: Path, at: int) -> None:
     with LocalCluster(tmp_path, 2, copies=2, repair_interval_s=600.0, scrub_interval_s=0) as cluster:
@@ -55,6 +56,7 @@ def test_where_all_copies_are_damaged_it_is_said(tmp_path: Path) -> None:
             bucket.get(NAMES[0])
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_and_has_not_got_it_yet_says_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

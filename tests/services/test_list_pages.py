@@ -77,6 +77,7 @@ def test_a_page_of_objects_is_made_on_a_reader_thread_and_ends_by_bytes(
     assert [info.name for info in bucket.objects(page_size=10_000)] == names
 
 
+@pytest.mark.slow
 def test_a_page_of_names_is_made_on_a_reader_thread_and_ends_by_bytes(
     node: NodeServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_page_of_members_ends_by_bytes(node: NodeServer, client: Client) -> No
     assert [member.name for member in bucket.members("s.tar", page_size=10_000)] == names
 
 
+@pytest.mark.slow
 def test_a_page_of_versions_ends_by_bytes(node: NodeServer, client: Client) -> None:
     names = [f"{at:04}" + "v" * 900 for at in range(1500)]
     client.create_bucket("pages").put_many([(name, b"") for name in names])

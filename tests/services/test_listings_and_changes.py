@@ -31,7 +31,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalClu
 
 @pytest.fixture
 def bucket(cluster: LocalCluster) -> Iterator[Bucket]:
-    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=30.0)) as client:
+    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60.0)) as client:
         yield client.bucket(BUCKET)
 
 
@@ -43,7 +43,7 @@ def grow(cluster: LocalCluster) -> None:
     cluster.learn()
     for node in cluster.nodes:
         node.repair.wake()
-    eventually(lambda: all(names_on(cluster, at) == owned_by(cluster, at) for at in range(5)), 60.0)
+    eventually(lambda: all(names_on(cluster, at) == owned_by(cluster, at) for at in range(5)))
 
 
 def owned_by(cluster: LocalCluster, number: int) -> set[str]:

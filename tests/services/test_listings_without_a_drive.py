@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from ais_loader import Bucket, MapDataset, connect, errors
+from ais_loader import Bucket, connect, errors
 from ais_loader.cli import main
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
@@ -49,6 +49,8 @@ def _degraded(url: str, bucket: Bucket) -> Degraded:
 
 
 def test_by_default_every_listing_says_which_drive_is_missing_and_how_to_list_the_others(degraded: Degraded) -> None:
+    from ais_loader import MapDataset
+
     bucket = degraded.bucket
     for listing in (
         lambda: list(bucket.objects()),
@@ -61,6 +63,8 @@ def test_by_default_every_listing_says_which_drive_is_missing_and_how_to_list_th
 
 
 def test_on_request_exactly_what_is_on_the_other_drives_is_listed(degraded: Degraded) -> None:
+    from ais_loader import MapDataset
+
     bucket, names = degraded.bucket, degraded.names
     assert [info.name for info in bucket.objects(on_missing_drive="skip", page_size=7)] == names
     of_folder = [name for name in names if name.startswith("a/")]

@@ -19,6 +19,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.server import NodeServer
 from tests.node.node_kit import CALL_TIMEOUT_S, bucket_of, serving
+from tests.table import table
 
 MiB = 1 << 20
 DATA = seeded_bytes(3000)
@@ -72,7 +73,7 @@ class TestPut:
         objects.Put(iter([header(bucket), end(b"")]), timeout=CALL_TIMEOUT_S)
         assert bucket.get("a") == b""
 
-    @pytest.mark.parametrize(
+    @table(
         ("messages", "kind"),
         [
             (lambda bucket: [], "invalid-request"),
@@ -176,7 +177,7 @@ class TestGet:
         assert self.get(bucket, objects, start=5 * MiB)[1] == b""
         assert self.get(bucket, objects, start=5, verify_range=True)[1] == expected[5:]
 
-    @pytest.mark.parametrize(
+    @table(
         ("fields", "kind"),
         [
             ({"start": 5 * MiB + 1}, "range"),
@@ -274,6 +275,7 @@ class TestListing:
         assert page(start_after="9") == ([], False)
         assert page(start_after="not a name//") == ([], False)
 
+    @pytest.mark.slow
     def test_a_list_of_more_than_a_page_of_the_node_is_whole(self, bucket: Bucket) -> None:
         bucket.put_many((f"{at:05d}", b"") for at in range(10_010))
         found = [info.name for info in bucket.objects(page_size=50_000)]

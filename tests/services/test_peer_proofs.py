@@ -19,7 +19,7 @@ from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import LocalCluster
 from tests.peer_kit import OPTIONS
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 PROGRESS = "/ais_loader.v1.Repair/Progress"
 REFUSED = grpc.StatusCode.UNAUTHENTICATED
 

@@ -31,6 +31,7 @@ def objects_of(seed: int, count: int = 160) -> dict[str, bytes]:
     return {f"{at:03}{drawn.choice(suffixes)}": drawn.randbytes(drawn.choice(sizes)) for at in range(count)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", ["auto", "grpc"])
 def test_puts_of_many_threads_are_all_there_before_and_after_a_kill(
     tmp_path: Path, lane: Literal["auto", "grpc"]
@@ -48,6 +49,7 @@ def test_puts_of_many_threads_are_all_there_before_and_after_a_kill(
             assert {item.entry.name: item.tobytes() for item in client.bucket("b").get_batch([*changed])} == changed
 
 
+@pytest.mark.slow
 def test_of_many_writers_on_one_condition_one_succeeds(tmp_path: Path) -> None:
     with NodeProcess(tmp_path / "drive") as node, connect(node.url) as client:
         bucket = client.create_bucket("b")

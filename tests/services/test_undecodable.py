@@ -14,9 +14,10 @@ from ais_loader.wire.reserved import ERROR_KIND_KEY
 from benchmarks.soak.fuzz import Method, methods
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.table import table
 
 GARBAGE = b"\x0a\xff\xff\xff\xff\x0f"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
         yield channel
 
 
-@pytest.mark.parametrize("method", methods(), ids=lambda method: method.path)
+@table("method", methods(), ids=lambda method: method.path)
 def test_what_is_no_message_is_an_invalid_argument(channel: grpc.Channel, method: Method) -> None:
     sides = (method.descriptor.client_streaming, method.descriptor.server_streaming)
     call = getattr(channel, "_".join("stream" if streaming else "unary" for streaming in sides))(method.path)

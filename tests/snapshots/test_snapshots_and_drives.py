@@ -10,9 +10,9 @@ from ais_loader import Client, connect
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.ops import drive_commands
 from storage_node.ops.ray_head import ClusterError
-from storage_node.store.read.object_reader import open_object
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
 from tests.repair.test_drive_manager import node_of, of
+from tests.store.snapshot_kit import contents_at
 
 pytestmark = pytest.mark.slow
 
@@ -21,9 +21,7 @@ OBJECTS = {f"k{at:02d}": seeded_bytes(300_000 if at == 7 else 200 + at, seed=at)
 
 
 def on_node(cluster: DriveCluster, number: int) -> dict[str, bytes]:
-    store = cluster.store(number)
-    pinned = f"{BUCKET}@s"
-    return {name: b"".join(open_object(store, pinned, name)) for name, _ in list(store.objects(pinned))}
+    return {name: data for name, (_, data) in contents_at(cluster.store(number), f"{BUCKET}@s").items()}
 
 
 def owned(cluster: DriveCluster, number: int) -> dict[str, bytes]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+from ais_loader.errors import ObjectNotFound
 from storage_node.store import format as fmt
 from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.store.store_kit import (
     BUCKET,
@@ -23,6 +26,18 @@ def reap(store: Store) -> None:
     for drive in store.drives:
         assert drive is not None
         drive.reap(everything=True)
+
+
+def contents_at(store: Store, pinned: str) -> dict[str, tuple[str, bytes]]:
+    """Version and bytes of what a node's store has of a snapshot, which may be read beside the node.
+
+    A node that stood in for an owner lets go of what the owners have meanwhile, perhaps between the two steps.
+    """
+    found = {}
+    for name, record in list(store.objects(pinned)):
+        with contextlib.suppress(ObjectNotFound):
+            found[name] = str(record.version), b"".join(open_object(store, pinned, name))
+    return found
 
 
 def retained(store: Store) -> list[str]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ais_loader.wire.checksum import crc32c, crc32c_library
 from storage_node.store.checksum import combine, combine_blocks
+from tests.table import table
 
 Crc32c = Callable[..., int]
 
@@ -30,7 +31,7 @@ try:
 except ImportError:
     pass  # an installation without a compiler: the library is what is left to test
 
-each_implementation = pytest.mark.parametrize("checksum", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+each_implementation = table("checksum", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
 
 ISCSI_READ_10 = bytes.fromhex(
     "01c000000000000000000000000000001400000000000400000000140000001828000000000000000200000000000000"
@@ -58,11 +59,12 @@ def random_bytes(size: int, seed: int) -> bytes:
 
 
 @each_implementation
-@pytest.mark.parametrize(("data", "expected"), VECTORS)
+@table(("data", "expected"), VECTORS)
 def test_published_vectors_give_the_published_checksums(checksum: Crc32c, data: bytes, expected: int) -> None:
     assert checksum(data) == expected
 
 
+@pytest.mark.slow
 @each_implementation
 @given(size=sizes, seed=st.integers(0, 2**32 - 1), start=st.integers(0, 2**32 - 1), skip=st.integers(0, 9))
 def test_every_implementation_agrees_with_the_library_at_any_size_alignment_and_start(
@@ -103,14 +105,14 @@ def test_a_buffer_with_gaps_is_refused(checksum: Crc32c) -> None:
 
 
 @each_implementation
-@pytest.mark.parametrize("data", ["text", 7, None, [1, 2]])
+@table("data", ["text", 7, None, [1, 2]])
 def test_what_is_not_bytes_like_is_refused(checksum: Crc32c, data: object) -> None:
     with pytest.raises(TypeError):
         checksum(data)
 
 
 @each_implementation
-@pytest.mark.parametrize("start", [-1, 2**32, -(2**70), 2**70])
+@table("start", [-1, 2**32, -(2**70), 2**70])
 def test_a_start_outside_32_bits_is_refused(checksum: Crc32c, start: int) -> None:
     with pytest.raises(ValueError, match=r"crc must be from 0 to 2\*\*32 - 1"):
         checksum(b"data", start)

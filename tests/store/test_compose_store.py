@@ -118,6 +118,7 @@ def members_of(data: bytes) -> dict[str, bytes]:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "point"), CRASHES)
 @pytest.mark.sampled(8)
 def test_a_crash_leaves_the_old_or_the_new_and_doing_it_again_ends_it(

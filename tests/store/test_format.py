@@ -17,6 +17,7 @@ from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import BLOCK_BYTES
 from tests.store.store_kit import BUCKET, drive_of, file_of, object_files, put, store_at
+from tests.table import table
 
 TEXT = (Path(fmt.__file__).parents[1] / "FORMAT.md").read_text()
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -245,7 +246,7 @@ def test_garbage_is_a_format_error_and_nothing_else(data: bytes) -> None:
             continue
 
 
-@pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a": 1}', b"{", b"null"])
+@table("raw", [b"[]", b"1", b'{"a": 1}', b"{", b"null"])
 def test_metadata_that_is_not_a_mapping_of_strings_is_a_format_error(raw: bytes) -> None:
     with pytest.raises(StoreFormatError, match="metadata"):
         fmt.decode_metadata(raw)

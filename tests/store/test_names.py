@@ -9,6 +9,7 @@ import pytest
 from ais_loader.errors import InvalidName, ObjectNotFound
 from storage_node.store.names import check_bucket_name, check_object_name, object_name_fault
 from tests.store.store_kit import contents, object_files, put, read, store_at
+from tests.table import table
 
 GOOD_NAMES = (
     "a",
@@ -54,13 +55,13 @@ GOOD_BUCKETS = ("a", "A-b_c.9", "x" * 63, "9", "a..b", "-", "_")
 BAD_BUCKETS = ("", "x" * 64, ".hidden", "a/b", "a b", "ä", "a\n", "a\0", "..")
 
 
-@pytest.mark.parametrize("name", GOOD_NAMES)
+@table("name", GOOD_NAMES)
 def test_a_good_object_name_has_no_fault(name: str) -> None:
     check_object_name(name)
     assert object_name_fault(name) is None
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
+@table("name", BAD_NAMES)
 def test_a_bad_object_name_is_refused_with_its_fault(name: str) -> None:
     with pytest.raises(InvalidName, match=BAD_NAMES[name]):
         check_object_name(name)
@@ -77,12 +78,12 @@ def test_a_long_name_is_not_repeated_in_full_in_the_message() -> None:
     assert len(str(caught.value)) < 250
 
 
-@pytest.mark.parametrize("name", GOOD_BUCKETS)
+@table("name", GOOD_BUCKETS)
 def test_a_good_bucket_name_passes(name: str) -> None:
     check_bucket_name(name)
 
 
-@pytest.mark.parametrize("name", BAD_BUCKETS)
+@table("name", BAD_BUCKETS)
 def test_a_bad_bucket_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidName, match="1 to 63"):
         check_bucket_name(name)
@@ -98,7 +99,7 @@ def test_every_good_name_comes_back_with_its_bytes_and_stays_inside_the_drive(tm
     assert len(object_files(tmp_path / "drive")) == len(GOOD_NAMES)
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
+@table("name", BAD_NAMES)
 def test_a_bad_name_stores_nothing_and_names_no_object(tmp_path: Path, name: str) -> None:
     with store_at(tmp_path / "drive") as store:
         with pytest.raises(InvalidName):

@@ -14,6 +14,7 @@ from storage_node.store.drive.catalog import Catalog
 from storage_node.store.store import Store
 from tests.store.drives_kit import WANTED, store_with
 from tests.store.store_kit import BUCKET, drive_of, names, put, store_at
+from tests.table import table
 
 ODD = ["a", "a/b", "a b", "B", "é", "e\u0301", "音声/1", "🎧", "z" * 1024, "\x01", "0/1", "0/10", ".hidden", "~"]
 HIDDEN = f"/.parts/{'0' * 32}/upload"
@@ -33,7 +34,7 @@ def alone(store: Store, prefix: str = "", after: str = "", most_bytes: int = 100
         after = page.next
 
 
-@pytest.mark.parametrize("drives", [1, 2, 3])
+@table("drives", [1, 2, 3])
 def test_they_are_those_of_the_objects_on_any_number_of_drives(tmp_path: Path, drives: int) -> None:
     with store_with(
         dict.fromkeys([*ODD, *WANTED, HIDDEN], b"x"), *(tmp_path / f"{at}" for at in range(drives))
@@ -115,6 +116,7 @@ FOLDERS = {f"{folder}/{at:04}": b"" for folder in ("a", "b/x", "b/y", "c-", "c")
 
 
 class TestLevels:
+    @pytest.mark.slow
     @pytest.mark.parametrize("drives", [1, 2])
     def test_a_level_has_objects_and_the_folders_of_the_others(self, tmp_path: Path, drives: int) -> None:
         roots = [tmp_path / f"{at}" for at in range(drives)]

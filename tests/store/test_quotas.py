@@ -106,6 +106,7 @@ def test_one_commit_may_have_a_name_twice(tmp_path: Path) -> None:
         assert_counted(store)
 
 
+@pytest.mark.slow
 def test_eight_threads_never_exceed_a_quota_and_leave_the_count_of_a_scan(tmp_path: Path) -> None:
     limit = Use(12, 40_000)
     roots = [tmp_path / "a", tmp_path / "b"]
@@ -172,6 +173,7 @@ def test_concurrent_puts_of_new_objects_fill_a_quota_exactly(tmp_path: Path) -> 
         assert (scan(store).objects, len(refused)) == (50, 8 * 12 - 50)
 
 
+@pytest.mark.slow
 def test_a_quota_that_is_set_while_objects_change_begins_with_the_right_count(tmp_path: Path) -> None:
     with store_at(tmp_path / "a", tmp_path / "b") as store:
         put_many(store, {f"old/{number}": b"x" * 100 for number in range(2_000)})

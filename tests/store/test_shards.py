@@ -18,6 +18,7 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, file_of, flip_a_byte, put, read, store_at
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 MEMBERS = {f"{at}.bin": seeded_bytes(at * 311, seed=at) for at in range(50)}
@@ -49,7 +50,8 @@ def test_a_shard_that_is_put_has_its_index_before_anybody_asks(tmp_path: Path) -
             member(store, "s.tar", "7.bin")
 
 
-@pytest.mark.parametrize("harm", ["lost", "damaged", "empty", "of another shard", "folder lost"])
+@pytest.mark.slow
+@table("harm", ["lost", "damaged", "empty", "of another shard", "folder lost"])
 def test_an_index_that_is_no_good_is_made_again(tmp_path: Path, harm: str) -> None:
     root = tmp_path / "drive"
     with store_at(root) as store:
@@ -116,7 +118,7 @@ def test_many_who_ask_first_share_one_index(tmp_path: Path) -> None:
         start = threading.Barrier(16)
 
         def ask(share: int) -> list[bytes]:
-            start.wait(30)
+            start.wait(60)
             return [member(store, "s.tar.gz", name) for name in names[share::16]]
 
         with ThreadPoolExecutor(16) as pool:
@@ -152,9 +154,7 @@ def test_no_more_files_are_kept_open_than_allowed(tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) <= before + 2 * 5
 
 
-@pytest.mark.parametrize(
-    ("descriptors", "drives", "shards"), [(256, 1, 128), (20_000, 1, 2_500), (20_000, 16, 156), (1 << 20, 4, 4_096)]
-)
+@table(("descriptors", "drives", "shards"), [(256, 1, 128), (20_000, 1, 2_500), (20_000, 16, 156), (1 << 20, 4, 4_096)])
 def test_how_many_archives_stay_open_follows_the_limit_on_descriptors(
     monkeypatch: pytest.MonkeyPatch, descriptors: int, drives: int, shards: int
 ) -> None:
@@ -199,6 +199,7 @@ def test_a_shard_without_members_is_an_object_and_says_why_each_time(tmp_path: P
         assert member(store, "s.tar", "7.bin") == MEMBERS["7.bin"]
 
 
+@pytest.mark.slow
 def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     members = {f"{at}": seeded_bytes(1 << 20, seed=at) for at in range(40)}
@@ -215,7 +216,8 @@ def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(tmp_path: P
         member(store, "s.tar.zst", "39")
 
 
-@pytest.mark.parametrize("name", ["s.tar.zst", "s.tar.gz", "s.tar"])
+@pytest.mark.slow
+@table("name", ["s.tar.zst", "s.tar.gz", "s.tar"])
 def test_a_shard_that_was_damaged_never_gives_other_bytes_with_its_index_or_without(tmp_path: Path, name: str) -> None:
     zstandard = pytest.importorskip("zstandard")
     members = {"zeros": bytes(17 << 20), **MEMBERS}  # with so long a stretch a tar.zst is read through a copy

@@ -52,6 +52,7 @@ def again(action: Callable[[], object], seconds: float = 60.0) -> None:
             threading.Event().wait(0.05)
 
 
+@pytest.mark.slow
 def test_a_put_that_does_not_fit_is_refused_and_deleting_makes_room(small: SmallDrive) -> None:
     with store_at(small.root) as store:
         kept = fill(store)
@@ -68,6 +69,7 @@ def test_a_put_that_does_not_fit_is_refused_and_deleting_makes_room(small: Small
     assert_sound(small.root)
 
 
+@pytest.mark.slow
 def test_an_overwrite_that_does_not_fit_leaves_the_old_object(small: SmallDrive) -> None:
     with store_at(small.root) as store:
         kept = fill(store)
@@ -79,6 +81,7 @@ def test_an_overwrite_that_does_not_fit_leaves_the_old_object(small: SmallDrive)
     assert_sound(small.root)
 
 
+@pytest.mark.slow
 def test_dead_files_make_room_before_their_grace_is_over(small: SmallDrive) -> None:
     with store_at(small.root) as store:
         for number in range(100):
@@ -88,6 +91,7 @@ def test_dead_files_make_room_before_their_grace_is_over(small: SmallDrive) -> N
     assert_sound(small.root)
 
 
+@pytest.mark.slow
 def test_a_group_on_a_full_drive_fails_in_its_places_and_leaves_nothing(small: SmallDrive) -> None:
     with store_at(small.root) as store:
         kept = fill(store)

@@ -33,6 +33,7 @@ def in_order(all_names: object) -> list[str]:
     return sorted(all_names, key=str.encode)  # type: ignore[call-overload, no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drives", [1, 3])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stored=st.sets(GOOD_NAMES, max_size=30), prefix=st.text("ab/ä\U00010000", max_size=3), page=st.integers(1, 7))

@@ -13,6 +13,7 @@ from storage_node.store.format import BLOCK_BYTES, BLOCKS_PER_CHUNK
 from storage_node.store.read.object_reader import CHUNK_BYTES, open_object
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, names, object_files, put, read, store_at
+from tests.table import table
 
 SIZES = (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES - 1, 5 * BLOCK_BYTES + 7)
 
@@ -27,7 +28,7 @@ def noise(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@table("size", SIZES)
 def test_an_object_comes_back_whatever_its_size(store: Store, size: int) -> None:
     data = noise(size)
     record = put(store, "a", data)
@@ -37,7 +38,7 @@ def test_an_object_comes_back_whatever_its_size(store: Store, size: int) -> None
     assert all(0 < len(chunk) <= CHUNK_BYTES for chunk in chunks)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@table("size", SIZES)
 def test_ranges_are_exact_with_and_without_verifying_their_blocks(store: Store, size: int) -> None:
     data = noise(size)
     put(store, "a", data)
@@ -50,7 +51,7 @@ def test_ranges_are_exact_with_and_without_verifying_their_blocks(store: Store, 
                 assert read(store, "a", start=start, length=stop - start, verify=verify) == data[start:stop]
 
 
-@pytest.mark.parametrize(("start", "length"), [(-1, None), (0, -1), (11, None), (0, 11), (10, 1), (5, 6), (2**63, 1)])
+@table(("start", "length"), [(-1, None), (0, -1), (11, None), (0, 11), (10, 1), (5, 6), (2**63, 1)])
 def test_a_range_that_does_not_lie_within_the_object_is_refused(store: Store, start: int, length: int | None) -> None:
     put(store, "a", bytes(10))
     with pytest.raises(RangeError):

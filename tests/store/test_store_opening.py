@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import InvalidRequest, LoaderError, StoreFormatError, StoreLocked, StoreNotFound
+from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, StoreFormatError, StoreLocked, StoreNotFound
 from storage_node.store import store_record as records
 from storage_node.store.drive.identity import FILE_NAME
-from storage_node.store.fsck.fsck import check
+from storage_node.store.fsck.fsck import check, rebuild
 from storage_node.store.store import Store
-from tests.store.store_kit import BUCKET, assert_sound, contents, put, store_at
+from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, kinds, put, read, store_at
+from tests.table import table
 
 HOLDER = """
 import sys
@@ -56,7 +57,7 @@ def test_a_store_that_is_made_is_logged_and_one_that_is_there_is_not(
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("paths", [[], ["a", "a"], ["a", "./a"], ["a/../b", "b"]])
+@table("paths", [[], ["a", "a"], ["a", "./a"], ["a/../b", "b"]])
 def test_paths_that_cannot_be_the_drives_of_a_store_are_refused(tmp_path: Path, paths: list[str]) -> None:
     with pytest.raises(InvalidRequest, match="different drive folders"):
         Store.open([tmp_path / path for path in paths])
@@ -91,6 +92,7 @@ def test_opening_twice_for_writing_in_one_process_names_this_process(tmp_path: P
         assert contents(again) == {"a": b"still mine"}
 
 
+@pytest.mark.slow
 def test_opening_beside_a_writer_in_another_process_names_that_process(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path / "drive")],
@@ -128,7 +130,7 @@ def test_of_many_that_create_one_store_at_once_all_find_the_same_or_are_told_it_
     start = threading.Barrier(8)
 
     def create() -> None:
-        start.wait(timeout=30)
+        start.wait(timeout=60)
         try:
             with Store.open([tmp_path / "a", tmp_path / "b"]) as store:
                 found.append(store.store_uuid)
@@ -171,9 +173,37 @@ def test_a_drive_in_use_that_lost_its_identity_is_not_replaced_by_an_empty_store
     assert (tmp_path / "drive" / "record.json").read_bytes() == record
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"format": 2}', b"\xff", b'{"format": 2, "drive_uuid": "a", "store_uuid": "b"}']
-)
+@pytest.mark.parametrize("removed", ["objects", "catalog objects/*", "catalog objects", "catalog objects staging"])
+def test_a_drive_in_use_that_was_emptied_is_not_used_as_an_empty_one(tmp_path: Path, removed: str) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    objects = {f"o{at}": bytes([at]) * 1000 for at in range(20)}
+    with store_at(*roots) as store:
+        for name, data in objects.items():
+            put(store, name, data)
+        on_b = {name for name in objects if drive_of(store, name).root == roots[1]}
+    for pattern in removed.split():
+        for path in roots[1].glob(pattern):
+            shutil.rmtree(path)
+    before = sorted(path.name for path in roots[1].iterdir())
+    for mode in ("r", "a", "a"):
+        with Store.open(roots, mode=mode) as store:
+            assert store.drives[1] is None and "is missing" in str(store.pool.states()[1].problem)
+            for name, data in objects.items():
+                if name not in on_b:
+                    assert read(store, name) == data
+            with pytest.raises(DriveFailed, match=r"is missing.*--rebuild"):
+                read(store, min(on_b))
+    assert sorted(path.name for path in roots[1].iterdir()) == before
+    assert "drive-unusable" in kinds(check(roots))
+    rebuild(roots)
+    with Store.open(roots) as store:
+        assert contents(store) == {name: data for name, data in objects.items() if name not in on_b}
+        put(store, min(on_b), b"again")
+        assert read(store, min(on_b)) == b"again"
+    assert_sound(*roots)
+
+
+@table("data", [b"", b"[]", b"{}", b'{"format": 2}', b"\xff", b'{"format": 2, "drive_uuid": "a", "store_uuid": "b"}'])
 def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
     with store_at(tmp_path / "drive"):
         pass
@@ -182,7 +212,7 @@ def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
         Store.open([tmp_path / "drive"])
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "other", "ours"),
     [(FILE_NAME, 1, 2), (FILE_NAME, 3, 2), (records.FILE_NAME, 10, 11), (records.FILE_NAME, 12, 11)],
 )
@@ -200,7 +230,7 @@ def test_a_drive_of_another_format_is_refused_by_its_number_and_left_alone(
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 8, "checksum": 1, "record": "{}"}', None])
+@table("damage", [b"", b"{", b'{"format": 8, "checksum": 1, "record": "{}"}', None])
 def test_one_damaged_record_of_two_is_ignored_and_written_anew(tmp_path: Path, damage: bytes | None) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_at(*roots) as store:

@@ -85,6 +85,7 @@ def overwrite(store: Store, stop: threading.Event, pause: Callable[[], None]) ->
     return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grace", [pytest.param("usual grace", marks=pytest.mark.slow), "no grace"])
 def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_path: Path, grace: str) -> None:
     """Without grace, nearly every look-up meets a file that is gone by the time that it is opened."""
@@ -164,6 +165,7 @@ def test_writers_of_one_name_in_many_threads_end_with_the_highest_version(tmp_pa
     assert_sound(tmp_path / "drive")
 
 
+@pytest.mark.slow
 def test_threads_that_put_and_delete_one_name_leave_one_state(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-import pytest
-
 from ais_loader.ui.preview import MAX_CELLS, MAX_COLUMNS, MAX_ROWS, MAX_TABLE_BYTES, Table, kind_of, table_of, text_of
+from tests.table import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "kind"),
     [
         ("a/b.JPG", "image"),
@@ -58,7 +57,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("name", WIDE)
+@table("name", WIDE)
 def test_a_table_is_bounded_in_rows_columns_cells_and_bytes(name: str) -> None:
     table = table_of(name, WIDE[name], whole=True)
     assert table is not None and table.more and table.rows

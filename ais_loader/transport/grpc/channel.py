@@ -16,7 +16,7 @@ import grpc
 
 from ais_loader.errors import InvalidRequest, NodeUntrusted
 from ais_loader.values.options import ClusterOptions
-from ais_loader.wire.channel_options import ChannelOptions
+from ais_loader.wire.channel_options import PROXY, ChannelOptions, with_changes
 from ais_loader.wire.node_folder import UNIX_SCHEME
 
 _PROBE_TIMEOUT_S = 2.0
@@ -29,6 +29,7 @@ _CUT = ("Socket closed", "Connection reset", "Broken pipe")
 
 def open_channel(endpoint: str, options: ClusterOptions, channel_options: ChannelOptions) -> grpc.Channel:
     """Open a channel, which connects on first use. Raises InvalidRequest for a CA file that cannot be used."""
+    channel_options = with_changes(channel_options, {PROXY: int(options.proxy)})
     if not options.tls:
         return grpc.insecure_channel(endpoint, options=channel_options)
     credentials = grpc.ssl_channel_credentials(read_ca(options.ca) if options.ca else _system_roots())

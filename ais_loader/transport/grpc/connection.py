@@ -269,6 +269,7 @@ class Connection:
                     return reason
                 # Its details repeat the address twice; the reason is at the end.
                 said = details.rpartition(": ")[2]
+                said += "; with proxy=True, a web proxy of the environment is asked" if self._options.proxy else ""
                 failure = errors.NodeUnavailable(f"{self.endpoint}: no node can be reached there: {said}")
                 failure.reached = False
                 return failure

@@ -34,11 +34,12 @@ from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.tasks import keep_going
+from storage_node.limits.wakeup import Wakeup
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive
 from storage_node.store.pool.membership import DriveState
 
-WATCH_INTERVAL_S = 0.25
+WATCH_INTERVAL_S = 0.5
 KEPT_INTERVAL_S = 5.0
 """Interval of asking the other nodes whether a drive may be given up."""
 MOVE_OBJECTS, MOVE_BYTES, MOVE_S = 64, 8 << 20, 0.25
@@ -110,6 +111,8 @@ class DriveManager:
         self._throttle = Throttle(self._config.store.drive_move_bytes_per_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
+        self._due, self._missed, self._changed = Wakeup(), Wakeup(), Wakeup()
+        """Set when a drive has failed, is no longer used, and when the drives have changed."""
         self.counts = DriveMetrics()
 
     def start(self) -> None:
@@ -234,6 +237,7 @@ class DriveManager:
                     return await change
                 finally:
                     self._refresh()
+                    self._changed.set()
 
         task = asyncio.create_task(run())
         self._changes.add(task)
@@ -315,11 +319,13 @@ class DriveManager:
             if drive is None:
                 self._windows.pop(uuid, None)
                 self._away.setdefault(uuid, _Away(now))
+                self._missed.set()
                 continue
             self._away.pop(uuid, None)
             if uuid not in self._windows or self._windows[uuid][0] is not drive:
                 window = ErrorWindow(self._config.store.drive_errors, self._config.store.drive_error_window_s)
                 self._windows[uuid] = drive, window
+                drive.faults.watch = self._due.set
         for gone in self._presence_checks.keys() - self._windows.keys():
             del self._presence_checks[gone]
         for gone in ({*self._windows, *self._away}) - set(drives):
@@ -355,7 +361,7 @@ class DriveManager:
                     await self._in_turn(self._open_again(uuid))
             for uuid, away in list(self._away.items()):
                 await self._perhaps_give_up(uuid, away)
-            await asyncio.sleep(WATCH_INTERVAL_S)
+            await self._due.wait_for_tick(WATCH_INTERVAL_S)
 
     def _awaits_any(self) -> bool:
         return not all(away.disabled for away in list(self._away.values()))
@@ -363,10 +369,10 @@ class DriveManager:
     async def _await_missing(self) -> None:
         """Use missing drives that have appeared. A disabled one stays disabled."""
         while True:
-            await asyncio.sleep(RETURN_INTERVAL_S)
-            if not self._awaits_any():
+            while not self._awaits_any():
                 self._problems = {}
-                continue
+                await self._missed.wait()
+            await asyncio.sleep(RETURN_INTERVAL_S)
             in_use = {drive.root for drive in self._store.drives if drive is not None}
             for path in await self._node.read(self._find):
                 if path in in_use:
@@ -408,10 +414,15 @@ class DriveManager:
         check = self._presence_checks.get(uuid)
         if check is not None and not check.done():
             return False
-        self._presence_checks[uuid] = asyncio.ensure_future(self._node.read(drive.is_there))
-        if check is None or check.cancelled():
-            return False
-        return check.exception() is None and not check.result() and self._windows[uuid][0] is drive
+        self._presence_checks[uuid] = following = asyncio.ensure_future(self._node.read(drive.is_there))
+        if check is not None and _was_gone(check):
+            return self._windows[uuid][0] is drive
+        following.add_done_callback(self._note_presence)  # it is looked at without waiting for a tick
+        return False
+
+    def _note_presence(self, check: asyncio.Future[bool]) -> None:
+        if _was_gone(check):
+            self._due.set()
 
     async def _perhaps_give_up(self, uuid: str, away: _Away) -> None:
         now, grace_s = time.monotonic(), self._config.store.drive_grace_s
@@ -453,7 +464,7 @@ class DriveManager:
         while True:
             if not self._store.pool.moving:
                 self.counts.objects_left = 0
-                await asyncio.sleep(WATCH_INTERVAL_S)
+                await self._changed.wait()
                 continue
             try:
                 record = self._store.record.current
@@ -481,6 +492,10 @@ class DriveManager:
                 await self._throttle.spend(moved.bytes)
             failures = failures + 1 if stuck else 0
             await asyncio.sleep(BACKOFF.pause_s(failures) if stuck else 0)
+
+
+def _was_gone(check: asyncio.Future[bool]) -> bool:
+    return not check.cancelled() and check.exception() is None and not check.result()
 
 
 def _free_bytes(folder: Path) -> int:

@@ -29,8 +29,6 @@ class RevokedTokens:
         self._node = node
         self._made_of: object = None
         self._ids: frozenset[str] = frozenset()
-        self.on_revoked: Callable[[], None] = lambda: None
-        """Called after this node has revoked a token."""
 
     @property
     def audience(self) -> str:
@@ -62,14 +60,12 @@ class RevokedTokens:
         view = self._node.membership.view
         if view is None:
             await self._node.read(self._node.store.record.change, in_record(token_id, expires_s, now_s))
-            self.on_revoked()
             return
         endpoints = [node.peer_endpoint for node in view.nodes]
         changed = await change_map_async(
             endpoints, in_map(token_id, expires_s, now_s), timeout_s=CHANGE_TIMEOUT_S, caller=self._node.caller
         )
         await self._node.learn(changed)
-        self.on_revoked()
 
 
 def in_map(token_id: str, expires_s: int, now_s: int) -> Edit:

@@ -1,5 +1,7 @@
 """Map synchronization: a node polls its peers for a newer map, finishes interrupted changes, and publishes its address.
 
+A node with a read lease does not poll: the answers to its renewals say which map the others know.
+
 A node that missed a Learn call, because it was down or cut off, gets the map within seconds of its return. A change
 whose proposer died is finished. A node that returns at another address, or with other features, records that in the
 map.
@@ -22,6 +24,7 @@ from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.mutations import set_endpoints
 from storage_node.context.channels import Caller
 from storage_node.context.membership import Membership
+from storage_node.limits.wakeup import tick
 
 BACKOFF = Backoff(2.5, 18.75, jitter=0.4)
 PEERS_ASKED = 3
@@ -41,6 +44,7 @@ class MapSync:
         endpoint: str,
         peer_endpoint: str,
         caller: Caller,
+        is_in_touch: Callable[[], bool],
     ) -> None:
         """
         Args:
@@ -48,6 +52,7 @@ class MapSync:
             endpoint: host:port of this node as clients reach it; empty when that is not known.
             peer_endpoint: the same for other nodes.
             caller: as whom they are called.
+            is_in_touch: whether others tell this node of a newer map anyway.
         """
         self._learn = learn
         self._membership = membership
@@ -55,6 +60,7 @@ class MapSync:
         self._endpoint = endpoint
         self._peer_endpoint = peer_endpoint
         self._caller = caller
+        self._is_in_touch = is_in_touch
         self._undecided: pb.ClusterMap | None = None
         self._logged = ""
         self._moved = self._has_moved()
@@ -66,7 +72,7 @@ class MapSync:
         in_vain = 0
         async with AsyncChannels(self._caller) as channels:
             while True:
-                peers = self._peers()
+                peers = [] if attempts and self._is_in_touch() else self._peers()
                 random.shuffle(peers)
                 answered = await self._ask(channels, peers[: PEERS_ASKED if attempts else None])
                 attempts += 1
@@ -74,7 +80,7 @@ class MapSync:
                     self._moved = not await self._publish()
                 await self._finish()
                 in_vain = 0 if answered or not peers else in_vain + 1
-                await asyncio.sleep(BACKOFF.pause_s(in_vain))
+                await tick(BACKOFF.pause_s(in_vain))
 
     def _peers(self) -> list[str]:
         """Return the other nodes; for a node in no cluster, those with which it was to form or join one."""

@@ -8,7 +8,6 @@ the node's event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -53,10 +52,7 @@ class CopyShortage:
         in_vain = 0
         while True:
             left = sum(map(len, self.short.urgent().values()))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN.whole_s(in_vain) if left else None):
-                    await self.short.noted.wait()
-            self.short.noted.clear()
+            await self.short.noted.wait(AGAIN.whole_s(in_vain) if left else None)
             try:
                 await self._mend_all()
             except LoaderError as error:

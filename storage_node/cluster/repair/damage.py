@@ -7,8 +7,6 @@ no other holder; it only finds and counts damage. Belongs to the node's event lo
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -23,6 +21,7 @@ from storage_node.cluster.repair.transfers import Throttle, chunks
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
+from storage_node.limits.wakeup import Wakeup, tick
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import Version
 from storage_node.store.scrub import DriveScrub, is_whole
@@ -42,7 +41,8 @@ class DamageRepair:
         self._damaged = node.store.damaged
         self._membership = membership
         self._peers = peers
-        self._found = asyncio.Event()
+        self._found = Wakeup()
+        self._damaged.on_found = self._found.set
         self._logged: dict[tuple[bytes, str], Version] = {}
         """Damaged versions that were logged already. It may take a long time until an intact replica is found."""
         self._throttle = Throttle(node.config.store.scrub_bytes_per_s)
@@ -54,20 +54,9 @@ class DamageRepair:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        loop = asyncio.get_running_loop()
-
-        def found() -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
-                loop.call_soon_threadsafe(self._found.set)
-
-        self._damaged.on_found(found)
         in_vain = 0
         while True:
-            left = len(self._damaged)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN.whole_s(in_vain) if left else None):
-                    await self._found.wait()
-            self._found.clear()
+            await self._found.wait(AGAIN.whole_s(in_vain) if len(self._damaged) else None)
             before = self._damaged.mended
             self._logged = {key: old for key, old in self._logged.items() if self._damaged.version_of(*key) == old}
             for bucket_uuid, names in self._damaged.by_bucket().items():
@@ -148,7 +137,7 @@ class DamageRepair:
                 for gone in set(self.scrubs) - set(self._store.drives):
                     del self.scrubs[gone]
                 self.scrubbed_bytes += read_bytes
-                await (self._throttle.spend(read_bytes) if read_bytes else asyncio.sleep(IDLE_S))
+                await (self._throttle.spend(read_bytes) if read_bytes else tick(IDLE_S))
         finally:
             for one in self.scrubs.values():
                 one.save()

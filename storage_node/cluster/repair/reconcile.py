@@ -30,6 +30,7 @@ from storage_node.cluster.replication import invalidation
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
+from storage_node.limits.wakeup import Wakeup
 from storage_node.store.format import Version
 from storage_node.store.replica_state import StaleName
 
@@ -63,6 +64,8 @@ class Reconciler:
         self._filled: set[bytes] = set()
         """Nodes compared since a drive was given up."""
         self._retry_s, self._failures = 0.0, 0
+        self._doubt = Wakeup()
+        node.store.replicas.stale.on_doubt = self._doubt.set
 
     def mark_everything(self) -> None:
         """Mark all replicated buckets as stale. A comparison in progress has to start over."""
@@ -93,6 +96,8 @@ class Reconciler:
                 except LoaderError as error:
                     log.warning("copies that may be old are not brought up to date for now: %s", error)
             await asyncio.sleep(RESOLVE_INTERVAL_S)
+            if not self._store.replicas.stale.bucket_uuids():
+                await self._doubt.wait()
 
     # -- coming back
 

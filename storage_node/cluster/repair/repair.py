@@ -51,11 +51,12 @@ from storage_node.cluster.repair.unsure_copies import UnsureCopies
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import from_wire
-from storage_node.context.channels import REACH_TIMEOUT_S, Channels
+from storage_node.context.channels import Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.tasks import keep_going
+from storage_node.limits.wakeup import Wakeup
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry, Version, is_pending
 
@@ -63,10 +64,9 @@ SETTLE_S = 0.25
 """Replicas that differ may belong to a write that is being committed; they are checked again after this time."""
 _FEW = 64
 """Up to this many differences in a page are re-checked; more are pushed at once."""
-POLL_S = 0.1
+TOGETHER_S = 0.1
+"""Unsure replicas that are read within this time are asked about together."""
 RETURN_S = 2.0
-AWAKE_S = REACH_TIMEOUT_S - 0.5
-"""Other nodes write without a node that is silent for `REACH_TIMEOUT_S`."""
 _TAKEN_AT_ONCE = 64
 _MOST_BYTES_BETWEEN_CHECKS = 64 << 20
 """Most bytes pushed before the map is checked again."""
@@ -99,14 +99,12 @@ class Repair:
         )
         self.damage = DamageRepair(node, membership, self._peers)
         self._tasks: list[asyncio.Task[None]] = []
-        self._wake = asyncio.Event()
+        self._wake = Wakeup()
+        membership.on_use(self._wake.set)
         self._woken = False
         """Whether to run a pass regardless of the map."""
-        self._of_pass: ClusterView | None = None
-        """The map of the last pass."""
         self._in_place: ClusterView | None = None
         """The map of the last pass, if that found nothing to move."""
-        self._unsure_due = asyncio.Event()
         self.leases = writes.leases
         self.compare_all = self._reconciler.mark_everything
 
@@ -123,7 +121,7 @@ class Repair:
             "copying what has too few copies": self.shortage.run,
             "mending damaged copies": self.damage.run,
             "looking for damaged copies": self.damage.scrub,
-            "noticing a standstill, and what is due": self._look,
+            "noticing a standstill": self.leases.stay_awake,
             "asking about unsure copies": self._ask_about_unsure,
         }
         self.leases.start()
@@ -162,35 +160,19 @@ class Repair:
         """Return the repair progress of another node. Raises ReplicaLost."""
         return await self._peers.progress(endpoint)
 
-    async def _look(self) -> None:
-        """Poll everything that other threads may change, in one place, so that an idle node is not woken for each.
-
-        Without leases, this also detects that the process was suspended for so long that others may have written
-        without it.
-        """
-        while True:
-            if not self.leases.stay_awake(AWAKE_S):
-                log.warning("this node stood still for more than %g s: its copies are compared with others", AWAKE_S)
-            if self._membership.view is not self._of_pass:
-                self._wake.set()
-            if self.unsure.pending:
-                self._unsure_due.set()
-            await asyncio.sleep(POLL_S)
-
     async def _ask_about_unsure(self) -> None:
         while True:
-            await self._unsure_due.wait()
-            self._unsure_due.clear()
+            await self.unsure.due.wait()
             await self.unsure.resolve()
+            await asyncio.sleep(TOGETHER_S)
 
     # -- passes
 
     async def _run(self, retained_in_place: Callable[[ClusterView], Awaitable[bool]]) -> None:
         in_vain, due_s = 0, time.monotonic()
         while True:
-            self._of_pass = view = self._membership.view
+            view = self._membership.view
             woken, self._woken = self._woken, False
-            self._wake.clear()
             if view is not None and not woken and time.monotonic() < due_s and self._is_in_place_by(view):
                 self._in_place, self.metrics.clean_version = view, view.version
             else:
@@ -210,7 +192,8 @@ class Repair:
                     if counted and view.is_changing:
                         await finish(view, self._membership, self._peers)
                 due_s = time.monotonic() + wait_s
-            await self._wait(due_s - time.monotonic())
+            self.unsure.due.set()  # a clean pass ends all doubts
+            await self._wake.wait(due_s - time.monotonic())
 
     def _is_in_place_by(self, view: ClusterView) -> bool:
         """Return whether the result of the last pass holds under this map too.
@@ -225,12 +208,6 @@ class Repair:
     def _done(self) -> tuple[int, ...]:
         counts = self.metrics
         return counts.objects_pushed, counts.tombstones_pushed, counts.copies_dropped
-
-    async def _wait(self, wait_s: float) -> None:
-        """Wait until the time is over, the map changes, or `wake` is called."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._wake.wait()
 
     async def _pass(
         self, view: ClusterView, retained_in_place: Callable[[ClusterView], Awaitable[bool]]

@@ -9,11 +9,11 @@ Decisions are pure. The register of short objects belongs to the node's event lo
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, NamePage, State
+from storage_node.limits.wakeup import Wakeup
 
 MAX_NAMES = 100_000
 """Most names kept over all buckets. The next pass finds the rest again."""
@@ -90,7 +90,7 @@ class ShortObjects:
         self._urgent: dict[bytes, dict[str, None]] = {}
         self._waiting: Counter[bytes] = Counter()
         self._counting: Counter[bytes] = Counter()
-        self.noted = asyncio.Event()
+        self.noted = Wakeup()
         """Set when an object is added."""
 
     def note(self, bucket_uuid: bytes, names: Iterable[str]) -> None:

@@ -25,6 +25,7 @@ from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN
 from storage_node.cluster.repair.transfers import chunks
 from storage_node.context.membership import Membership
+from storage_node.limits.wakeup import Wakeup
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import MAX_GENERATION, CatalogEntry, Version
 from storage_node.store.store import Store
@@ -79,6 +80,8 @@ class UnsureCopies:
         self._since: _Since | None = None
         self._pending: dict[bytes, dict[str, Version]] = {}
         self._sure: dict[tuple[bytes, str], Version] = {}
+        self.due = Wakeup()
+        """Set when `resolve` may have something to do."""
         membership.on_change(self.follow)
 
     def follow(self, view: ClusterView) -> None:
@@ -112,12 +115,8 @@ class UnsureCopies:
             names = self._pending.setdefault(bucket_uuid, {})
             if sum(map(len, self._pending.values())) < MAX_NAMES:
                 names[name] = found.version
+        self.due.set()
         return True
-
-    @property
-    def pending(self) -> bool:
-        """Whether any replica may have to be asked about."""
-        return self._since is not None
 
     async def resolve(self) -> None:
         """Ask other nodes about the replicas that somebody wanted to read."""

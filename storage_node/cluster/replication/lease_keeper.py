@@ -29,6 +29,7 @@ from storage_node.cluster.replication.read_lease import LEAST_NODES, LeaseHeld, 
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, Channels
 from storage_node.context.node import Node
+from storage_node.limits.wakeup import Wakeup
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.format import Version
 from storage_node.store.permissions import private
@@ -38,6 +39,9 @@ from storage_node.store.store_record import sync_folder
 FILE_NAME = "withheld.json"
 _FORMAT = 1
 _STOP_TIMEOUT_S = 10.0
+_AWAKE_S = REACH_TIMEOUT_S - 0.5
+"""Other nodes write without a node that is silent for `REACH_TIMEOUT_S`."""
+_AWAKE_POLL_S = 0.25
 _MAX_MAP_VERSION = 1 << 32
 """Upper bound of epochs; a node that claims a higher map version knows no map."""
 log = logging.getLogger(__name__)
@@ -73,12 +77,14 @@ class ReadLeases:
         self._kept = set(self._must_compare)
         self._keeping = asyncio.Lock()
         self._held = LeaseHeld()
+        self._new_map = Wakeup()
         self._lock = threading.Lock()
         self._by = view
         """The map by which this node is read from: the newest one, set before it comes into use. Guarded by `_lock`, as
         are the leases passed to the store."""
         if node.membership is not None:
             node.membership.on_change(self._follow)
+            node.membership.on_use(self._new_map.set)
         self._renewal = LeaseRenewal(node.caller, self._wanted, self._note, self._renewed)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -197,18 +203,26 @@ class ReadLeases:
             elif for_s and not before_s and before is not None and len(before.nodes) > 1:
                 self._granted.assume(clock_s(), REACH_TIMEOUT_S)
             if not for_s:
-                self._node.store.replicas.stale.guard(_copied(view))
+                self._node.store.replicas.stale.guard(_copied(view), _awake_s(view))
         self._note()
         if before is None or not before_s or self._node_uuid not in before.position:
             self._renewal.wake()
 
-    def stay_awake(self, for_s: float) -> bool:
-        """Without leases, record that this process is running (see `StaleReplicas.awake`). Returns True if there are
-        leases."""
-        with self._lock:
-            if self._lease_s(self._by):
-                return True
-            return self._node.store.replicas.stale.awake(for_s, _copied(self._by))
+    async def stay_awake(self) -> None:
+        """Without leases, detect until cancelled that this process stood still for so long that others may have written
+        without it."""
+        while True:
+            with self._lock:
+                has_leases, copied, for_s = self._lease_s(self._by) > 0, _copied(self._by), _awake_s(self._by)
+                was_awake = has_leases or self._node.store.replicas.stale.awake(for_s, copied)
+            if not was_awake:
+                log.warning("this node stood still for more than %g s: its copies are compared with others", _AWAKE_S)
+            await (self._new_map.wait_for_tick(_AWAKE_POLL_S) if copied and not has_leases else self._new_map.wait())
+
+    @property
+    def is_in_touch(self) -> bool:
+        """Whether this node holds a lease. Those who renew it say which map they know."""
+        return self._note() > clock_s()
 
     def _lease_s(self, view: ClusterView | None) -> float:
         return lease_s(self._base_s, len(view.nodes)) if view is not None else 0.0
@@ -252,6 +266,10 @@ class ReadLeases:
         self._note_map_version(endpoint, version)
         task = asyncio.ensure_future(self._keep_up())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _awake_s(view: ClusterView | None) -> float:
+    return _AWAKE_S if _copied(view) else float("inf")
 
 
 def _copied(view: ClusterView | None) -> list[bytes]:

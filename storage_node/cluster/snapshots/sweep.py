@@ -22,6 +22,7 @@ from storage_node.context.channels import REACH_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
+from storage_node.limits.wakeup import Wakeup
 
 INTERVAL_S = 1.0
 SILENT_S = 20.0
@@ -36,6 +37,8 @@ class SnapshotSweep:
         self._snapshots = snapshots
         self._channels = channels
         self._silent_since_s: dict[tuple[bytes, str, int], float] = {}
+        self._changed = Wakeup()
+        node.on_change(self._changed.set)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -46,11 +49,15 @@ class SnapshotSweep:
                 except LoaderError as error:
                     log.info("what deleted snapshots have kept stays for now: %s", error)
             view = self._membership.view
-            for bucket in view.buckets.values() if view is not None else ():
-                for one in bucket.snapshot:
-                    if one.maker and view is not None and await self._is_abandoned(view, bucket.uuid, one):
-                        await self._take_out(view, bucket, one)
-            await asyncio.sleep(INTERVAL_S)
+            buckets = view.buckets.values() if view is not None else ()
+            made = [(bucket, one) for bucket in buckets for one in bucket.snapshot if one.maker]
+            for bucket, one in made:
+                if view is not None and await self._is_abandoned(view, bucket.uuid, one):
+                    await self._take_out(view, bucket, one)
+            if made or self._node.store.record.current.trimming:
+                await asyncio.sleep(INTERVAL_S)
+            else:
+                await self._changed.wait()
 
     async def _is_abandoned(self, view: ClusterView, bucket_uuid: bytes, one: cluster_pb.MapSnapshot) -> bool:
         key = bucket_uuid, one.name, one.created_ns

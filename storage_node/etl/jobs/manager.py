@@ -13,6 +13,7 @@ second.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -38,40 +39,6 @@ from storage_node.store.names import check_job_name, check_object_name
 
 SHORTEST_S, LONGEST_S = 0.01, 0.25
 _OF_AGE = 0.1
-
-
-class ChangeSignal:
-    """Wakes pollers. Belongs to the event loop. Any number of tasks may wait."""
-
-    def __init__(self) -> None:
-        self.changes = 0
-        """Number of changes. A waiting task passes the number that it has seen."""
-        self._waiting: set[asyncio.Future[None]] = set()
-
-    def changed(self) -> None:
-        """Wake all waiting tasks."""
-        self.changes += 1
-        for one in self._waiting:
-            if not one.done():
-                one.set_result(None)
-
-    async def pause(self, seen: int, age_s: float) -> None:
-        """Wait until the next poll. Returns at once if there has been a change after `seen`.
-
-        Args:
-            age_s: Time since the start of what is polled.
-        """
-        if self.changes != seen:
-            return
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
-        try:
-            await asyncio.wait([waiting], timeout=min(LONGEST_S, max(SHORTEST_S, _OF_AGE * age_s)))
-        finally:
-            self._waiting.discard(waiting)
-            waiting.cancel()
-
-
 ASK_S = 1.0
 """Interval of polling the other nodes' parts, while this node has work of its own."""
 DOWN_S = 3.0
@@ -175,7 +142,8 @@ class JobManager:
         self._results_url = results_url
         self._tokens = tokens
         self._results_urls = _ResultsUrls(self._peers, self._others)
-        self._changed_jobs = ChangeSignal()
+        self._change = asyncio.Event()
+        """Set by the next change of jobs or of the map, of which each has an event of its own."""
 
     @property
     def is_running(self) -> bool:
@@ -186,16 +154,18 @@ class JobManager:
 
     def changed(self) -> None:
         """Notify the manager that jobs or the map have changed; it checks them without delay."""
-        self._changed_jobs.changed()
+        change, self._change = self._change, asyncio.Event()
+        change.set()
 
     async def run(self) -> None:
         """Run until cancelled. On cancellation, running jobs are stopped and released."""
         try:
             while True:
-                seen = self._changed_jobs.changes
+                change = self._change
                 await self._look()
                 youngest_s = max((running.began_s for running in self._running.values()), default=0.0)
-                await self._changed_jobs.pause(seen, time.monotonic() - youngest_s)
+                is_busy = self._running or any(job.state == pb.TransformJob.RUNNING for job in self._records.jobs())
+                await _changed(change, time.monotonic() - youngest_s if is_busy else None)
         finally:
             for running in self._running.values():
                 running.run.stop()
@@ -454,7 +424,7 @@ class JobManager:
         """Yield the state of a job whenever it changes. Raises JobNotFound, also if it is deleted meanwhile."""
         last, sent_s, began_s = b"", 0.0, time.monotonic()
         while True:
-            seen = self._changed_jobs.changes
+            change = self._change
             info = await self._info(self._job(request.name))
             done = info.job.state != pb.TransformJob.RUNNING
             text = info.SerializeToString(deterministic=True)
@@ -463,7 +433,7 @@ class JobManager:
                 last, sent_s = text, time.monotonic()
             if done or not request.wait:
                 return
-            await self._changed_jobs.pause(seen, time.monotonic() - began_s)
+            await _changed(change, time.monotonic() - began_s)
 
     async def list(self) -> pb.ListJobsResponse:
         return pb.ListJobsResponse(job=await asyncio.gather(*map(self._info, self._records.jobs())))
@@ -533,6 +503,14 @@ class JobManager:
             if output is not None:
                 output.close()
         return pb.CopyObjectResponse(info=info_of(request.to_bucket, request.to_name, stored))
+
+
+async def _changed(change: asyncio.Event, age_s: float | None) -> None:
+    """Wait for a change, or until the next poll of what began `age_s` ago; None: until a change."""
+    poll_s = None if age_s is None else min(LONGEST_S, max(SHORTEST_S, _OF_AGE * age_s))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(poll_s):
+            await change.wait()
 
 
 def _unable_text(endpoints: Sequence[str]) -> str:

@@ -39,6 +39,7 @@ from storage_node.etl.values import Content, Destination, Origin, TransformRunne
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.limits.put_groups import SMALL_BYTES, PutGroups
+from storage_node.limits.wakeup import Wakeup
 
 GROUP_OBJECTS, GROUP_BYTES = 128, 8 << 20
 """Limits on the number and size of sources that are looked up and read together."""
@@ -117,7 +118,7 @@ class JobRun:
         """Sources whose results a server could not put to their owners. Their results go through this node."""
         self._again: list[tuple[str, LoaderError]] = []
         self._stopping = False
-        self.changed = asyncio.Event()
+        self.changed = Wakeup()
         """Set when the division has changed or `stop` was called."""
 
     def stop(self) -> None:
@@ -141,7 +142,6 @@ class JobRun:
             if self.puts and self._results_urls is not None:
                 await self._results_urls.learn()
             while not self._stopping:
-                self.changed.clear()
                 division = self._division()
                 if self.part.finished and self.part.division == division:
                     await self.changed.wait()
@@ -157,19 +157,10 @@ class JobRun:
                     # Replicas are being compared, a drive is missing, or the map is changing: all of these are
                     # temporary.
                     log.info("job %s: its sources cannot be gone through now: %s", self.job.name, error)
-                    await self._pause(AGAIN.pause_s(failures))
+                    await self.changed.wait(AGAIN.pause_s(failures))
                     failures += 1
         finally:
             await self._put_groups.close()
-
-    async def _pause(self, pause_s: float) -> None:
-        """Wait for a time, or until something changes."""
-        if not self.changed.is_set():
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self.changed.wait()
-            except TimeoutError:
-                pass
 
     def _go_on(self, division: Division) -> bool:
         return not self._stopping and division == self._division()
@@ -185,7 +176,7 @@ class JobRun:
         for tried in range(TRIES):
             if not self._again or not self._go_on(division):
                 break
-            await self._pause(AGAIN.pause_s(tried))
+            await self.changed.wait(AGAIN.pause_s(tried))
             again, self._again = self._again, []
             self.part.counts.seen -= len(again)
             self._require_versions()

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ais_loader.wire.channel_options import PROXY
 from ais_loader.wire.generated import ais_etl_server_pb2 as pb
 from ais_loader.wire.generated import ais_etl_server_pb2_grpc as rpc
 from storage_node.etl.servers.channel import CONNECT_S, ServerFailed, Unanswered
@@ -16,7 +17,7 @@ from storage_node.etl.webserver.protocol import CHUNK_BYTES
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),
-    ("grpc.enable_http_proxy", 0),
+    (PROXY, 0),
     # Reconnect soon after a failure: a server restarts within seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

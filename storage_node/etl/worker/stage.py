@@ -39,6 +39,7 @@ from storage_node.settings.command_template import (
     words_of,
 )
 from storage_node.settings.declarations import EtlSettings
+from storage_node.store.permissions import require_trusted
 
 IDLE_S = 60.0
 DEFAULT_RETRIES = 1
@@ -79,8 +80,11 @@ class WorkerStage(ABC):
         """Return the setup message of a worker, and the code that it receives."""
 
     async def _python(self) -> str:
-        """Return the interpreter that runs workers; "" for this process's own. Raises TransformFailed."""
-        return self._context.config.etl.python
+        """Return the interpreter that runs workers; "" for this process's own. Raises TransformFailed; OSError if other
+        users can change it."""
+        if python := self._context.config.etl.python:
+            require_trusted(Path(python))
+        return python
 
     @property
     def problem(self) -> str:

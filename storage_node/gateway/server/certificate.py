@@ -6,6 +6,9 @@ import asyncio
 import logging
 import os
 import ssl
+from pathlib import Path
+
+from storage_node.store.permissions import require_trusted
 
 log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 1.0
@@ -23,6 +26,8 @@ class Certificate:
         self._stamp = self._stamped()
 
     def _stamped(self) -> tuple[tuple[int, int, int], ...]:
+        for path in self._files:
+            require_trusted(Path(path))
         stats = [os.stat(path) for path in self._files]
         return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ais_loader.errors import ArchiveError, LoaderError, MemberNotFound, RangeError
+from ais_loader.errors import ArchiveError, ArchiveUnsupported, LoaderError, MemberNotFound, RangeError
 from storage_node.remote.archives.cold_index import KINDS, ColdIndex, IndexSource
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.archives.large_object import WHOLE_SHARE, LargeObject
@@ -79,7 +79,8 @@ class ColdArchives:
         """Read a member, or a range of it, of this version of a cold archive; `length` -1: to its end. Returns None if
         the archive is to be stored instead.
 
-        Raises MemberNotFound, RangeError, RemoteChanged, RemoteUnavailable, RemoteDenied, ObjectNotFound.
+        Raises MemberNotFound, ArchiveUnsupported, RangeError, RemoteChanged, RemoteUnavailable, RemoteDenied,
+        ObjectNotFound.
         """
         info = archive.info
         found = await self.index(bucket, archive)
@@ -87,8 +88,8 @@ class ColdArchives:
             return None
         try:
             one = found.members.find(member)
-        except MemberNotFound:
-            raise MemberNotFound(f"{info.name!r} has no member {member!r}") from None
+        except (MemberNotFound, ArchiveUnsupported) as error:
+            raise type(error)(f"{info.name!r} {error}") from None
         if fault := check_range(start, length, one.size_bytes):
             raise RangeError(f"{info.name!r}, member {member!r}: {fault}")
         length = one.size_bytes - start if length < 0 else length

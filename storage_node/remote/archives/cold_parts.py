@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ais_loader.errors import DriveFull, MemberNotFound, ObjectReplaced, RangeError
+from ais_loader.errors import ArchiveUnsupported, DriveFull, MemberNotFound, ObjectReplaced, RangeError
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.remote.archives.cold_archives import ColdArchives
 from storage_node.remote.archives.cold_index import ColdIndex
@@ -129,7 +129,7 @@ class ColdParts:
 
         Returns None also when the members cannot be found for less than the archive costs, or look damaged.
 
-        Raises MemberNotFound, and what `range` raises.
+        Raises MemberNotFound, ArchiveUnsupported, and what `range` raises.
         """
 
         async def part(found: LargeObject) -> Data | None:
@@ -181,7 +181,7 @@ class ColdParts:
             found = await self._object(bucket, name, etag, since_s=began_s if described else 0.0)
             try:
                 part = await read(found)
-            except (MemberNotFound, RangeError):
+            except (MemberNotFound, ArchiveUnsupported, RangeError):
                 if (await self._object(bucket, name, etag, since_s=began_s)).info.etag == found.info.etag:
                     raise
                 continue

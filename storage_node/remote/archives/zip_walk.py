@@ -18,7 +18,7 @@ from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits
 from storage_node.store.archives.table import MemberTable
-from storage_node.store.archives.zip_directory import find_directory, read_entries, require_readable
+from storage_node.store.archives.zip_directory import find_directory, method_of, read_entries
 
 TAIL_BYTES = 128 << 10
 """Bytes to read from the end first: the longest comment, and the directory of about a thousand members."""
@@ -40,15 +40,15 @@ def index_directory(source: SparseSource, limits: Limits = DEFAULT_LIMITS) -> Me
         if not entry.is_file:
             table.add_other(entry.name.rstrip(b"/"))
             continue
-        require_readable(entry, directory)
+        method = method_of(entry, directory)
         total += entry.size_bytes
         if total > allowed:
             raise ArchiveTooLarge(f"byte {entry.at}: the zip claims to unpack to more than {allowed} bytes; a bomb?")
-        if entry.method == STORED and entry.packed_bytes != entry.size_bytes:
+        if method == STORED and entry.packed_bytes != entry.size_bytes:
             raise ArchiveDamaged(f"byte {entry.at}: a stored member takes another number of bytes than it has")
         starts.append(entry.header_at)
         ends.append(entry.header_at + entry.packed_bytes)
-        table.add_file(entry.name, entry.header_at, entry.size_bytes, entry.crc32, entry.packed_bytes, entry.method)
+        table.add_file(entry.name, entry.header_at, entry.size_bytes, entry.crc32, entry.packed_bytes, method)
     begins, stops = np.array(starts, np.uint64), np.array(ends, np.uint64)
     by_place = np.argsort(begins)
     if (stops[by_place][:-1] > begins[by_place][1:]).any() or (len(stops) and int(stops.max()) > directory.at):

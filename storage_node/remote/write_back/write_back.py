@@ -27,6 +27,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_DELETED, REMOTE_ETAG, REMOTE_PENDING
 from storage_node.limits.tasks import keep_going
+from storage_node.limits.wakeup import Wakeup
 from storage_node.remote.backend import Backend
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.write_back.upload_owners import AloneOwner
@@ -106,7 +107,7 @@ class WriteBack:
         self._to_ask: dict[str, set[Key]] = {}
         """Pending uploads by the endpoint of the owner that uploads them."""
         self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
+        self._wake, self._ask_due = Wakeup(), Wakeup()
         self._progress = asyncio.Event()
         store.watch_changes(self._changed)
         work = (("uploading to remote storage", self._run), ("asking owners for uploads", self._ask))
@@ -130,7 +131,7 @@ class WriteBack:
             if key in self._pending:
                 with self._lock:
                     self._drop(key)
-                self._wake_up()
+                self._wake.set()
             return
         upload = pending_upload(bucket_uuid, name, entry)
         assert upload is not None
@@ -141,7 +142,7 @@ class WriteBack:
             since_s = before.since_s if before is not None and not before.is_conflict else time.time()
             self._drop(key)
             self._add(key, _Waiting(upload, since_s))
-        self._wake_up()
+        self._wake.set()
 
     def _add(self, key: Key, waiting: _Waiting) -> None:
         self._pending[key] = waiting
@@ -151,14 +152,6 @@ class WriteBack:
     def _drop(self, key: Key) -> None:
         if (gone := self._pending.pop(key, None)) is not None:
             self._bytes -= gone.counted_bytes
-
-    def _wake_up(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(self._wake_here)
-
-    def _wake_here(self) -> None:
-        self._wake.set()
-        self._progress.set()
 
     def _load(self) -> None:
         for bucket_uuid, name, entry in self._store.uploads.pending():
@@ -184,7 +177,7 @@ class WriteBack:
         with self._lock:
             if self._pending.get(key) is waiting:
                 self._drop(key)
-        self._wake_up()
+        self._wake.set()
         return True
 
     @property
@@ -363,9 +356,9 @@ class WriteBack:
     async def _run(self) -> None:
         await self._read(self._load)
         while True:
-            self._wake.clear()
             self._begin()
             await self._wake.wait()
+            self._progress.set()
 
     def _begin(self) -> None:
         buckets: dict[bytes, RemoteBucket] | None = None
@@ -385,6 +378,7 @@ class WriteBack:
             endpoint = self._owners.uploader_of(bucket, key[1])
             if endpoint:
                 self._to_ask.setdefault(endpoint, set()).add(key)
+                self._ask_due.set()
                 continue
             self._start(bucket, key, waiting)
 
@@ -456,6 +450,7 @@ class WriteBack:
 
     async def _ask(self) -> None:
         while True:
+            await self._ask_due.wait()
             await asyncio.sleep(ASK_S)
             asked, self._to_ask = self._to_ask, {}
             await asyncio.gather(*(self._ask_owner(endpoint, keys) for endpoint, keys in asked.items()))

@@ -19,7 +19,7 @@ from storage_node.store.archives.gzip_points import GzipPoints, build_gzip_point
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.inflating import Decoder, GzipDecoder
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
-from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits, Member
+from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits, Member, require_readable
 from storage_node.store.archives.restart import (
     MAX_STRETCH_BYTES,
     RestartView,
@@ -164,7 +164,9 @@ class Archive:
             RangeError: the range is not within the member; nothing was read.
             MemberCorrupt: the bytes differ from those that were indexed.
             ArchiveDamaged: they cannot be decompressed.
+            ArchiveUnsupported: the member is only listed.
         """
+        require_readable(member)
         start, stop = range_within(member.size_bytes, start, length)
         pieces = self._pieces(member, start, stop)
         return self._verified(member, pieces) if stop - start == member.size_bytes else pieces

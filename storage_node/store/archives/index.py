@@ -25,6 +25,7 @@ import numpy.typing as npt
 import xxhash
 
 from ais_loader.errors import ArchiveIndexError, ArchiveIndexStale, MemberNotFound
+from ais_loader.name_matching import did_you_mean
 from storage_node.store.archives.index_format import (
     HEADER_BYTES,
     Body,
@@ -36,7 +37,7 @@ from storage_node.store.archives.index_format import (
     encode_head,
 )
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import STORED, Member
+from storage_node.store.archives.member import STORED, Member, require_readable
 from storage_node.store.archives.table import MemberColumns
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
@@ -86,6 +87,7 @@ class MemberIndex:
             columns.hidden,
             len(plan),
             len(data),
+            kind is not ArchiveKind.ZIP and bool(columns.methods.any()),
         )
         return cls(head, memoryview(data))
 
@@ -216,11 +218,16 @@ class MemberIndex:
         return (member.name for _, member in self.listed(prefix))
 
     def find(self, name: str) -> Member:
-        """Raises MemberNotFound."""
+        """Raises MemberNotFound, ArchiveUnsupported for a member that is only listed."""
         row = self._row(name.encode("utf-8", "surrogatepass"))
         if row < 0:
-            raise MemberNotFound(f"no member {name[:200]!r} among {len(self)}")
-        return self._member(row)
+            raise MemberNotFound(f"has no member {name[:200]!r}{self._did_you_mean(name)}")
+        return require_readable(self._member(row))
+
+    def _did_you_mean(self, name: str) -> str:
+        bare = name.removeprefix("./").lstrip("/")
+        near = [one for one in (f"./{bare}", bare, f"/{bare}") if one in self]
+        return did_you_mean(name, near, cutoff=0.0)
 
     def __contains__(self, name: str) -> bool:
         return self._row(name.encode("utf-8", "surrogatepass")) >= 0
@@ -257,20 +264,22 @@ class MemberIndex:
         )
 
     def places(self, names: Sequence[str]) -> list[tuple[int, int, int] | None]:
-        """Return offset, size and checksum of each member, or None; in a zip those of packed bytes.
+        """Return offset, size and checksum of each stored member, or None.
 
         A batch over thousands of shards asks each of them for one or two names, for which arrays cost more than loops.
         """
         if len(names) > _FEW_NAMES:
             members = self.find_many(names)
             columns = members.offsets.tolist(), members.sizes.tolist(), members.checksums.tolist()
-            rows = zip(members.found.tolist(), zip(*columns, strict=True), strict=True)
-            return [place if found else None for found, place in rows]
+            rows = zip(*columns, strict=True)
+            is_place = (members.found & (members.methods == STORED)).tolist()
+            return [place if found else None for found, place in zip(is_place, rows, strict=True)]
         body, places = self._body, list[tuple[int, int, int] | None]()
         for name in names:
             row = self._row(name.encode("utf-8", "surrogatepass"))
-            found = (body.offsets.item(row), body.sizes.item(row), body.checksums.item(row)) if row >= 0 else None
-            places.append(found)
+            is_place = row >= 0 and body.methods.item(row) == STORED
+            place = (body.offsets.item(row), body.sizes.item(row), body.checksums.item(row)) if is_place else None
+            places.append(place)
         return places
 
     def _row(self, name: bytes) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import ArchiveIndexError
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import DEFLATED, STORED
+from storage_node.store.archives.member import STORED
 from storage_node.store.archives.table import MemberColumns
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
@@ -26,7 +26,7 @@ FORMAT_VERSION = 2
 HEADER_BYTES = 128
 _TEXT_BYTES = 1 << 20
 
-_HEADER = struct.Struct("<8sIIIIQQIIQQQQQQQ20xI")
+_HEADER = struct.Struct("<8sIIIIQQIIQQQQQQQB19xI")
 assert _HEADER.size == HEADER_BYTES
 
 
@@ -50,6 +50,8 @@ class IndexHead(NamedTuple):
     hidden: int
     plan_bytes: int
     body_bytes: int
+    has_methods: bool = False
+    """Whether a tar has members that cannot be read. A zip always has the column of methods."""
 
 
 class Body(NamedTuple):
@@ -86,6 +88,7 @@ def encode_head(head: IndexHead) -> bytes:
         head.hidden,
         head.plan_bytes,
         head.body_bytes,
+        head.has_methods,
         0,
     )
     return packed[:-4] + crc32c(packed[:-4]).to_bytes(4, "little")
@@ -102,7 +105,7 @@ def decode_head(data: bytes) -> IndexHead:
     if fields[2] not in ArchiveKind.__members__.values():
         raise ArchiveIndexError(f"a member index of an archive of kind {fields[2]}, which this version does not know")
     shard = ShardState(Version(fields[3], fields[5], fields[4]), fields[6], fields[7])
-    return IndexHead(ArchiveKind(fields[2]), shard, *fields[8:16])
+    return IndexHead(ArchiveKind(fields[2]), shard, *fields[8:17])
 
 
 def encode_body(columns: MemberColumns, kind: ArchiveKind, plan: bytes) -> bytes:
@@ -117,7 +120,9 @@ def encode_body(columns: MemberColumns, kind: ArchiveKind, plan: bytes) -> bytes
         (columns.listing, "u4"),
     ]
     if kind is ArchiveKind.ZIP:
-        fields += [(columns.packed, "u8"), (columns.methods, "u1")]
+        fields.append((columns.packed, "u8"))
+    if kind is ArchiveKind.ZIP or columns.methods.any():
+        fields.append((columns.methods, "u1"))
     for values, dtype in fields:
         parts.append(_aligned(values.astype(little[dtype], copy=False).tobytes()))
     return b"".join([*parts, _aligned(columns.names), _aligned(plan)])
@@ -128,7 +133,8 @@ def decode_body(head: IndexHead, data: memoryview) -> Body:
     n = head.members
     is_zip = head.kind is ArchiveKind.ZIP
     lengths = [8 * n, 8 * n, 8 * n, 8 * (n + 1), 4 * n, 4 * n]
-    lengths += [8 * n, n] if is_zip else [0, 0]
+    has_methods = is_zip or head.has_methods
+    lengths += [8 * n if is_zip else 0, n if has_methods else 0]
     lengths += [head.names_bytes, head.plan_bytes]
     if sum(map(_align, lengths)) != head.body_bytes or len(data) != head.body_bytes:
         raise ArchiveIndexError(
@@ -149,7 +155,7 @@ def decode_body(head: IndexHead, data: memoryview) -> Body:
         checksums=np.frombuffer(views[4], "<u4"),
         listing=np.frombuffer(views[5], "<u4"),
         packed=np.frombuffer(views[6], "<u8") if is_zip else sizes,
-        methods=np.frombuffer(views[7], "u1") if is_zip else np.broadcast_to(np.uint8(STORED), (n,)),
+        methods=np.frombuffer(views[7], "u1") if has_methods else np.broadcast_to(np.uint8(STORED), (n,)),
         names=views[8],
         plan=views[9],
     )
@@ -173,7 +179,6 @@ def _check(head: IndexHead, body: Body) -> None:
         or (body.name_at[1:] < body.name_at[:-1]).any(),
         "a name is no text": not _is_text(body),
         "the listing does not list every member once": not listed.all(),
-        "a method is unknown": not (stored | (body.methods == DEFLATED)).all(),
         "a stored member's sizes differ": (body.packed[stored] != body.sizes[stored]).any(),
     }
     for lie, found in lies.items():

@@ -4,8 +4,6 @@ The name decides whether an object has members (`shard.tar/a.wav` is split there
 that is really compressed is an error that says so. It is not silently decompressed, because other tools read the same
 object under the same name. A plain V7 tar has no magic number, so a `.tar` is rejected only if it begins like another
 format.
-
-Source: RFC 1952, 2.3.1; RFC 8878, 3.1; LZ4 frame format 1.6.4; APPNOTE.TXT 6.3.10, 4.3.
 """
 
 from __future__ import annotations
@@ -13,9 +11,10 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ais_loader.errors import ArchiveDamaged, NotAnArchive
+from ais_loader.file_formats import HEAD_BYTES, format_of
 from storage_node.store.archives.tar_header import BLOCK_BYTES, parse_header
 
-MAGIC_BYTES = 512
+MAGIC_BYTES = HEAD_BYTES
 """Number of leading bytes that `recognise` needs; fewer if the object is smaller."""
 
 
@@ -46,18 +45,6 @@ SUFFIXES = {
 
 _ANY_SUFFIX = tuple(SUFFIXES)
 
-_COMPRESSIONS = {
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-    b"\x02\x21\x4c\x18": "legacy lz4",
-    b"PK\x03\x04": "zip",
-    b"PK\x05\x06": "zip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"7z\xbc\xaf\x27\x1c": "7-zip",
-    b"Rar!\x1a\x07": "rar",
-}
 _NAMES = {
     ArchiveKind.TAR: "tar",
     ArchiveKind.TAR_GZ: "gzip",
@@ -94,29 +81,20 @@ def recognise(name: str, head: bytes) -> ArchiveKind:
     Raises NotAnArchive if the name is not an archive's, or if the bytes are of another format.
     """
     kind = require_archive(name)
-    if any(head.startswith(magic) for magic, name in _COMPRESSIONS.items() if name == _NAMES[kind]):
-        return kind  # a compressed small tar may contain bytes that look like a tar header
-    found = content_of(head)
+    found = format_of(head)
     if found == _NAMES[kind]:
         return kind
     if kind is ArchiveKind.TAR and (found is None or _is_header(head)):
         return kind
     if kind in (ArchiveKind.TAR_ZST, ArchiveKind.TAR_LZ4) and is_skippable(head[:4]):
         return kind
-    if kind is ArchiveKind.ZIP and found is None:
+    if kind is ArchiveKind.ZIP and found not in _NAMES.values():
         return kind  # a self-extracting zip begins with a program
     expected = _NAMES[kind]
     raise NotAnArchive(
         f"{name!r} is {expected} by its name, but begins like {found or 'something else'}"
         + (f"; name it {_suffix(found)}, or store it unpacked" if found in _NAMES.values() else "")
     )
-
-
-def content_of(head: bytes) -> str | None:
-    """Return the format that the first bytes indicate, or None if they indicate none."""
-    if head[257:262] == b"ustar":
-        return "tar"
-    return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), None)
 
 
 def is_skippable(magic: bytes) -> bool:

@@ -9,12 +9,17 @@ member already has that name, the two are duplicates.
 Duplicates. The last member of a name is the one that is found and listed, as in `tarfile.getmember` and
 `zipfile.getinfo`. A directory, symbolic link or device of that name hides an earlier file. A regular file without a
 name cannot be requested and is omitted.
+
+Unreadable members. A member that is encrypted, packed in an unsupported way, sparse, or the rest of a file of another
+volume is listed, but reading it raises ArchiveUnsupported. It does not affect the other members of its archive.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from ais_loader.errors import ArchiveUnsupported
 
 
 class Member(NamedTuple):
@@ -29,10 +34,19 @@ class Member(NamedTuple):
     packed_bytes: int
     """Its size in the zip file; `size_bytes` in a tar."""
     method: int
-    """STORED or DEFLATED."""
+    """STORED, DEFLATED, or the reason why it cannot be read: one of those below, or another method of a zip."""
 
 
 STORED, DEFLATED = 0, 8
+PATCHED, CONTINUED, SPARSE, ENCRYPTED = 252, 253, 254, 255
+"""Reasons, above the methods that zips have."""
+READABLE = (STORED, DEFLATED)
+_REASONS = {
+    PATCHED: "is packed in a way that is not known; store it in a zip with deflate",
+    CONTINUED: "is part of a multi-volume archive; join the volumes first",
+    SPARSE: "is a sparse file; store it with its holes filled",
+    ENCRYPTED: "is encrypted; store the zip without a password",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,16 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+
+def require_readable(member: Member) -> Member:
+    """Return the member. Raises ArchiveUnsupported if it is listed only."""
+    if member.method in READABLE:
+        return member
+    reason = _REASONS.get(member.method) or (
+        f"is packed by method {member.method}; stored ({STORED}) and deflate ({DEFLATED}) are served"
+    )
+    raise ArchiveUnsupported(f"has the member {member.name!r}, which {reason}")
 
 
 def text_of(name: bytes) -> str:

@@ -15,11 +15,13 @@ from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 from storage_node.store.archives.source import ByteSource, chunks_of, read_exactly
 from storage_node.store.archives.tar_header import (
     BLOCK_BYTES,
+    CONTINUED_FILE,
     GNU_LONG_LINK,
     GNU_LONG_NAME,
     NO_CONTENT,
     PAX_GLOBAL,
     PAX_LOCAL,
+    SPARSE_FILE,
     ZERO_BLOCK,
     padded,
     parse_header,
@@ -56,6 +58,8 @@ def find_end(source: ByteSource, name: str, wanted: Collection[bytes] = (), limi
         if block == ZERO_BLOCK[: len(block)]:
             break
         header = parse_header(read_exactly(source, BLOCK_BYTES, at), at)
+        if header.type in (SPARSE_FILE, CONTINUED_FILE):
+            raise ArchiveUnsupported(f"byte {at}: {header.name!r} is sparse, or part of a volume; nothing can be added")
         content_at = at + BLOCK_BYTES
         is_pax = header.type == PAX_GLOBAL or header.type in PAX_LOCAL
         if is_pax or header.type in (GNU_LONG_NAME, GNU_LONG_LINK):

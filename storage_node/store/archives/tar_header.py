@@ -1,8 +1,7 @@
 """Tar header parser: 512 bytes to a few fields. Pure functions, no state, no I/O.
 
 Supports V7, ustar (POSIX.1-1988), GNU (long names, base-256 numbers) and PAX (POSIX.1-2001). A header that no tar
-writer produces raises ArchiveDamaged; an unsupported one raises ArchiveUnsupported. `at` is the header's offset in the
-tar, for the message.
+writer produces raises ArchiveDamaged. `at` is the header's offset in the tar, for the message.
 
 Source: POSIX.1-2017, pax, "Extended Description"; GNU tar manual 1.34, "Basic Tar Format".
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ais_loader.errors import ArchiveDamaged, ArchiveUnsupported
+from ais_loader.errors import ArchiveDamaged
 
 BLOCK_BYTES = 512
 ZERO_BLOCK = bytes(BLOCK_BYTES)
@@ -27,8 +26,9 @@ PAX_LOCAL = b"xX"
 PAX_GLOBAL = ord("g")
 GNU_LONG_NAME, GNU_LONG_LINK = ord("L"), ord("K")
 
-_SPARSE = ord("S")
-_CONTINUED = ord("M")
+SPARSE_FILE, CONTINUED_FILE = ord("S"), ord("M")
+SPARSE_RECORDS = b"GNU.sparse."
+"""Beginning of the names of PAX records that a sparse file has."""
 
 
 class Header(NamedTuple):
@@ -51,10 +51,6 @@ def parse_header(block: bytes, at: int) -> Header:
         if stored != signed:
             raise ArchiveDamaged(f"byte {at}: the tar header's checksum is {unsigned}, it says {stored}")
     kind = block[156]
-    if kind == _SPARSE:
-        raise ArchiveUnsupported(f"byte {at}: {_text(block[:100])!r} is a sparse file; store it with its holes filled")
-    if kind == _CONTINUED:
-        raise ArchiveUnsupported(f"byte {at}: part of a multi-volume archive; join the volumes first")
     name = _text(block[:100])
     if block[257:263] == b"ustar\0" and block[345]:
         name = _text(block[345:500]) + b"/" + name  # GNU and V7 use this field differently, or not at all
@@ -76,10 +72,7 @@ def parse_pax(data: bytes, at: int) -> Iterator[tuple[bytes, bytes]]:
         equals = data.find(b"=", space + 1, end) if space >= 0 else -1
         if equals < 0 or end > len(data) or data[end - 1] != 0x0A:
             raise ArchiveDamaged(f"byte {at + position}: not a record of an extended header")
-        key = data[space + 1 : equals]
-        if key.startswith(b"GNU.sparse."):
-            raise ArchiveUnsupported(f"byte {at + position}: a sparse file ({key!r}); store it with its holes filled")
-        yield key, data[equals + 1 : end - 1]
+        yield data[space + 1 : equals], data[equals + 1 : end - 1]
         position = end
 
 

@@ -2,12 +2,13 @@
 
 The parser holds at most one header (512 bytes, or an extended header up to its limit). Content is checksummed in place
 and never copied. A caller that has only the headers passes over content with `skip`; its members have no checksums. A
-tar ends at its first block of zeros, or where the stream ends between two members. Everything after a block of zeros is
-ignored, so in two tars joined by `cat` the first one counts, as in `tarfile`.
+tar ends at its first block of zeros, or where the stream ends between two members. In two tars joined by `cat` the
+first one counts, as in `tarfile`; the files of the others are counted as hidden, unless their bytes were skipped.
 
 Members are regular files (types `0`, NUL, `7`). A hard link is a member with the bytes of the file that it names, if
 that exact name belongs to an earlier member; otherwise it is not a member. Directories, symbolic links, devices and
-entries of unknown types are not members; the content of unknown types is skipped.
+entries of unknown types are not members; the content of unknown types is skipped. Sparse files, and the rest of a file
+of another volume, are members that cannot be read; their size is the number of bytes that they occupy.
 
 Threads: an indexer belongs to one thread. After an error it cannot be used any more.
 """
@@ -16,13 +17,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
+from ais_loader.errors import ArchiveDamaged, ArchiveError, ArchiveTooLarge
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+from storage_node.store.archives.member import CONTINUED, DEFAULT_LIMITS, SPARSE, Limits
 from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.tar_header import (
     BLOCK_BYTES,
+    CONTINUED_FILE,
     GNU_LONG_LINK,
     GNU_LONG_NAME,
     HARD_LINK,
@@ -31,6 +33,8 @@ from storage_node.store.archives.tar_header import (
     PAX_GLOBAL,
     PAX_LOCAL,
     REGULAR,
+    SPARSE_FILE,
+    SPARSE_RECORDS,
     ZERO_BLOCK,
     padded,
     parse_header,
@@ -43,7 +47,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _MAX_OFFSET = 1 << 63
-_USED_RECORDS = (b"path", b"linkpath", b"size")
+_SPARSE_NAME = SPARSE_RECORDS + b"name"
+_USED_RECORDS = (b"path", b"linkpath", b"size", _SPARSE_NAME)
+_MAP_GOES_ON, _MAP_GOES_ON_AGAIN = 482, 504
+"""Place of the byte that says whether another block of a sparse file's map follows: in the header, and in a block."""
 
 
 class TarIndexer:
@@ -65,6 +72,8 @@ class TarIndexer:
         self._global: dict[bytes, bytes] = {}
         self._promised = False  # an extended header was read and its member was not yet
         self._ended = False
+        self._behind = 0  # files of tars that follow the end
+        self._sparse_bytes = 0  # content of a sparse file, behind its map
         self._border = 0
 
     @property
@@ -107,9 +116,6 @@ class TarIndexer:
         size = len(view)
         position = 0
         while position < size:
-            if self._ended:
-                self._at += size - position
-                return
             if self._skip_left:
                 step = min(self._skip_left, size - position)
                 self._skip_left -= step
@@ -148,15 +154,30 @@ class TarIndexer:
                 f"byte {self._at}: the tar ends {self._content_left} bytes before the end of a member of {size} "
                 f"bytes that began at byte {offset}: {name[:200]!r}"
             )
-        if self._head or self._skip_left or self._extended is not None or not self._at:
+        is_cut = self._head or self._skip_left or self._extended is not None
+        if not self._at or (is_cut and not self._ended):
             raise ArchiveDamaged(f"byte {self._at}: the tar ends within a header or padding, or before the first")
         if self._promised:
             raise ArchiveDamaged(f"byte {self._at}: the tar ends after an extended header, before its member")
-        return MemberIndex.of(self._table.finish(), ArchiveKind.TAR, self._at)
+        columns = self._table.finish()
+        return MemberIndex.of(columns._replace(hidden=columns.hidden + self._behind), ArchiveKind.TAR, self._at)
+
+    def _count_behind(self, block: bytes, at: int) -> None:
+        """Pass over an entry after the end of the tar. What is no entry ends the search."""
+        try:
+            header = parse_header(block, at)
+            self._skip_left = padded(header.size_bytes)
+        except ArchiveError:
+            self._skip_left = _MAX_OFFSET
+        else:
+            self._behind += header.type in REGULAR
 
     def _take_header(self, block: bytes, at: int) -> None:
         if block == ZERO_BLOCK:
             self._ended = True
+            return
+        if self._ended:
+            self._count_behind(block, at)
             return
         if not self._promised:
             self._border = at
@@ -175,7 +196,8 @@ class TarIndexer:
                 self._end_extended()
             return
         records = {**self._global, **self._local} if self._global or self._local else {}
-        name = records.get(b"path", b"").rstrip(b"/")
+        is_sparse = header.type == SPARSE_FILE or any(key.startswith(SPARSE_RECORDS) for key in self._local)
+        name = (records.get(_SPARSE_NAME) or records.get(b"path", b"")).rstrip(b"/")
         if not name:
             name = header.name if self._long_name is None else self._long_name
         size = header.size_bytes
@@ -183,7 +205,12 @@ class TarIndexer:
             size = parse_pax_size(records[b"size"], at)
         if content_at + padded(size) > _MAX_OFFSET:
             raise ArchiveDamaged(f"byte {at}: a member of {size} bytes would end after byte {MAX_SIZE_BYTES}")
-        if header.type in REGULAR:
+        if is_sparse or header.type == CONTINUED_FILE:
+            self._table.add_file(name, content_at, size, 0, size, SPARSE if is_sparse else CONTINUED)
+            self._skip_left = padded(size)
+            if header.type == SPARSE_FILE and block[_MAP_GOES_ON]:
+                self._begin_map()
+        elif header.type in REGULAR:
             self._file, self._content_left, self._checksum = (name, content_at, size), size, 0
             if not size:
                 self._end_file()
@@ -196,6 +223,11 @@ class TarIndexer:
         self._long_name = self._long_link = None
         self._local = {}
         self._promised = False
+
+    def _begin_map(self) -> None:
+        """Read another block of the map of a sparse file, which comes before its content."""
+        self._sparse_bytes, self._skip_left = self._skip_left, 0
+        self._extended, self._extended_left, self._extended_type = bytearray(), BLOCK_BYTES, SPARSE_FILE
 
     def _end_file(self) -> None:
         assert self._file is not None
@@ -210,13 +242,22 @@ class TarIndexer:
         self._extended = None
         self._skip_left = -len(data) % BLOCK_BYTES
         at = self._extended_at
-        if self._extended_type == GNU_LONG_NAME:
+        if self._extended_type == SPARSE_FILE:
+            self._skip_left = self._sparse_bytes
+            if data[_MAP_GOES_ON_AGAIN]:
+                self._begin_map()
+        elif self._extended_type == GNU_LONG_NAME:
             self._long_name = data.partition(b"\0")[0]
         elif self._extended_type == GNU_LONG_LINK:
             self._long_link = data.partition(b"\0")[0]
         else:
             # Other records are dropped: an endless series of headers, each with new records, would exhaust the memory.
-            records = {key: value for key, value in parse_pax(data, at) if key in _USED_RECORDS}
+            records = dict[bytes, bytes]()
+            for key, value in parse_pax(data, at):
+                if key in _USED_RECORDS:
+                    records[key] = value
+                elif key.startswith(SPARSE_RECORDS):
+                    records[SPARSE_RECORDS] = b""
             if self._extended_type == PAX_GLOBAL:
                 self._global |= records
             else:

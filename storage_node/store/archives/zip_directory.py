@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported
-from storage_node.store.archives.member import DEFLATED, STORED, Limits
+from storage_node.store.archives.member import ENCRYPTED, PATCHED, STORED, Limits
 from storage_node.store.archives.source import CHUNK_BYTES, ByteSource, read_exactly
 
 _END = struct.Struct("<4s4H2LH")
@@ -189,27 +189,26 @@ def read_local(source: ByteSource, at: int, where: str) -> LocalHeader:
     )
 
 
-def require_readable(entry: ZipEntry, directory: Directory) -> None:
-    """Check what the directory says of a member. Raises ArchiveUnsupported if members of its kind cannot be read,
-    ArchiveDamaged if it cannot be true."""
-    where = _where(entry)
-    if entry.flags & (_ENCRYPTED | _STRONG):
-        raise ArchiveUnsupported(f"{where} is encrypted; store the zip without a password")
-    if entry.method not in (STORED, DEFLATED) or entry.flags & _PATCH:
-        raise ArchiveUnsupported(f"{where} is packed by method {entry.method}; stored (0) and deflate (8) are served")
+def method_of(entry: ZipEntry, directory: Directory) -> int:
+    """Return the method to note in the index, which may be a reason why the member cannot be read. Raises
+    ArchiveDamaged if what the directory says of the member cannot be true."""
     if entry.header_at + _LOCAL.size > directory.at:
-        raise ArchiveDamaged(f"{where} has no header before the zip directory")
+        raise ArchiveDamaged(f"{_where(entry)} has no header before the zip directory")
+    if entry.flags & (_ENCRYPTED | _STRONG):
+        return ENCRYPTED
+    if entry.flags & _PATCH:
+        return PATCHED
+    return min(entry.method, PATCHED)
 
 
-def data_offset(source: ByteSource, entry: ZipEntry, directory: Directory) -> int:
+def data_offset(source: ByteSource, entry: ZipEntry, directory: Directory, method: int) -> int:
     """Return the offset of the member's packed bytes. Raises ArchiveDamaged if its local header contradicts the
-    directory, and ArchiveUnsupported if members of its kind cannot be read."""
-    require_readable(entry, directory)
+    directory."""
     where = _where(entry)
     local = read_local(source, entry.header_at, where)
     if local.data_at + entry.packed_bytes > directory.at:
         raise ArchiveDamaged(f"{where} would end after byte {directory.at}, where the zip directory begins")
-    if local.method != entry.method or local.is_encrypted:
+    if local.method != entry.method or local.is_encrypted != bool(entry.flags & (_ENCRYPTED | _STRONG)):
         raise ArchiveDamaged(f"{where}: its header and the zip directory say different methods")
     if local.raw_name != entry.raw_name:
         raise ArchiveDamaged(f"{where} has another name in its own header")
@@ -217,7 +216,7 @@ def data_offset(source: ByteSource, entry: ZipEntry, directory: Directory) -> in
         found = local.crc32, local.packed_bytes, local.size_bytes
         if found != (entry.crc32, entry.packed_bytes, entry.size_bytes):
             raise ArchiveDamaged(f"{where}: its header and the zip directory say different sizes or checksums")
-    if entry.method == STORED and entry.packed_bytes != entry.size_bytes:
+    if method == STORED and entry.packed_bytes != entry.size_bytes:
         raise ArchiveDamaged(f"{where} is stored, but takes {entry.packed_bytes} bytes for {entry.size_bytes}")
     return local.data_at
 

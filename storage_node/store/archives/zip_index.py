@@ -2,7 +2,7 @@
 
 The directory's CRC-32 and sizes are verified on the way, in the order of the directory, so that a zip with false
 entries is rejected when it is indexed and not when it is read. The sizes that members claim are added up before each
-one is decompressed.
+one is decompressed. A member that cannot be read is listed, and not looked into.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits
+from storage_node.store.archives.member import DEFAULT_LIMITS, READABLE, STORED, Limits
 from storage_node.store.archives.source import ByteSource, chunks_of
 from storage_node.store.archives.table import MemberTable
-from storage_node.store.archives.zip_directory import data_offset, find_directory, read_entries
+from storage_node.store.archives.zip_directory import data_offset, find_directory, method_of, read_entries
 from storage_node.store.checksum import crc32c
 
 PIECE_BYTES = 1 << 20
 
 
 def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberIndex:
-    """Index a zip. Raises ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge."""
+    """Index a zip. Raises ArchiveDamaged, ArchiveTooLarge; ArchiveUnsupported for a part of several volumes."""
     directory = find_directory(source, limits)
     if directory.entries > limits.members:
         raise ArchiveTooLarge(f"a zip of {directory.entries} entries; at most {limits.members} are served")
@@ -43,18 +43,19 @@ def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberInde
             raise ArchiveTooLarge(
                 f"byte {entry.at}: the zip's {source.size_bytes} bytes claim to unpack to more than {allowed}; a bomb?"
             )
-        start = data_offset(source, entry, directory)
+        method = method_of(entry, directory)
+        start = data_offset(source, entry, directory, method)
         packed += entry.packed_bytes
         if packed > directory.at:  # fail before reading all of them
             raise ArchiveDamaged(f"byte {entry.at}: a member of the zip begins inside another one: too many bytes")
         starts.append(entry.header_at)
         ends.append(start + entry.packed_bytes)
         checksum, crc32 = 0, 0
-        for piece in unpack(source, start, entry.packed_bytes, entry.size_bytes, entry.method):
+        for piece in unpack(source, start, entry.packed_bytes, entry.size_bytes, method) if method in READABLE else ():
             checksum, crc32 = crc32c(piece, checksum), zlib.crc32(piece, crc32)
-        if crc32 != entry.crc32:
+        if crc32 != entry.crc32 and method in READABLE:
             raise ArchiveDamaged(f"byte {start}: {entry.raw_name[:200]!r} does not match its CRC-32 in the zip")
-        table.add_file(entry.name, start, entry.size_bytes, checksum, entry.packed_bytes, entry.method)
+        table.add_file(entry.name, start, entry.size_bytes, checksum, entry.packed_bytes, method)
     begins, stops = np.array(starts, np.uint64), np.array(ends, np.uint64)
     by_place = np.argsort(begins)
     overlapping = np.flatnonzero(stops[by_place][:-1] > begins[by_place][1:])

@@ -10,6 +10,7 @@ the cost of opening a drive depends on what was in flight, not on what is stored
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import time
@@ -46,6 +47,7 @@ from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
 from storage_node.store.format import CatalogEntry
+from storage_node.store.permissions import FOLDER_MODE
 from storage_node.store.store_record import sync_folder
 
 Durability: TypeAlias = Literal["process", "power"]
@@ -64,6 +66,7 @@ class Drive:
         identity: DriveIdentity,
         *,
         writable: bool,
+        new: bool = False,
         durability: Durability = "process",
         epoch: int = 1,
         grace_s: float = GRACE_S,
@@ -71,7 +74,12 @@ class Drive:
         clock: VersionClock | None = None,
         upkeep: Upkeep | None = None,
     ) -> None:
-        """`clock`: the store's, shared by all its drives; None for one of the drive's own. `upkeep`: the store's."""
+        """
+        Args:
+            new: whether a drive without a catalog and objects was never used; in any other one they are lost.
+            clock: the store's, shared by all its drives; None for one of the drive's own.
+            upkeep: the store's.
+        """
         self.root = root
         self.identity = identity
         self.writable = writable
@@ -79,15 +87,21 @@ class Drive:
         self.faults = ErrorCounters()
         self._use = DriveUse(root, self.faults, writable=writable)
         self._require_open, self._require_writable = self._use.require_open, self._use.require_writable
-        if not writable and not (root / "objects").exists() and not (root / "catalog").exists():
-            raise StoreNotFound(f"{root}: the store is only being created, or was never opened for writing")
         try:
+            if new and writable:
+                (root / "objects").mkdir(FOLDER_MODE, exist_ok=True)
+            has_catalog = (root / "catalog" / "CURRENT").exists()
             self.files = RawFiles(root, writable=writable, faults=self.faults)
         except OSError as error:
-            raise drive_error(error, root, "opening its folders") from error
+            if not isinstance(error, FileNotFoundError) or not root.is_dir():
+                raise drive_error(error, root, "opening its folders") from error
+            raise never_opened(root) if new else objects_missing(root) from error
         try:
-            if writable and self.files.holds_any() and not (root / "catalog" / "CURRENT").exists():
-                raise StoreFormatError(f"{root / 'catalog'} is missing, but not the objects; {REBUILD_HINT}")
+            if not has_catalog:
+                if not new or self.files.holds_any():
+                    raise StoreFormatError(f"{root / 'catalog'} is missing from a drive in use; {REBUILD_HINT}")
+                if not writable:
+                    raise never_opened(root)
             self.catalog = Catalog(root / "catalog", writable=writable, faults=self.faults)
         except BaseException:
             self.files.close()
@@ -161,7 +175,7 @@ class Drive:
     # -- how well it works
 
     def is_there(self) -> bool:
-        """Whether the drive's folder is still where it was opened, and the same one.
+        """Whether the drive's folder is still where it was opened, and the same one. False for a closed drive.
 
         If the folder was removed, or the disk unmounted, files that are open continue to work.
         """
@@ -170,8 +184,8 @@ class Drive:
             return os.path.samestat(here, opened) and opened.st_nlink > 0
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:
-            return True  # errors of the device are counted by reads and writes
+        except OSError as error:
+            return error.errno != errno.EBADF  # errors of the device are counted by reads and writes
 
     # -- reading
 
@@ -490,6 +504,17 @@ class Drive:
         self._cache.forget()
         self.catalog.close()
         self.files.close()
+
+
+def objects_missing(root: Path) -> StoreFormatError:
+    return StoreFormatError(
+        f"{root / 'objects'} is missing, and all objects of the drive with it; put the folder back, or "
+        "`ais-loader doctor --rebuild` makes the drive an empty one"
+    )
+
+
+def never_opened(root: Path) -> StoreNotFound:
+    return StoreNotFound(f"{root}: the store is only being created, or was never opened for writing")
 
 
 def _nobody() -> None:

@@ -62,6 +62,7 @@ class Upkeep:
         """Drives on which objects have moved since the catalog was flushed: the log is full of entries replaced since.
         """
         self._refused_until_s: weakref.WeakKeyDictionary[Drive, float] = weakref.WeakKeyDictionary()
+        self._logged: weakref.WeakKeyDictionary[Drive, str] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # guarded by _lock, as is _woken
         self._woken = False
@@ -137,7 +138,9 @@ class Upkeep:
             self._drives.discard(drive)
             return None
         except (LoaderError, OSError) as error:
-            log.debug("a drive is not looked after for now: %s", error)
+            if self._logged.get(drive) != str(error):
+                log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
+            self._logged[drive] = str(error)
         except Exception:
             log.exception("looking after a drive")
         self._refused_until_s[drive] = time.monotonic() + _RETRY_S

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 
 _BROKEN = frozenset(
     (
@@ -43,6 +44,8 @@ class ErrorCounters:
         """Message of the first sync that failed. The kernel reports such an error once, drops the data that it could
         not write, and lets the next sync succeed. Earlier writes may therefore be lost, and the drive must not be
         written any more."""
+        self.watch: Callable[[], object] = bool
+        """Called after each I/O error, on any thread."""
         self.checksum_errors = 0
         """Number of times that bytes did not match their checksum."""
 
@@ -74,3 +77,4 @@ class ErrorCounters:
         with self._lock:
             self.io_errors += 1
             self.last_io_error = message
+        self.watch()

@@ -67,13 +67,12 @@ class RawFiles:
         self.objects_fd = self.staging_fd = -1
         self._syncs = Syncs()
         self._segments = Segments(-1, self.faults)
-        if writable:
-            (root / "objects").mkdir(FOLDER_MODE, exist_ok=True)
-            (root / "staging").mkdir(FOLDER_MODE, exist_ok=True)
         try:
+            # Never made here: it was made with the drive, so without it the objects are lost too.
             self.objects_fd = self._segments.objects_fd = os.open(root / "objects", _DIRECTORY)
             self._folders = ObjectFolders(self.objects_fd, self._syncs, self.faults)
             if writable:
+                (root / "staging").mkdir(FOLDER_MODE, exist_ok=True)
                 self.staging_fd = os.open(root / "staging", _DIRECTORY)
             self.keeps_identity = writable and self._try_xattr()
         except BaseException:

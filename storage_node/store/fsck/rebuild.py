@@ -24,6 +24,7 @@ from storage_node.store import store_record as records
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.catalog import BINDING_FILE, Catalog, WriteBatch, held_by_this_process
+from storage_node.store.drive.drive import objects_missing
 from storage_node.store.drive.ended_versions import enter_from_file, is_object_path
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.locking import hold
@@ -227,6 +228,9 @@ class _Rebuild:
     def _read_catalog(self, root: Path) -> _DriveContents | None:
         """Return the contents of an intact catalog, or None if it cannot be read to its end."""
         seen = _DriveContents()
+        if not (root / "objects").is_dir():
+            self._find("drive-unusable", root, str(objects_missing(root)), repaired="made empty")
+            return None
         try:
             with contextlib.closing(Catalog(root / "catalog", writable=False)) as catalog:
                 for key, value in catalog.scan(b""):

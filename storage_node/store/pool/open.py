@@ -77,6 +77,7 @@ class DriveOptions:
             root,
             identity,
             writable=self.writable,
+            new=record.is_unchanged or identity.drive_uuid not in record.drives,
             durability=self.durability,
             epoch=record.epoch,
             shard_limits=self.shard_limits,
@@ -311,7 +312,9 @@ def _by_uuid(roots: Sequence[Path], known: dict[Path, DriveIdentity], record: St
 def _never_used(roots: Sequence[Path], known: dict[Path, DriveIdentity]) -> bool:
     """Whether nothing was ever stored. Records are written after all identities, and folders after all records."""
     return not any(
-        (root / name).exists() for root in {*roots, *known} for name in (records.FILE_NAME, "catalog", "objects")
+        (root / name).exists()
+        for root in {*roots, *known}
+        for name in (records.FILE_NAME, "catalog", "objects", "staging")
     )
 
 

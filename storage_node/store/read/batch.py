@@ -17,11 +17,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import LoaderError, MemberNotFound, NotFound, RangeError
+from ais_loader.errors import ArchiveUnsupported, LoaderError, MemberNotFound, NotFound, RangeError
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
+from storage_node.store.read.batch_members import status_of
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FrameSpan, plan_frames
@@ -133,15 +134,10 @@ class StoreBatch:
 
     def fail(self, position: int, error: LoaderError) -> None:
         """Set the status of an entry, whose frame is not planned yet, from an error."""
-        status = (
-            pb.RANGE
-            if isinstance(error, RangeError)
-            else pb.MEMBER_NOT_FOUND
-            if isinstance(error, MemberNotFound)
-            else pb.NOT_FOUND
-            if isinstance(error, NotFound)
-            else pb.UNAVAILABLE
-        )
+        if isinstance(error, (RangeError, MemberNotFound, ArchiveUnsupported)):
+            status = status_of(error)
+        else:
+            status = pb.NOT_FOUND if isinstance(error, NotFound) else pb.UNAVAILABLE
         self._lookup.complete()
         self._table.fail(position, status, str(error), error.kind)
 

@@ -506,7 +506,7 @@ class BatchLookup:
 
 
 def _fail_missing_file(table: BatchTable, position: int, drive: Drive) -> None:
-    if os.path.isdir(drive.root / "objects"):
+    if drive.is_there():
         message = f"{table.names[position]!r}: its file or block checksums are gone from {drive.root}"
         table.fail(position, pb.CORRUPT, message)
     else:

@@ -9,6 +9,7 @@ from ais_loader.errors import (
     ArchiveDamaged,
     ArchiveError,
     ArchiveIndexError,
+    ArchiveUnsupported,
     CorruptObject,
     LoaderError,
     MemberNotFound,
@@ -75,8 +76,8 @@ def find_member(drive: Drive, entry: CatalogEntry, name: str, member: str, start
     shard = drive.shards.open(entry, name)
     try:
         found = shard.archive.index.find(member)
-    except MemberNotFound:
-        raise MemberNotFound(f"{name!r} has no member {member!r}") from None
+    except (MemberNotFound, ArchiveUnsupported) as error:
+        raise type(error)(f"{name!r} {error}") from None
     if fault := check_range(start, length, found.size_bytes):
         raise RangeError(f"{name!r}, member {member!r}: {fault}")
     size_bytes = found.size_bytes - start if length < 0 else length

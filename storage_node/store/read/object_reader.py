@@ -400,7 +400,7 @@ def open_current(
         try:
             return open_file(drive, entry)
         except OSError as error:
-            if error.errno != errno.ENOENT or not (drive.root / "objects").is_dir():
+            if error.errno != errno.ENOENT or not drive.is_there():
                 raise drive_error(error, drive.root, f"opening {label}") from error
             if gone == (drive, entry.path):
                 _note_damage(store, bucket, name, entry.version)

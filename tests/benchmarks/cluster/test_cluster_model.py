@@ -12,14 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.cluster.model import MEASURED_RATES, MIB, Costs, Hardware, Setup, main, simulate, validate
+from tests.table import table
 
 MODES: list[Literal["target", "direct"]] = ["target", "direct"]
 KIB = 1 << 10
 NO_COSTS = Costs(*[0.0] * 10)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("size", "per_owner", "sigma"), [(10 * KIB, 4, 0.0), (MIB, 8, 0.0), (100 * KIB, 0, 1.0)])
+@table("mode", MODES)
+@table(("size", "per_owner", "sigma"), [(10 * KIB, 4, 0.0), (MIB, 8, 0.0), (100 * KIB, 0, 1.0)])
 def test_every_entry_is_delivered_once_and_in_request_order(
     mode: Literal["target", "direct"], size: int, per_owner: int, sigma: float
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_faster_network_is_never_slower(mode: Literal["target", "direct"]) -> 
     assert rates[-1] > 2 * rates[0]
 
 
+@pytest.mark.slow
 def test_where_only_the_network_costs_a_target_moves_each_byte_twice() -> None:
     hardware = Hardware(nic_bytes_s=1e9, latency_s=0.0, drive_bytes_s=1e15, drive_latency_s=0.0)
     setup = Setup(8, "direct", MIB, entries=32, per_owner=4, in_flight=8, batches=400)
@@ -94,6 +96,7 @@ def test_the_page_is_made_with_its_pictures(tmp_path: Path) -> None:
     assert "nan" not in page
 
 
+@pytest.mark.slow
 def test_predictions_of_one_node_are_within_a_third_of_what_was_measured() -> None:
     assert {name: predicted / measured for name, measured, predicted in validate()} == {
         name: pytest.approx(1.0, abs=0.34) for name, _, _ in MEASURED_RATES

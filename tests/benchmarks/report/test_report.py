@@ -11,6 +11,7 @@ from benchmarks.reads.access_patterns import COLOURS, Latencies
 from benchmarks.report.__main__ import latencies_part
 from benchmarks.report.judging import fallen, knee, ratios
 from benchmarks.report.limits import memcpy, through_socket
+from tests.table import table
 
 
 def test_a_ratio_is_the_median_of_those_within_rounds() -> None:
@@ -34,12 +35,14 @@ def test_copying_is_measured() -> None:
     assert memcpy(1000, 10) > 0
 
 
-@pytest.mark.parametrize("tcp", [False, True])
-@pytest.mark.parametrize("from_file", [False, True])
+@pytest.mark.slow
+@table("tcp", [False, True])
+@table("from_file", [False, True])
 def test_blocks_come_through_sockets_of_each_kind(tcp: bool, from_file: bool) -> None:
     assert through_socket(10_000, 5, tcp=tcp, from_file=from_file) > 0
 
 
+@pytest.mark.slow
 def test_latencies_of_all_rounds_are_told_and_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def measured(shards: int, members: int, batches: int, rounds: int, folder: Path) -> dict[str, list[Latencies]]:
         found: dict[str, list[Latencies]] = {name: [Latencies() for _ in range(rounds)] for name in COLOURS}

@@ -69,6 +69,7 @@ def test_readers_of_damaged_copies_ask_for_nothing_unverified(tmp_path: Path) ->
     assert torn == []
 
 
+@pytest.mark.exhaustive
 def test_a_remote_bucket_and_its_cloud_agree_after_faults_of_both() -> None:
     with throwaway_folder() as folder, RemoteSoak(folder, seed=1, say=print) as soak:
         outcome = soak.run(events=4, duration_s=100)

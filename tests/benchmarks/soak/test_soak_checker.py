@@ -15,6 +15,8 @@ from benchmarks.soak import checker, content, history, register
 from benchmarks.soak.checker import Rules, check
 from benchmarks.soak.content import sum_of, value_in, value_of
 from benchmarks.soak.history import FOREVER, Operation, Outcome, Recorder, read_history
+from tests.example_count import examples
+from tests.table import table
 
 KEY = "a/k"
 ATOMIC, REGULAR = Rules("atomic"), Rules("regular")
@@ -121,8 +123,8 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize("name", GOOD)
-@pytest.mark.parametrize("model", ["atomic", "regular"])
+@table("name", GOOD)
+@table("model", ["atomic", "regular"])
 def test_a_good_history_passes(name: str, model: register.Model) -> None:
     assert GOOD[name].kinds(Rules(model, slack_s=0.01, copies=2)) == []
 
@@ -187,13 +189,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@table("name", BAD)
 def test_a_bad_history_is_found(name: str) -> None:
     found = BAD[name].kinds(Rules("atomic", copies=2))
     assert set(found) == {name.strip()}
 
 
-@pytest.mark.parametrize("name", [name for name in BAD if name not in ("replaced, and back", "took effect twice")])
+@table("name", [name for name in BAD if name not in ("replaced, and back", "took effect twice")])
 def test_in_the_regular_model_too(name: str) -> None:
     assert name.strip() in BAD[name].kinds(Rules("regular", copies=2))
 
@@ -225,7 +227,7 @@ def test_bytes_that_are_not_those_of_their_value_are_found(harm: str) -> None:
     assert [wrong.kind for wrong in found] == ["wrong length" if harm == "size" else "torn bytes"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("item", "found"),
     [
         (["", "node-unavailable", None, None, None], ["not answered"]),
@@ -293,7 +295,7 @@ def fits(order: tuple[Operation, ...]) -> bool:
     return True
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(small_histories())
 def test_a_history_passes_exactly_if_an_order_explains_it(made: History) -> None:
     assert (made.kinds(ATOMIC) == []) == explained(made.operations)

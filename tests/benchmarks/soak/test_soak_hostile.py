@@ -19,6 +19,7 @@ from benchmarks.soak.hostile import (
 )
 from benchmarks.soak.outcome import Outcome
 from benchmarks.soak.overload import judge_progress
+from tests.table import table
 
 MiB = 1 << 20
 
@@ -27,7 +28,7 @@ def sampled(*found: tuple[Phase, int, int]) -> list[Sample]:
     return [Sample(float(at), phase, resident, descriptors) for at, (phase, resident, descriptors) in enumerate(found)]
 
 
-@pytest.mark.parametrize(
+@table(
     ("samples", "kinds"),
     [
         (sampled(("before", 80 * MiB, 50), ("attack", MOST_BYTES, DESCRIPTORS - 1), ("after", 99 * MiB, 60)), []),
@@ -55,7 +56,7 @@ def test_a_client_that_waits_for_long_is_found(gap_s: float, kinds: list[str]) -
     assert [wrong.kind for wrong in outcome.violations] == kinds
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_clients_are_served_rightly_beside_hostile_connections() -> None:
     with throwaway_folder() as folder:
         outcome = hostile(folder, seed=1, duration_s=25, say=print)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import io
 import random
 import struct
 import tarfile
@@ -23,6 +24,7 @@ from ais_loader.testing import seeded_bytes
 from tests.store.archives.archive_kit import in_zip, served
 from tests.store.archives.mutations import HARMS, Harm, harmed
 from tests.store.store_kit import flip_a_byte
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 WAIT_S = 100.0
@@ -76,20 +78,15 @@ def bad() -> dict[str, tuple[bytes, type[errors.LoaderError]]]:
         "record.tar": header(b"x", b"%011o" % 40, b"x") + padded(b"12 path=abc\n" + b"y" * 28),
         "empty.tar": b"",
     }
-    unsupported = {
-        "sparse.tar": header(b"holes", b"00000000000", b"S") + tar,
-        "volume.tar": header(b"rest", b"00000000000", b"M") + tar,
-        "method.zip": in_zip({"a.bin": b"text" * 100}, zipfile.ZIP_BZIP2),
-    }
     other = {"not.tar.zst": tar, "not.tar": packed["tar.gz"], "not.zip": tar}
     return {
         **{name: (data, errors.ArchiveDamaged) for name, data in damaged.items()},
-        **{name: (data, errors.ArchiveUnsupported) for name, data in unsupported.items()},
         **{name: (data, errors.NotAnArchive) for name, data in other.items()},
         **{name: (data, errors.ArchiveTooLarge) for name, data in bombs().items()},
     }
 
 
+@pytest.mark.slow
 def test_archives_that_cannot_be_served_say_why_and_are_objects_like_any_other(client: Client, bucket: Bucket) -> None:
     bucket.put("good.tar", packed_tar(GOOD))
     for name, (data, _) in bad().items():
@@ -108,6 +105,38 @@ def test_archives_that_cannot_be_served_say_why_and_are_objects_like_any_other(c
         with pytest.raises(error, match=repr(name)):
             list(bucket.members(name))
         assert bucket.get(name) == data
+
+
+@functools.cache
+def with_one_unreadable() -> dict[str, bytes]:
+    """Archives with a member `holes` that is listed only, and others."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("holes", b"text" * 100, zipfile.ZIP_BZIP2)
+        for name, data in GOOD.items():
+            archive.writestr(name, data)
+    tar = header(b"holes", b"00000000000", b"S") + packed_tar(GOOD)
+    volume = header(b"holes", b"00000000003", b"M") + padded(b"end") + packed_tar(GOOD)
+    packed = {"s.tar.gz": gzip.compress(tar), "s.tar.zst": zstandard.ZstdCompressor().compress(tar)}
+    return {"s.zip": file.getvalue(), "s.tar": tar, "volume.tar": volume, **packed}
+
+
+@table("name", ["s.zip", "s.tar", "volume.tar", "s.tar.gz", "s.tar.zst"])
+def test_a_member_that_cannot_be_read_takes_no_other_with_it(client: Client, bucket: Bucket, name: str) -> None:
+    bucket.put(name, with_one_unreadable()[name])
+    assert [member.name for member in bucket.members(name)] == ["holes", *GOOD]
+    for wanted in ({"a.bin"}, GOOD):
+        entries = [Entry(bucket.name, name, member) for member in ("holes", *wanted)]
+        refused, *others = client.get_batch(entries, on_error="placeholder")
+        assert [item.tobytes() for item in others] == [GOOD[member] for member in wanted]
+        assert type(refused.error) is errors.ArchiveUnsupported and refused.status is Status.FAILED
+    for read in (
+        lambda: bucket.get(name, member="holes"),
+        lambda: bucket.get(name, member="holes", start=0, length=0),
+        lambda: list(client.get_batch([Entry(bucket.name, name, "holes")])),
+    ):
+        with pytest.raises(errors.ArchiveUnsupported, match=f"'{name}' has the member 'holes', which is "):
+            read()
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip", "tar.gz", "tar.zst", "tar.lz4"])
@@ -205,6 +234,7 @@ def shard_of(kind: str, seed: int) -> tuple[dict[str, bytes], bytes]:
     }[kind]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["s.tar", "s.tar.gz", "s.tar.zst", "s.zip"])
 def test_a_shard_overwritten_while_it_is_read_gives_old_or_new_bytes(client: Client, bucket: Bucket, name: str) -> None:
     old, new = shard_of(name, 1), shard_of(name, 2)

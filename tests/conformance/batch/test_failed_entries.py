@@ -98,6 +98,7 @@ def test_every_form_of_answer_raises_and_gives_places_to_failures(filled: Bucket
         answer(names, "raise")
 
 
+@pytest.mark.slow
 def test_a_batch_of_failures_alone_yields_all_of_them(filled: Bucket) -> None:
     items = list(filled.get_batch([f"nope-{at}" for at in range(5000)], on_error="placeholder"))
     assert len(items) == 5000

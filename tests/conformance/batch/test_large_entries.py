@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from conformance_kit import MiB, contents, fill
 
 from ais_loader import Bucket, Client, Entry, Status, errors
-from ais_loader.testing import seeded_bytes
+from ais_loader.testing import SeededObjects
 
 SIZES = [5 * MiB, 10, 20 * MiB + 1, 0, 8 * MiB, 100_000, 4 * MiB + 1, 6 * MiB, 3]
-MIXED = {f"{at}": seeded_bytes(size, seed=at) for at, size in enumerate(SIZES)}
+MIXED = SeededObjects({f"{at}": (size, at) for at, size in enumerate(SIZES)})
 
 
 @pytest.fixture
-def mixed(bucket: Bucket) -> dict[str, bytes]:
+def mixed(bucket: Bucket) -> Mapping[str, bytes]:
     fill(bucket, MIXED)
     return MIXED
 
 
-def test_large_entries_arrive_whole_among_small_ones(bucket: Bucket, mixed: dict[str, bytes]) -> None:
+@pytest.mark.slow
+def test_large_entries_arrive_whole_among_small_ones(bucket: Bucket, mixed: Mapping[str, bytes]) -> None:
     order = random.Random(5).choices(list(mixed), k=14)
     for item, name in zip(bucket.get_batch(order), order, strict=True):
         assert item.tobytes() == mixed[name]
 
 
-def test_large_entries_can_be_taken_as_bytes_or_packed(bucket: Bucket, mixed: dict[str, bytes]) -> None:
+@pytest.mark.slow
+def test_large_entries_can_be_taken_as_bytes_or_packed(bucket: Bucket, mixed: Mapping[str, bytes]) -> None:
     assert bucket.get_batch(list(mixed)).tobytes() == list(mixed.values())
     packed = bucket.get_batch(list(mixed)).packed()
     assert [packed[at].tobytes() for at in range(len(packed))] == list(mixed.values())
 
 
-def test_a_batch_can_be_left_in_the_middle_of_large_entries(bucket: Bucket, mixed: dict[str, bytes]) -> None:
+def test_a_batch_can_be_left_in_the_middle_of_large_entries(bucket: Bucket, mixed: Mapping[str, bytes]) -> None:
     batch = bucket.get_batch(["2", "7", "0"])
     assert next(batch).tobytes() == mixed["2"]
     batch.close()
@@ -96,7 +99,7 @@ def test_an_entry_over_256_mib_fails_in_a_batch_and_is_read_in_ranges_or_by_get(
     assert bucket.get("huge", start=1, length=size - 2, verify=True) == whole[1:-1]
 
 
-def test_pieces_of_one_batch_do_not_mix_with_those_of_another(bucket: Bucket, mixed: dict[str, bytes]) -> None:
+def test_pieces_of_one_batch_do_not_mix_with_those_of_another(bucket: Bucket, mixed: Mapping[str, bytes]) -> None:
     batches = [bucket.get_batch([name] * 2) for name in ("0", "4", "7")]
     for items in itertools.zip_longest(*batches):
         assert [item.tobytes() for item in items] == [mixed["0"], mixed["4"], mixed["7"]]

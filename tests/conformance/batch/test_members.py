@@ -10,7 +10,6 @@ from pathlib import Path
 
 import lz4.frame
 import pytest
-import webdataset
 import zstandard
 from conformance_kit import MiB, contents
 
@@ -134,7 +133,10 @@ def test_failures_have_their_status_in_their_place(client: Client, bucket: Bucke
     assert (items[0].tobytes(), items[7].tobytes()) == (MEMBERS["en/0001.wav"], MEMBERS["en/0002.wav"])
 
 
+@pytest.mark.slow
 def test_shards_of_other_writers_are_read_as_by_tarfile(client: Client, bucket: Bucket, tmp_path: Path) -> None:
+    import webdataset
+
     for name, data in MEMBERS.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)

@@ -11,10 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ais_loader import Bucket, Client, Entry, Status
-from ais_loader.testing import seeded_bytes
+from ais_loader.testing import SeededObjects
+
+pytestmark = pytest.mark.slow
 
 SIZES = [0, 1, 2, 100, 4096, 65_536, 262_144, 262_145, 600_000, 1_048_576, 1_048_577, 4_194_304, 4_194_305, 6_000_000]
-OBJECTS = {f"o/{at}": seeded_bytes(size, seed=at) for at, size in enumerate(SIZES)}
+OBJECTS = SeededObjects({f"o/{at}": (size, at) for at, size in enumerate(SIZES)})
 
 
 @pytest.fixture

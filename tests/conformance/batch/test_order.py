@@ -84,6 +84,7 @@ def test_entries_of_several_buckets_share_a_batch(client: Client, bucket: Bucket
     assert contents(client.get_batch(entries)) == [f"{at}/{number}".encode() for at, number in picks]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_entries_are_one_ordered_answer(bucket: Bucket) -> None:
     objects = samples(500, size_bytes=20)
     fill(bucket, objects)
@@ -103,6 +104,7 @@ def test_batches_around_the_size_of_a_request_are_whole(client: Client, bucket: 
     assert client.get_batch(entries).tobytes() == [(b"x", b"yz")[at % 2] for at in range(count)]
 
 
+@pytest.mark.slow
 def test_an_item_of_a_later_part_has_its_index_in_the_whole_batch(bucket: Bucket) -> None:
     bucket.put("a", b"x")
     items = list(bucket.get_batch(["a"] * 10_000 + ["missing"] + ["a"] * 10, on_error="placeholder"))

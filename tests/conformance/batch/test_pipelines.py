@@ -91,6 +91,7 @@ def test_batches_can_be_kept_and_read_later_in_any_order(
         assert contents(kept[at]) == [filled[entry.name] for entry in batches[at]]
 
 
+@pytest.mark.slow
 def test_many_batches_are_read_in_turns(bucket: Bucket, filled: dict[str, bytes]) -> None:
     names = list(filled)
     orders = [names[at:] + names[:at] for at in range(0, 200, 10)]

@@ -20,6 +20,7 @@ from storage_node.etl.spool import Spool
 from storage_node.etl.values import Content, Destination, Origin, PutResult
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
+from tests.node.loop_kit import settle
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class Upper:
     ) -> Content:
         self.runs[origin.name, origin.version] += 1
         try:
-            await asyncio.sleep(0)
+            await settle()
             return Content.of(self.answer(origin, b"".join(content.chunks())))
         finally:
             content.close()
@@ -139,7 +140,7 @@ class OneStore:
         """Run a job to its end."""
 
         async def go() -> pb.JobInfo:
-            async with asyncio.timeout(20), self.manager() as manager:
+            async with asyncio.timeout(60), self.manager() as manager:
                 started = await manager.start(pb.StartJobRequest(job=job_of(**fields)))
                 if during is not None:
                     await during(manager)

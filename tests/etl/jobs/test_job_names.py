@@ -9,6 +9,7 @@ import pytest
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.job_names import JobNames, expand_template
+from tests.table import table
 
 
 def names_of(**fields: Any) -> JobNames:
@@ -61,7 +62,7 @@ def test_a_source_that_is_not_taken_is_nobodys_rival() -> None:
 SAME = {"bucket": "a", "to_bucket": "a"}
 
 
-@pytest.mark.parametrize(
+@table(
     "fields",
     [
         {"prefix": "raw/", "to_prefix": "wav/", "strip_prefix": "raw/"},
@@ -75,7 +76,7 @@ def test_a_bucket_may_be_passed_into_itself_where_no_result_is_a_source(fields: 
         assert not (names.takes(name) and names.takes(names.result_of(name)))
 
 
-@pytest.mark.parametrize(
+@table(
     "fields",
     [
         {},
@@ -94,7 +95,7 @@ def test_a_bucket_may_not_be_passed_into_itself_where_a_result_could_be_a_source
         names_of(**SAME, **fields)
 
 
-@pytest.mark.parametrize("extension", [{".flac": "wav"}, {"": "wav"}, {"flac": ".wav"}, {"a/b": "c"}])
+@table("extension", [{".flac": "wav"}, {"": "wav"}, {"flac": ".wav"}, {"a/b": "c"}])
 def test_extensions_have_no_dots_and_no_slashes(extension: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match="extensions without dots"):
         names_of(extension=extension)
@@ -111,7 +112,7 @@ def test_templates_are_expanded_in_order() -> None:
     assert expand_template("plain") == ["plain"]
 
 
-@pytest.mark.parametrize("template", ["{", "}", "{}", "{1..}", "{2..1}", "{a..b}", "{{1..2}}", "{0..99999999}"])
+@table("template", ["{", "}", "{}", "{1..}", "{2..1}", "{a..b}", "{{1..2}}", "{0..99999999}"])
 def test_what_is_no_template_is_refused(template: str) -> None:
     with pytest.raises(InvalidRequest):
         expand_template(template)

@@ -21,6 +21,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs import manager as manager_module
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Origin
+from tests.node.loop_kit import until
 
 DONE, STOPPED, FAILED = pb.TransformJob.DONE, pb.TransformJob.STOPPED, pb.TransformJob.FAILED
 NAMES = {f"d/{at:04d}.txt": b"text %d" % at for at in range(300)}
@@ -93,11 +94,10 @@ def test_one_that_is_interrupted_goes_on_where_it_was(one: OneStore) -> None:
     async def first() -> None:
         async with one.manager() as manager:
             await manager.start(pb.StartJobRequest(job=job_of(name="j", concurrency=1)))
-            while len(one.contents("b")) < 30:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(one.contents("b")) >= 30, 0.01)
 
     async def second() -> pb.JobInfo:
-        async with asyncio.timeout(20), one.manager() as manager:
+        async with asyncio.timeout(60), one.manager() as manager:
             return await ended(manager, "j")
 
     asyncio.run(first())
@@ -190,8 +190,7 @@ def test_a_job_that_is_stopped_keeps_what_is_done_and_another_goes_on(one: OneSt
     one.put("a", NAMES)
 
     async def stop(manager: JobManager) -> None:
-        while not one.upper.runs:
-            await asyncio.sleep(0.01)
+        await until(lambda: one.upper.runs, 0.01)
         assert (await manager.stop("j")).job.state == STOPPED
 
     info = one.run(stop, name="j", concurrency=1)

@@ -36,6 +36,7 @@ async def taking(folder: Path, address: str) -> AsyncIterator[tuple[ServerStage,
         store.close()
 
 
+@pytest.mark.slow
 def test_results_are_stored_with_their_stamp_and_the_job_learns_their_versions(tmp_path: Path) -> None:
     async def main(address: str) -> None:
         async with taking(tmp_path, address) as (stage, side, own, url):

@@ -29,6 +29,8 @@ from tests.etl.servers.server_kit import (
     open_stage,
     run,
 )
+from tests.node.loop_kit import settle, until
+from tests.table import table
 
 Communication = etl_pb.TransformServer.Communication
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -71,7 +73,7 @@ def answering(*answers: bytes, close: bool = True) -> Peer:
     return peer
 
 
-@pytest.mark.parametrize(
+@table(
     ("answer", "said"),
     [
         (b"", r"broke off: .*, in 3 tries"),
@@ -106,7 +108,7 @@ def test_a_wrong_answer_fails_the_object_and_says_why(answer: bytes, said: str) 
     run(main())
 
 
-@pytest.mark.parametrize(
+@table(
     "first",
     [
         b"",
@@ -164,13 +166,13 @@ def test_a_server_that_says_nothing_times_out(communication: Communication) -> N
             await side.start()  # which is not what takes too long
             with pytest.raises(TransformTimeout):
                 await stage.run(ORIGIN, Content.of(b"input" * 1_000_000), "")
-            while not gone:  # its connection is closed, not kept
-                await asyncio.sleep(0.01)
+            await until(lambda: gone, 0.01)  # its connection is closed, not kept
 
     run(main())
 
 
-@pytest.mark.parametrize("communication", [HPUSH, HPULL, WS, GRPC], ids=Communication.Name)
+@pytest.mark.slow
+@table("communication", [HPUSH, HPULL, WS, GRPC], ids=Communication.Name)
 def test_a_server_that_is_not_there_is_gone_after_a_while_and_at_once_for_those_behind(
     communication: Communication,
 ) -> None:
@@ -211,7 +213,8 @@ WRONG_FRAMES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_FRAMES)
+@pytest.mark.slow
+@table("case", WRONG_FRAMES)
 def test_a_websocket_that_is_wrong_once_is_made_anew_and_one_that_stays_so_fails_the_object(case: str) -> None:
     frame, said = WRONG_FRAMES[case]
 
@@ -276,7 +279,7 @@ def test_connections_that_a_server_let_go_of_while_they_were_idle_cost_no_object
                         socket.transport.abort()
                     else:  # it waits for an answer that nobody gives who does not read
                         closing.append(asyncio.ensure_future(socket.close(1011)))
-                await asyncio.sleep(0)
+                await settle()
                 for _ in range(3):
                     assert bytes_of(await stage.run(ORIGIN, Content.of(b"input"), "")) == b"INPUT"
                 await eight()
@@ -337,6 +340,7 @@ def test_a_grpc_server_of_something_else_says_so() -> None:
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "communication"),
     [pytest.param(*case, id=f"{case[0]}-{Communication.Name(case[1])}") for case in CHANNELS],
@@ -365,6 +369,7 @@ async def restarted(framework: str, communication: Communication, held: contextl
     assert made == [data.upper() for data in inputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("communication", [HPUSH, WS, GRPC], ids=Communication.Name)
 def test_a_stage_that_is_closed_lets_what_runs_end_and_takes_no_more(communication: Communication) -> None:
     async def main() -> None:
@@ -373,8 +378,7 @@ def test_a_stage_that_is_closed_lets_what_runs_end_and_takes_no_more(communicati
             async with open_stage(address, communication, connections=1) as (stage, _):
                 running = asyncio.create_task(stage.run(ORIGIN, Content.of(b"x"), '{"sleep_s": 0.4}'))
                 waiting = asyncio.create_task(stage.run(ORIGIN, Content.of(b"y"), ""))
-                while not stage._running:
-                    await asyncio.sleep(0)
+                await until(lambda: stage._running)
                 await stage.close()
                 assert bytes_of(await running) == b"X"
                 with pytest.raises(TransformGone, match="stopped, deleted or replaced meanwhile"):

@@ -20,6 +20,7 @@ from storage_node.etl.signed_tokens import SignedTokenRefused, signed, verified
 from storage_node.etl.transform_http import PutTarget, TransformHttp
 from storage_node.etl.values import Content, Origin
 from tests.etl.servers.server_kit import GRPC, HPULL, HPUSH, ORIGIN, WS, Owner, new_server, of_file, open_stage, run
+from tests.table import table
 
 KEY = b"k" * 32
 
@@ -242,7 +243,7 @@ def test_nothing_listens_before_it_is_needed() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(
+@table(
     ("advertise", "url"),
     [("", "http://127.0.0.1:PORT"), ("a.example", "http://a.example:PORT"), ("a.example:80", "http://a.example:80"),
      ("::1", "http://[::1]:PORT"), ("[::1]", "http://[::1]:PORT"), ("[::1]:80", "http://[::1]:80")],
@@ -282,7 +283,7 @@ def test_a_token_is_what_was_signed_and_for_its_purpose() -> None:
 ALLOWED = ("http://127.0.0.1:9000", "https://Transforms.example", "grpc://10.0.0.4:9001/", "http://[::1]:9000/base/")
 
 
-@pytest.mark.parametrize(
+@table(
     ("address", "communication", "expected"),
     [
         ("http://127.0.0.1:9000", HPUSH, "http://127.0.0.1:9000"),
@@ -296,7 +297,7 @@ def test_an_address_of_the_operators_is_gone_to(address: str, communication: Any
     assert require_allowed(pb.TransformServer(address=address, communication=communication), ALLOWED) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("address", "communication", "said"),
     [
         ("http://127.0.0.1:9001", HPUSH, "not among the servers that the operator allows"),

@@ -6,6 +6,7 @@ import io
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,8 @@ def test_no_thread_outlives_an_iteration_that_is_broken_off_closed_or_begun_anew
     next(under_way)
     again = iter(batches)
     assert next(again)[0].id == "cut-00"
-    assert next(under_way, None) is None, "the one before has ended"
+    with pytest.raises(ais_loader.errors.Closed, match=r"ended by iter\(loader\)"):
+        next(under_way)
     batches.close()
     batches.close()
     assert next(again, None) is None
@@ -417,13 +419,23 @@ def test_the_beginning_of_another_sampler_is_refused(lazily: Callable[[], CutSet
         list(shorter)
 
 
-def test_after_the_end_of_an_epoch_its_state_has_nothing_left(lazily: Callable[[], CutSet]) -> None:
-    for make in (dynamic, constrained):
-        batches = CutBatches(make(lazily()))
-        list(batches)
-        resumed = CutBatches(make(lazily()))
-        resumed.load_state_dict(batches.state_dict())
-        assert ids(resumed) == []
+@pytest.mark.parametrize("sets_epochs", [False, True])
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("make", SAMPLERS)
+def test_a_state_of_an_epochs_end_resumes_with_the_next_epoch(
+    lazily: Callable[[], CutSet], make: Make, counts: bool, sets_epochs: bool
+) -> None:
+    expected = drawn(make(lazily()))
+    never_stopped, batches, resumed = (CutBatches(make(lazily())) for _ in range(3))
+    assert ids(never_stopped) == expected
+    running = iter(batches)
+    assert ids(islice(running, len(expected) if counts else None)) == expected
+    resumed.load_state_dict(batches.state_dict())
+    batches.close()
+    if sets_epochs:
+        resumed.set_epoch(1)
+        never_stopped.set_epoch(1)
+    assert ids(resumed) == ids(never_stopped) != []
 
 
 def test_a_failed_batch_comes_again_when_it_is_resumed(lazily: Callable[[], CutSet]) -> None:

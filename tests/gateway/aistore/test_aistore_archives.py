@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.gateway.aistore.conftest import Ais, Answer
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 MEMBERS = {"a/1.txt": b"one", "a/1.cls": b"1", "a/2.txt": bytes(300_000), "b/1.x.txt": b"", "top": b"top"}
@@ -47,7 +48,7 @@ def unpacked(answer: Answer) -> dict[str, bytes]:
         return {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
+@table(
     ("mode", "pattern", "names"),
     [
         ("regexp", r"\.txt$", ["a/1.txt", "a/2.txt", "b/1.x.txt"]),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.conftest import Served
+from tests.table import table
 
 
 def test_life(ais: Ais, bucket: str) -> None:
@@ -31,7 +30,7 @@ def test_life(ais: Ais, bucket: str) -> None:
     assert json.loads(head.headers["hdr-error"])["message"] == f'bucket "ais://{name}" does not exist'
 
 
-@pytest.mark.parametrize("name", ["*", "%20", "%24x", "~x", ".x", "a%2Fb", "x" * 64, "%00"])
+@table("name", ["*", "%20", "%24x", "~x", ".x", "a%2Fb", "x" * 64, "%00"])
 def test_names_that_no_bucket_has(ais: Ais, name: str) -> None:
     answer = ais("POST", f"buckets/{name}", {"action": "create-bck"})
     assert answer.status == 400 and answer.message()

@@ -8,6 +8,7 @@ import msgpack
 import pytest
 
 from tests.gateway.aistore.conftest import Ais
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 MSGPACK = {"Accept": "application/msgpack"}
@@ -43,7 +44,7 @@ def listed(ais: Ais, bucket: str) -> str:
     return bucket
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, len(NAMES), 50_000])
+@table("size", [0, 1, 3, len(NAMES), 50_000])
 def test_pages(ais: Ais, listed: str, size: int) -> None:
     assert names(ais, listed, pagesize=size) == NAMES
     assert names(ais, listed, pagesize=size, prefix="d") == ["d-e", "d/x", "d/y/z"]
@@ -83,7 +84,7 @@ def test_properties(ais: Ais, bucket: str) -> None:
     }
 
 
-@pytest.mark.parametrize("size", [0, 1, 2])
+@table("size", [0, 1, 2])
 def test_folders(ais: Ais, listed: str, size: int) -> None:
     assert names(ais, listed, flags="2048", pagesize=size, prefix="d") == ["d-e", "d/"]
     assert names(ais, listed, flags="10240", pagesize=size, prefix="d/") == ["d/x", "d/y/"]
@@ -91,7 +92,7 @@ def test_folders(ais: Ais, listed: str, size: int) -> None:
     assert entries == [{"n": "d-e", "s": NAMES.index("d-e"), "f": 64}, {"n": "d/", "f": 256}]
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3])
+@table("size", [0, 1, 2, 3])
 def test_members_of_archives(ais: Ais, listed: str, size: int) -> None:
     ais.put(listed, "b.tar", b"no archive")
     shard = ["a.tar", "a.tar/m/a", "a.tar/m/b", "a.tar/n"]

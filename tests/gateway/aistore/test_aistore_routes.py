@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.keys import Account
 from storage_node.gateway.serve import GatewayThread
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.security.rights_kit import EVERYTHING, secure
+from tests.table import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("method", "path", "status"),
     [
         ("GET", "", 400),
@@ -55,7 +54,7 @@ def test_what_is_refused(ais: Ais, method: str, path: str, status: int) -> None:
         assert answer.headers["allow"]
 
 
-@pytest.mark.parametrize("action", ["rebalance", "make-n-copies", "ec-encode", "resilver"])
+@table("action", ["rebalance", "make-n-copies", "ec-encode", "resilver"])
 def test_actions_without_a_meaning_here(ais: Ais, bucket: str, action: str) -> None:
     answer = ais("POST", f"buckets/{bucket}", {"action": action})
     assert answer.status == 501 and action in answer.message()

@@ -20,6 +20,7 @@ from tests.gateway.aistore.conftest import Answer
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_bundle import members
+from tests.table import table
 from tests.tar_kit import packed_tar
 
 
@@ -164,7 +165,7 @@ def unzipped(packed: bytes) -> list[tuple[str, bytes]]:
         return [(one.filename, archive.read(one)) for one in archive.infolist()]
 
 
-@pytest.mark.parametrize(
+@table(
     ("mime", "content_type", "read"),
     [
         ("", "application/x-tar", members),
@@ -192,7 +193,7 @@ def test_formats(
     assert read(parts(succeeded(batch(served, entries, mime=mime, coer=True, strm=False)))[1]) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     "message",
     [
         b"{",
@@ -248,8 +249,8 @@ def test_unknown_fields_are_ignored(served: Served, bucket: str, filled: dict[st
     assert members(succeeded(answer).body) == [(f"{bucket}/o2", filled["o2"])]
 
 
-@pytest.mark.parametrize("size_bytes", [0, 1, 512, 10_240, (1 << 33) - 1, 1 << 33])
-@pytest.mark.parametrize("name", ["a", "b/c d.txt", "~!", "x" * 100, "x" * 101, "d/é", "n" * 300])
+@table("size_bytes", [0, 1, 512, 10_240, (1 << 33) - 1, 1 << 33])
+@table("name", ["a", "b/c d.txt", "~!", "x" * 100, "x" * 101, "d/é", "n" * 300])
 def test_headers_are_those_of_the_standard_library(name: str, size_bytes: int) -> None:
     plain = archive_module._plain_header(name, size_bytes)
     assert (plain is None) == (len(name) > 100 or not name.isascii() or size_bytes >= 1 << 33)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def gateway(node: NodeProcess) -> Iterator[Served]:
     """A gateway with one slot over a node of its own, and a bucket `b` with 128 MiB."""
     clients = Clients(node.url, [ACCOUNT])
     try:
-        limits = Limits(requests=1, wait_s=20)
+        limits = Limits(requests=1, wait_s=60, idle_s=600, still_s=600)  # a silent client keeps its slot
         with GatewayThread(clients, {ACCOUNT.access_key: ACCOUNT}, limits=limits) as running:
             served = Served(running, clients)
             bucket = served.client.create_bucket("b")
@@ -72,10 +71,8 @@ def test_a_client_that_leaves_frees_its_slot(gateway: Served) -> None:
         opened, answer = begun(gateway, goes_on=True)
         answer.close()
         opened.close()
-    begun_s = time.monotonic()
     small = succeeded(batch(gateway, [entry("b", "o1", start=5, length=3)]))
     assert members(small.body) == [("b/o1", data(1, OBJECT_BYTES)[5:8])]
-    assert time.monotonic() - begun_s < 15  # the gateway would give up the slot of a silent client after 30 s
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tests.gateway.aistore.conftest import BEARER, Answer
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_bundle import members
+from tests.table import table
 
 NAMES = [f"shard-{number:02}.bin" for number in range(12)]
 
@@ -209,7 +210,7 @@ def test_an_archive_of_missing_objects(served: Served, bucket: str, filled: dict
     assert members(stored(served, bucket)["a.tar"]) == [(NAMES[0], filled[NAMES[0]])]
 
 
-@pytest.mark.parametrize(
+@table(
     ("method", "name", "value"),
     [
         ("DELETE", "delete-listrange", {}),
@@ -274,7 +275,7 @@ def test_jobs_that_the_store_does_by_itself(served: Served) -> None:
     assert (refused.status, refused.json()["tcode"]) == (501, "ErrUnsupp")
 
 
-@pytest.mark.parametrize("id", ["no-such-job", "g", "g0-0-0-0-0", "gzabc-1-1-1-1", "g0!-1-1-1-1", "g0" + "z" * 99])
+@table("id", ["no-such-job", "g", "g0-0-0-0-0", "gzabc-1-1-1-1", "g0!-1-1-1-1", "g0" + "z" * 99])
 def test_jobs_that_are_not_there(served: Served, id: str) -> None:
     for what in ("status", "qryxstats"):
         assert call(served, "GET", "cluster", {"ID": id, "Kind": "lru"}, what=what).status == 404
@@ -348,7 +349,7 @@ def test_a_running_action_is_stopped(served: Served, monkeypatch: pytest.MonkeyP
     id = running.removeprefix("move-bck[").removesuffix("]")
     assert succeeded(call(served, "GET", "cluster", {"ID": id}, what="status")).json()["end_time"] == 0
     succeeded(call(served, "PUT", "cluster", action("stop", {"ID": id, "Kind": "move-bck"})))
-    assert ended.wait(30)
+    assert ended.wait(60)
     assert not isinstance(response.body, bytes)
     final = b"".join(map(bytes, response.body)).decode()
     found = succeeded(call(served, "GET", "cluster", {"ID": final}, what="status")).json()
@@ -414,7 +415,7 @@ def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest
     going_on = threading.Event()
 
     def long(_: Stopping) -> Outcome:
-        assert going_on.wait(30)
+        assert going_on.wait(60)
         return Outcome(3, 1 << 60)
 
     response = jobs.answer_when_done(served.client, "copy-bck", long)
@@ -436,7 +437,7 @@ def test_a_long_action_fails(served: Served, monkeypatch: pytest.MonkeyPatch) ->
     going_on = threading.Event()
 
     def failing(_: Stopping) -> Outcome:
-        assert going_on.wait(30)
+        assert going_on.wait(60)
         raise errors.DriveFull("full")
 
     response = jobs.answer_when_done(served.client, "archive", failing)
@@ -461,10 +462,10 @@ def test_a_client_that_leaves_ends_its_action(served: Served, monkeypatch: pytes
     assert not isinstance(pieces, bytes)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    assert ended.wait(30)
+    assert ended.wait(60)
     ended.clear()
     jobs.answer_when_done(served.client, "copy-bck", endless)  # the client has left before the answer began
-    assert ended.wait(30)
+    assert ended.wait(60)
 
 
 # -- promotion

@@ -9,6 +9,7 @@ import pytest
 
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.conftest import Served
+from tests.table import table
 
 HALF = "\ud800"
 """Half of a surrogate pair, which JSON can name and UTF-8 cannot."""
@@ -25,7 +26,7 @@ def begun(served: Served, bucket: str) -> Any:
     return upload
 
 
-@pytest.mark.parametrize(
+@table(
     ("method", "action", "value"),
     [
         ("DELETE", "delete-listrange", {"template": "/"}),
@@ -49,7 +50,7 @@ def test_parts_of_uploads_are_in_no_group(
     assert ais("GET", f"buckets/{bucket}", {"action": "list", "value": {"prefix": "/"}}).json()["entries"] == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("method", "path", "message"),
     [
         ("POST", "buckets/{}", {"action": "copy-listrange", "value": {"objnames": ["k"], "tobck": TARGET}}),
@@ -82,7 +83,7 @@ def test_an_id_of_a_job_that_is_much_too_long(ais: Ais) -> None:
         assert answer.status == status, answer.body[:200]
 
 
-@pytest.mark.parametrize("host", ["x:abc", "[::1", "x:99999"])
+@table("host", ["x:abc", "[::1", "x:99999"])
 def test_a_host_that_is_none(ais: Ais, host: str) -> None:
     answer = ais("GET", "daemon", headers={"Host": host}, what="smap")
     assert (answer.status, "Host" in answer.message()) == (400, True)

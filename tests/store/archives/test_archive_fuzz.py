@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 import struct
 import tarfile
@@ -19,18 +20,22 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ais_loader.errors import ArchiveError, LoaderError
+from ais_loader.errors import ArchiveError, ArchiveUnsupported, LoaderError
 from ais_loader.testing import peak_rss_bytes, reset_peak_rss, rss_bytes, throwaway_folder
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.archive import unpacked
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
+from storage_node.store.archives.member import READABLE
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.batch_members import status_of
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
+from tests.example_count import examples
 from tests.store.archives.archive_kit import tar_members
 from tests.store.archives.mutations import HARMS, Harm, comparable, harmed, is_plain_speech
 from tests.store.store_kit import BUCKET, put, read, store_at
+
+pytestmark = pytest.mark.slow
 
 MORE_MEMORY_BYTES = 400 << 20
 """What one window of zstd, pieces and the allocator's slack may take, whatever an archive claims."""
@@ -76,6 +81,10 @@ def served_by(store: Store, name: str, data: bytes) -> dict[str, bytes] | Loader
             return error
         found = {}
         for member in archive.index:
+            if member.method not in READABLE:
+                with pytest.raises(ArchiveUnsupported, match=re.escape(repr(member.name))):
+                    open_member(store, BUCKET, name, member.name)
+                continue
             parts = open_member(store, BUCKET, name, member.name)
             found[member.name] = b"".join(parts)
             assert (crc32c(found[member.name]), len(found[member.name])) == (member.checksum, member.size_bytes)
@@ -134,13 +143,12 @@ def check(store: Store, harm: Harm) -> None:
         assert found == reference
 
 
-@settings(max_examples=250, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(250), derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(harm=HARMS)
 def test_a_harmed_archive_gives_a_typed_error_or_right_bytes(store: Store, harm: Harm) -> None:
     check(store, harm)
 
 
-@pytest.mark.slow
 @settings(max_examples=LONG, suppress_health_check=[HealthCheck.too_slow])
 @given(harm=HARMS)
 def test_many_harmed_archives_give_typed_errors_or_right_bytes(store: Store, harm: Harm) -> None:

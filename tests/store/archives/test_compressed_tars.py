@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 
 import lz4.frame
 import pytest
@@ -37,6 +38,7 @@ from storage_node.store.archives.restart import MAX_STRETCH_BYTES
 from storage_node.store.archives.source import BytesSource, chunks_of
 from storage_node.store.archives.zstd_frames import MAX_BLOCK_BYTES
 from storage_node.store.checksum import crc32c
+from tests.example_count import examples
 from tests.store.archives.archive_kit import (
     NAMES,
     PACKERS,
@@ -50,19 +52,32 @@ from tests.store.archives.archive_kit import (
     served,
     tar_members,
 )
+from tests.table import table
 
 SIZES = (0, 1, 30_000, 700_000) * 5
 FILES = [(name, content(i, size)) for i, (name, size) in enumerate(zip(NAMES, SIZES, strict=False))]
 FILES.append(("text", b"compressible " * 60_000))
 TAR = make_tar(FILES)
-WAYS = packed_in_every_way(TAR)
-SMALL = packed_in_every_way(make_tar([("a", content(1, 40_000)), ("b", b"text" * 2000), ("c", b"")]))
-
-each_way = pytest.mark.parametrize(("name", "data"), WAYS.values(), ids=WAYS.keys())
 
 
+@cache
+def ways() -> dict[str, tuple[str, bytes]]:
+    """TAR as every packer packs it."""
+    return packed_in_every_way(TAR)
+
+
+@cache
+def small() -> dict[str, tuple[str, bytes]]:
+    return packed_in_every_way(make_tar([("a", content(1, 40_000)), ("b", b"text" * 2000), ("c", b"")]))
+
+
+each_way = table("way", PACKERS)
+
+
+@pytest.mark.slow
 @each_way
-def test_members_and_their_ranges_are_those_of_the_tar_inside(name: str, data: bytes) -> None:
+def test_members_and_their_ranges_are_those_of_the_tar_inside(way: str) -> None:
+    name, data = ways()[way]
     archive = open_archive(BytesSource(data), name)
     assert members_of(archive) == tar_members(TAR) == dict(FILES)
     for start, length in ((0, 10), (350_000, 70_000), (699_999, 1), (700_000, None), (123, None)):
@@ -74,7 +89,8 @@ def test_members_and_their_ranges_are_those_of_the_tar_inside(name: str, data: b
 
 
 @each_way
-def test_the_index_made_as_bytes_pass_by_is_the_one_made_from_the_file(name: str, data: bytes) -> None:
+def test_the_index_made_as_bytes_pass_by_is_the_one_made_from_the_file(way: str) -> None:
+    name, data = ways()[way]
     indexer = ShardIndexer(name)
     for start in range(0, len(data), 99_991):
         indexer.feed(memoryview(data)[start : start + 99_991])
@@ -146,13 +162,13 @@ def test_what_has_no_restart_points_is_read_through_a_copy(way: str) -> None:
 
 
 def test_a_small_shard_in_one_frame_needs_no_copy() -> None:
-    name, data = WAYS["zstd, one frame"]
+    name, data = ways()["zstd, one frame"]
     assert not open_archive(BytesSource(data), name).needs_copy
 
 
 def test_threads_may_share_an_archive() -> None:
     for way in ("gzip", "zstd, seekable", "lz4, independent"):
-        name, data = WAYS[way]
+        name, data = ways()[way]
         archive = open_archive(BytesSource(data), name)
         failures: list[str] = []
 
@@ -189,6 +205,7 @@ def test_a_bomb_is_stopped_long_before_it_has_unpacked() -> None:
             index_shard(BytesSource(bomb), name, Limits(expansion=20, free_bytes=1 << 20))
 
 
+@pytest.mark.slow
 def test_pieces_stay_small_whatever_a_block_claims() -> None:
     tar = make_tar([("zeros", bytes(20_000_000))])
     for name, data in packed_in_every_way(tar).values():
@@ -197,9 +214,10 @@ def test_pieces_stay_small_whatever_a_block_claims() -> None:
         assert largest <= (2 * MAX_BLOCK_BYTES if kind is ArchiveKind.TAR_ZST else 4 << 20)
 
 
-@pytest.mark.parametrize("cut", [0, 3, 9, 200, 20_000, -1])
-@pytest.mark.parametrize(("name", "data"), SMALL.values(), ids=SMALL.keys())
-def test_a_stream_cut_short_is_told(name: str, data: bytes, cut: int) -> None:
+@table("cut", [0, 3, 9, 200, 20_000, -1])
+@table("way", PACKERS)
+def test_a_stream_cut_short_is_told(way: str, cut: int) -> None:
+    name, data = small()[way]
     data = data.rstrip(b"\0") if name.lower().endswith("tgz") else data
     with pytest.raises((ArchiveDamaged, NotAnArchive)):
         served(data[:cut], name)
@@ -207,7 +225,7 @@ def test_a_stream_cut_short_is_told(name: str, data: bytes, cut: int) -> None:
 
 def test_junk_between_frames_is_told() -> None:
     for way in ("gzip", "zstd, one frame", "lz4, linked"):
-        name, data = SMALL[way]
+        name, data = small()[way]
         with pytest.raises(ArchiveDamaged, match="byte"):
             served(data + b"junk", name)
 
@@ -235,19 +253,19 @@ def test_variants_that_are_not_read_are_refused_by_name() -> None:
         list(unpacked(ArchiveKind.TAR_ZST, [stream.compress(TAR) + stream.flush()], Limits(window_bytes=1 << 20)))
 
 
-@pytest.mark.parametrize("header", [b"\x00\xff", b"\x00\xa0", b"\xe0" + b"\xff" * 8, b"\xa0\0\0\0\x10"])
+@table("header", [b"\x00\xff", b"\x00\xa0", b"\xe0" + b"\xff" * 8, b"\xa0\0\0\0\x10"])
 def test_a_frame_that_claims_a_huge_window_is_refused(header: bytes) -> None:
     with pytest.raises(ArchiveTooLarge, match="needs a window of"):
         list(unpacked(ArchiveKind.TAR_ZST, [b"\x28\xb5\x2f\xfd" + header + bytes(100)]))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
-    way=st.sampled_from(sorted(SMALL)),
+    way=st.sampled_from(sorted(PACKERS)),
     flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=3),
 )
 def test_a_damaged_stream_gives_a_typed_error_or_bytes_of_the_checksum(way: str, flips: list[tuple[int, int]]) -> None:
-    name, whole = SMALL[way]
+    name, whole = small()[way]
     data = bytearray(whole)
     for at, mask in flips:
         data[at % len(data)] ^= mask
@@ -259,16 +277,16 @@ def test_a_damaged_stream_gives_a_typed_error_or_bytes_of_the_checksum(way: str,
         assert crc32c(read_member(archive, member)) == member.checksum
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @example(way="zstd, by its own tool, of unknown size", flips=[(4, 1)])  # now names a dictionary
 @example(way="zstd, by its own tool, of unknown size", flips=[(4, 8)])  # now has a reserved bit
 @example(way="zstd, by its own tool, of unknown size", flips=[(5, 0xF0)])  # now needs a large window
 @given(
-    way=st.sampled_from(sorted(SMALL)),
+    way=st.sampled_from(sorted(PACKERS)),
     flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=3),
 )
 def test_a_shard_that_changed_under_its_index_never_gives_wrong_members(way: str, flips: list[tuple[int, int]]) -> None:
-    name, whole = SMALL[way]
+    name, whole = small()[way]
     index = index_shard(BytesSource(whole), name)
     expected = members_of(Archive(BytesSource(whole), index))
     data = bytearray(whole)
@@ -284,7 +302,7 @@ def test_a_shard_that_changed_under_its_index_never_gives_wrong_members(way: str
 
 def test_restart_points_that_lie_are_refused_and_never_lead_astray() -> None:
     for way in ("zstd, seekable", "lz4, independent", "gzip"):
-        name, data = WAYS[way]
+        name, data = ways()[way]
         archive = open_archive(BytesSource(data), name)
         plan = bytes(archive.index.plan)
         for bad in (b"", plan[:7], plan[:-1], b"\xff" * 8 + plan[8:], plan[: len(plan) // 2]):
@@ -315,6 +333,7 @@ def test_reframed_shards_are_what_standard_tools_read_and_their_table_is_right()
     assert (tar, packed_at) == (TAR, len(once) - len(table))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 3000), max_size=30),
@@ -338,11 +357,12 @@ def test_reframing_refuses_what_is_no_tar() -> None:
         list(reframe([TAR[:90_000]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "name"), [("zstandard", "s.tar.zst"), ("lz4", "s.tar.lz4"), ("indexed_gzip", "s.tar.gz")]
 )
 def test_a_missing_library_is_named_with_the_way_to_get_it(package: str, name: str) -> None:
-    data = next(data for other, data in SMALL.values() if other == name)
+    data = next(data for other, data in small().values() if other == name)
     code = (
         "import sys; sys.modules[sys.argv[1]] = None\n"
         "from storage_node.store.archives.archive import index_shard\n"

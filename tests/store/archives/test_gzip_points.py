@@ -7,6 +7,7 @@ import random
 import struct
 import threading
 import zlib
+from functools import cache
 from unittest.mock import patch
 
 import numpy as np
@@ -18,58 +19,86 @@ from ais_loader.errors import ArchiveDamaged, ArchiveIndexError
 from storage_node.store.archives import gzip_points
 from storage_node.store.archives.gzip_points import GzipPoints, _aligned, build_gzip_points
 from storage_node.store.archives.source import BytesSource
+from tests.example_count import examples
 from tests.store.archives.archive_kit import content
+from tests.table import table
 
 
 def text(seed: int, size: int) -> bytes:
     """Packs to a third: its blocks begin at any bit."""
     source = random.Random(seed)
     words = [bytes(source.choices(b"abcdefgh ", k=source.randrange(2, 9))) for _ in range(3000)]
-    chosen = np.random.default_rng(seed).integers(len(words), size=size // 4)  # each collection of tests waits for it
+    chosen = np.random.default_rng(seed).integers(len(words), size=size // 4)
     return b" ".join(map(words.__getitem__, chosen.tolist()))[:size]
 
 
-CONTENT = text(1, 5_000_000) + content(2, 3_000_000) + bytes(3_000_000) + text(3, 9_000_000)
-THIRD = len(CONTENT) // 3
-PACKED = b"".join(gzip.compress(CONTENT[at : at + THIRD], 1) for at in range(0, len(CONTENT), THIRD)) + bytes(20)
-PLAN = build_gzip_points(BytesSource(PACKED), len(CONTENT))
-POINTS = struct.unpack_from("<Q", PLAN)[0]
-COLUMNS_BYTES = 8 + 25 * POINTS
+CONTENT_BYTES = 20_000_000
+THIRD = CONTENT_BYTES // 3
 
 
-def points(plan: bytes = PLAN, packed: bytes = PACKED, content_bytes: int = len(CONTENT)) -> GzipPoints:
-    return GzipPoints(BytesSource(packed), memoryview(plan), content_bytes)
+@cache
+def whole_content() -> bytes:
+    return text(1, 5_000_000) + content(2, 3_000_000) + bytes(3_000_000) + text(3, 9_000_000)
 
 
-@pytest.mark.parametrize("bits", range(1, 8))
+@cache
+def packed_content() -> bytes:
+    data = whole_content()
+    return b"".join(gzip.compress(data[at : at + THIRD], 1) for at in range(0, CONTENT_BYTES, THIRD)) + bytes(20)
+
+
+@cache
+def kept_plan() -> bytes:
+    return build_gzip_points(BytesSource(packed_content()), CONTENT_BYTES)
+
+
+def point_count() -> int:
+    (count,) = struct.unpack_from("<Q", kept_plan())
+    return int(count)
+
+
+def columns_bytes() -> int:
+    return 8 + 25 * point_count()
+
+
+def points(plan: bytes | None = None, packed: bytes | None = None, content_bytes: int = CONTENT_BYTES) -> GzipPoints:
+    source = BytesSource(packed_content() if packed is None else packed)
+    return GzipPoints(source, memoryview(kept_plan() if plan is None else plan), content_bytes)
+
+
+@pytest.mark.slow
+@table("bits", range(1, 8))
 def test_data_that_begins_at_any_bit_is_brought_into_place(bits: int) -> None:
     deflater = zlib.compressobj(wbits=-15)
-    data = deflater.compress(CONTENT[:5000]) + deflater.flush()
+    data = deflater.compress(whole_content()[:5000]) + deflater.flush()
     before = random.Random(bits).getrandbits(8 - bits)  # of another block
     shifted = (int.from_bytes(data, "little") << 8 - bits | before).to_bytes(len(data) + 1, "little")
-    assert zlib.decompressobj(-15).decompress(_aligned(bits, shifted[0]) + shifted[1:]) == CONTENT[:5000]
+    assert zlib.decompressobj(-15).decompress(_aligned(bits, shifted[0]) + shifted[1:]) == whole_content()[:5000]
 
 
 def test_points_begin_at_odd_and_even_bits_and_lie_near_each_other() -> None:
-    bits = set(PLAN[COLUMNS_BYTES - POINTS : COLUMNS_BYTES])
+    bits = set(kept_plan()[columns_bytes() - point_count() : columns_bytes()])
     assert {octet % 2 for octet in bits} == {0, 1}
     assert points().stretch_bytes < 4 << 20  # points lie between blocks, and zeros make long ones
 
 
 def test_what_begins_at_a_point_is_read_from_there() -> None:
     view = points()
-    for number in range(POINTS):
-        at = struct.unpack_from("<Q", PLAN, 8 + 8 * (POINTS + number))[0]
-        for start in (max(0, at - 1), at, min(at + 1, len(CONTENT))):
+    for number in range(point_count()):
+        at = struct.unpack_from("<Q", kept_plan(), 8 + 8 * (point_count() + number))[0]
+        for start in (max(0, at - 1), at, min(at + 1, CONTENT_BYTES)):
             # Behind 32 KiB nothing reaches what was before the point.
-            assert b"".join(view.pieces(start, min(start + 40_000, len(CONTENT)))) == CONTENT[start : start + 40_000]
+            assert (
+                b"".join(view.pieces(start, min(start + 40_000, CONTENT_BYTES)))
+                == whole_content()[start : start + 40_000]
+            )
 
 
 def test_a_point_keeps_only_what_is_needed_of_the_bytes_before_it() -> None:
     sound = content(7, 4 << 20)
     plan = build_gzip_points(BytesSource(gzip.compress(sound, 6)), len(sound))
     assert len(plan) < 8 + 26 * struct.unpack_from("<Q", plan)[0]  # nothing in it repeats
-    assert len(PLAN) < POINTS * (16 << 10)
+    assert len(kept_plan()) < point_count() * (16 << 10)
 
 
 @pytest.mark.slow
@@ -99,7 +128,7 @@ def test_histories_hold_whatever_the_data_refers_to(copies: list[tuple[int, int,
 
 def test_points_are_the_same_however_many_are_looked_for_at_once() -> None:
     with patch.object(gzip_points, "_POINTS_AT_ONCE", 5):
-        assert build_gzip_points(BytesSource(PACKED), len(CONTENT)) == PLAN
+        assert build_gzip_points(BytesSource(packed_content()), CONTENT_BYTES) == kept_plan()
 
 
 def test_what_unpacks_to_nothing_counts_as_a_stretch_too() -> None:
@@ -132,12 +161,12 @@ class CountingSource(BytesSource):
 
 
 def test_what_is_asked_for_in_order_is_unpacked_once() -> None:
-    source = CountingSource(PACKED)
-    view = GzipPoints(source, memoryview(PLAN), len(CONTENT))
-    for at in range(0, len(CONTENT), 10_000):
-        stop = min(at + 9_000, len(CONTENT))
-        assert b"".join(view.pieces(at, stop)) == CONTENT[at:stop]
-    assert source.read_bytes < 1.1 * len(PACKED)
+    source = CountingSource(packed_content())
+    view = GzipPoints(source, memoryview(kept_plan()), CONTENT_BYTES)
+    for at in range(0, CONTENT_BYTES, 10_000):
+        stop = min(at + 9_000, CONTENT_BYTES)
+        assert b"".join(view.pieces(at, stop)) == whole_content()[at:stop]
+    assert source.read_bytes < 1.1 * len(packed_content())
 
 
 def test_readers_who_go_on_where_others_stopped_read_the_same() -> None:
@@ -147,7 +176,7 @@ def test_readers_who_go_on_where_others_stopped_read_the_same() -> None:
     failures: list[int] = []
 
     def read(mine: list[int]) -> None:
-        failures.extend(at for at in mine if b"".join(view.pieces(at, at + 3_500)) != CONTENT[at : at + 3_500])
+        failures.extend(at for at in mine if b"".join(view.pieces(at, at + 3_500)) != whole_content()[at : at + 3_500])
 
     threads = [threading.Thread(target=read, args=(chosen.sample(ats, len(ats)) + ats,)) for _ in range(4)]
     for thread in threads:
@@ -159,42 +188,42 @@ def test_readers_who_go_on_where_others_stopped_read_the_same() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(start=st.integers(0, len(CONTENT)), length=st.integers(0, 200_000))
+@given(start=st.integers(0, CONTENT_BYTES), length=st.integers(0, 200_000))
 def test_any_range_is_that_of_the_content(start: int, length: int) -> None:
-    stop = min(start + length, len(CONTENT))
-    assert b"".join(points().pieces(start, stop)) == CONTENT[start:stop]
+    stop = min(start + length, CONTENT_BYTES)
+    assert b"".join(points().pieces(start, stop)) == whole_content()[start:stop]
 
 
 def test_all_of_it_may_be_read_from_the_first_point_on() -> None:
-    assert b"".join(points().pieces(0, len(CONTENT))) == CONTENT
+    assert b"".join(points().pieces(0, CONTENT_BYTES)) == whole_content()
 
 
 def test_a_file_that_ends_too_early_is_told() -> None:
     with pytest.raises(ArchiveIndexError):
-        points(packed=PACKED[: len(PACKED) // 2])
+        points(packed=packed_content()[: len(packed_content()) // 2])
     view = points()
-    view._source = BytesSource(PACKED[: len(PACKED) // 2])  # as a file that has shrunk since
+    view._source = BytesSource(packed_content()[: len(packed_content()) // 2])  # as a file that has shrunk since
     with pytest.raises(ArchiveDamaged, match="ends"):
-        list(view.pieces(len(CONTENT) - 10, len(CONTENT)))
+        list(view.pieces(CONTENT_BYTES - 10, CONTENT_BYTES))
     with pytest.raises(ArchiveDamaged, match="ends within its data"):
-        list(view.pieces(THIRD, len(CONTENT)))
+        list(view.pieces(THIRD, CONTENT_BYTES))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     flips=st.lists(
-        st.tuples(st.integers(0, COLUMNS_BYTES - 1) | st.integers(0, len(PLAN) - 1), st.integers(1, 255)),
+        st.tuples(st.booleans(), st.integers(0, 1 << 32), st.integers(1, 255)),
         min_size=1,
         max_size=3,
     ),
-    start=st.integers(0, len(CONTENT) - 1000),
+    start=st.integers(0, CONTENT_BYTES - 1000),
 )
 def test_a_plan_that_lies_gives_a_typed_error_or_as_many_bytes_as_were_asked_for(
-    flips: list[tuple[int, int]], start: int
+    flips: list[tuple[bool, int, int]], start: int
 ) -> None:
-    plan = bytearray(PLAN)
-    for at, mask in flips:
-        plan[at] ^= mask
+    plan = bytearray(kept_plan())
+    for in_columns, at, mask in flips:
+        plan[at % (columns_bytes() if in_columns else len(plan))] ^= mask
     try:
         got = b"".join(points(bytes(plan)).pieces(start, start + 1000))
     except (ArchiveIndexError, ArchiveDamaged):

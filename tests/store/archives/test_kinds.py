@@ -14,12 +14,13 @@ from storage_node.store.archives.archive import ShardIndexer
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name, recognise
 from storage_node.store.archives.source import ArchiveFile, BytesSource, FdSource, chunks_of, read_exactly
 from tests.store.archives.archive_kit import content, in_zip, make_tar, open_archive, packed_in_every_way, served
+from tests.table import table
 
 TAR = make_tar([("a", b"a")])
 PACKED = packed_in_every_way(TAR)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "kind"),
     [
         ("a.tar", ArchiveKind.TAR),
@@ -44,7 +45,7 @@ def test_an_object_of_another_name_has_no_members() -> None:
         served(TAR, "a.wav")
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "data", "message"),
     [
         ("a.tar", PACKED["gzip"][1], r"'a\.tar' is tar by its name, but begins like gzip; name it \.tar\.gz"),

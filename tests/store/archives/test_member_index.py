@@ -28,7 +28,9 @@ from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
+from tests.example_count import examples
 from tests.store.archives.archive_kit import NAMES, content, in_zip, index_of, make_tar, served
+from tests.table import table
 
 SHARD = ShardState(Version(3, 77, 2), 123_456, 0xDEADBEEF)
 BODY_CHECKSUM_AT, HEADER_CHECKSUM_AT = 44, 124
@@ -78,7 +80,7 @@ def test_an_index_without_members_answers_that_there_are_none(tmp_path: Path) ->
     index.save(tmp_path / "index", SHARD)
     opened = MemberIndex.open(tmp_path / "index", SHARD)
     assert (list(opened), "a" in opened, opened.find_many(["a"]).found.tolist()) == ([], False, [False])
-    with pytest.raises(MemberNotFound, match="no member 'a' among 0"):
+    with pytest.raises(MemberNotFound, match="no member 'a'"):
         opened.find("a")
 
 
@@ -114,7 +116,7 @@ def test_a_name_written_and_linked_to_a_hundred_thousand_times_takes_no_longer_t
     assert sorted(columns.offsets.tolist()) == [129_999, 129_999]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from("flo"), st.sampled_from("abcd"), st.sampled_from("abcd")), max_size=25))
 def test_the_last_entry_of_a_name_wins_as_a_dictionary_would_have_it(steps: list[tuple[str, str, str]]) -> None:
     table, model = MemberTable(Limits()), dict[str, int]()
@@ -165,7 +167,8 @@ def test_every_flipped_octet_and_every_cut_is_found_out(tmp_path: Path) -> None:
         MemberIndex.open(path, SHARD)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(300), deadline=None)
 @given(
     flips=st.lists(st.tuples(st.integers(8, HEADER_BYTES + 400), st.integers(1, 255)), min_size=1, max_size=4),
     zipped=st.booleans(),
@@ -207,7 +210,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@table("lie", LIES)
 def test_a_lie_is_told_for_what_it_is(tmp_path: Path, lie: str) -> None:
     path = tmp_path / "index"
     saved(path, ("a", "b"))
@@ -246,7 +249,7 @@ def test_threads_may_share_an_open_index(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert found == [expected] * 200
 
 
@@ -285,9 +288,8 @@ def test_a_million_members_are_indexed_and_found_in_bounded_memory(tmp_path: Pat
     assert grown_mib < 500
 
 
-@pytest.mark.parametrize(
-    "prefix", ["", "a", "ab", "é", "日本", "zzz/", "a\0", "name that is longer than all the others"]
-)
+@pytest.mark.slow
+@table("prefix", ["", "a", "ab", "é", "日本", "zzz/", "a\0", "name that is longer than all the others"])
 def test_a_prefix_finds_what_comparing_each_name_finds(prefix: str) -> None:
     draw = random.Random(prefix)
     names = [

@@ -12,6 +12,7 @@ from ais_loader.errors import ArchiveDamaged, ArchiveError, ArchiveUnsupported, 
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.tar_end import TarEnd, find_end
 from tests.store.archives.archive_kit import NAMES, WRITTEN_BY_BSDTAR, make_tar
+from tests.table import table
 
 FILES = [(name, bytes(at * 100 % 1500)) for at, name in enumerate(NAMES)]
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
@@ -37,7 +38,7 @@ def test_the_end_is_behind_the_last_member_whatever_follows_it(tar_format: int) 
             assert end_of(tar[:at] + bytes(tail)) == (at, [])
 
 
-@pytest.mark.parametrize("archive", sorted(WRITTEN_BY_BSDTAR.glob("*.tar")), ids=lambda path: path.name)
+@table("archive", sorted(WRITTEN_BY_BSDTAR.glob("*.tar")), ids=lambda path: path.name)
 def test_the_end_of_what_bsdtar_wrote(archive: object) -> None:
     data = archive.read_bytes()  # type: ignore[attr-defined]
     assert end_of(data).at == true_end(data)
@@ -71,7 +72,7 @@ def test_zeros_in_the_last_member_are_not_its_end() -> None:
     assert end_of(tar).at == 512 + 5120
 
 
-@pytest.mark.parametrize("cut", [1, 500, 512, 600, 1023, 1100, 1535])
+@table("cut", [1, 500, 512, 600, 1023, 1100, 1535])
 def test_a_tar_that_ends_within_something_is_damaged(cut: int) -> None:
     tar = make_tar([("a", b"x" * 600)])
     with pytest.raises(ArchiveDamaged):
@@ -83,7 +84,7 @@ def test_what_cannot_be_gone_on_with_is_refused() -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"path": "z"}) as tar:
         tar.addfile(tarfile.TarInfo("a"))
-    zstd, gzip = b"\x28\xb5\x2f\xfd" + bytes(600), b"\x1f\x8b" + bytes(600)
+    zstd, gzip = b"\x28\xb5\x2f\xfd" + bytes(600), b"\x1f\x8b\x08" + bytes(600)
     wrong: list[tuple[type[ArchiveError], bytes, str, str]] = [
         (ArchiveUnsupported, one + one, "a.tar", "joined"),
         (ArchiveUnsupported, one + b"x", "a.tar", "joined"),

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import tarfile
 import tracemalloc
 from pathlib import Path
 
 import pytest
-import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported, LoaderError
+from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported, LoaderError, MemberNotFound
 from storage_node.store.archives.archive import Archive
 from storage_node.store.archives.member import Limits
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
 from tests.data import utterances
+from tests.example_count import examples
 from tests.store.archives.archive_kit import (
     NAMES,
     WRITTEN_BY_BSDTAR,
@@ -33,6 +34,7 @@ from tests.store.archives.archive_kit import (
     served,
     tar_members,
 )
+from tests.table import table
 
 SIZES = [0, 1, 511, 512, 513, 70_000] * 3
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -72,8 +74,8 @@ def padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % 512)
 
 
-@pytest.mark.parametrize("tar_format", FORMATS.values(), ids=FORMATS.keys())
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+@table("tar_format", FORMATS.values(), ids=FORMATS.keys())
+@table("encoding", ["utf-8", "latin-1"])
 def test_every_format_of_tarfile_is_read_as_tarfile_reads_it(tar_format: int, encoding: str) -> None:
     names = [name for name in NAMES if tar_format != tarfile.USTAR_FORMAT or len(name.encode()) <= 100]
     names = [name for name in names if encoding == "utf-8" or name.isascii() or len(name) == 280]
@@ -100,7 +102,8 @@ def test_a_name_that_is_no_utf8_is_asked_for_with_its_odd_bytes_in_hexadecimal()
     assert served(tar) == {r"caf\xe9.wav": b"abc", r"\xff" * 120: b"d"} == tar_members(tar)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(60), deadline=None)
 @given(
     files=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3000)), min_size=1, max_size=8),
     tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
@@ -167,11 +170,31 @@ def test_nested_archives_are_members_like_any_other() -> None:
     assert served(tar) == {"inner.tar": inner, "a": b"outer"}
 
 
-def test_what_follows_the_end_of_the_tar_is_not_looked_at() -> None:
-    assert served(make_tar([("a", b"a")]) + b"anything" + make_tar([("b", b"b")])) == {"a": b"a"}
+def test_what_follows_the_end_of_the_tar_is_not_served_and_the_files_of_other_tars_are_counted() -> None:
+    one, two, three = (make_tar([(name, name.encode() * size) for size in (0, 600)]) for name in "abc")
+    for tail, hidden in (
+        (b"", 0),
+        (b"anything" + two, 0),
+        (bytes(4096) + b"anything" * 64, 0),
+        (two, 2),
+        (two + three, 4),
+        (two + b"anything" * 64 + three, 2),
+        (two[:900], 1),
+    ):
+        assert served(one + tail) == {"a": b"a" * 600}
+        assert index_of(one + tail).hidden == 1 + hidden, tail[:10]  # the first `a`
 
 
-@pytest.mark.parametrize("how", ["gnu", "oldgnu", "ustar", "v7", "posix"])
+def test_a_member_that_is_named_in_another_way_is_suggested() -> None:
+    index = index_of(make_tar([("./a/b.wav", b"x"), ("/c", b"y"), ("d", b"z")]))
+    for name, near in (("a/b.wav", "./a/b.wav"), ("/a/b.wav", "./a/b.wav"), ("c", "/c"), ("./d", "d")):
+        with pytest.raises(MemberNotFound, match=re.escape(f"has no member {name!r}; did you mean {near!r}?")):
+            index.find(name)
+    with pytest.raises(MemberNotFound, match=r"has no member 'e'$"):
+        index.find("e")
+
+
+@table("how", ["gnu", "oldgnu", "ustar", "v7", "posix"])
 def test_shards_of_gnu_tar_are_read_as_by_tarfile(tmp_path: Path, how: str) -> None:
     (tmp_path / "grüße").mkdir()
     names = ["a.txt", "grüße/b", "n" * 99] + ([] if how in ("ustar", "v7") else ["m" * 180])
@@ -184,20 +207,28 @@ def test_shards_of_gnu_tar_are_read_as_by_tarfile(tmp_path: Path, how: str) -> N
     assert set(served(tar)) == {*names, "hard"}
 
 
-@pytest.mark.parametrize("how", ["gnu", "0.0", "0.1", "1.0"])
-def test_sparse_files_are_refused_and_the_message_says_so(tmp_path: Path, how: str) -> None:
+@table(
+    ("how", "pieces"),  # so many that the map takes several blocks, and few
+    [(how, pieces) for how in ("gnu", "0.0", "0.1", "1.0") for pieces in (2, 60)],
+)
+def test_a_sparse_file_is_listed_and_refused_and_takes_no_other(tmp_path: Path, how: str, pieces: int) -> None:
     with (tmp_path / "holes").open("wb") as file:
-        file.truncate(10 << 20)
-        file.write(b"x" * 4096)
-        file.seek(9 << 20)
-        file.write(b"y")
+        file.truncate(pieces << 16)
+        for piece in range(pieces):
+            file.seek(piece << 16)
+            file.write(b"y")
+    (tmp_path / "after").write_bytes(b"after" * 100)
     options = ["--format=gnu"] if how == "gnu" else ["--format=posix", f"--sparse-version={how}"]
-    tar = run(["tar", "-S", *options, "-c", "holes"], cwd=tmp_path)
-    with pytest.raises(ArchiveUnsupported, match=r"byte \d+: .*sparse"):
-        index_of(tar)
+    tar = run(["tar", "-S", *options, "-c", "holes", "after"], cwd=tmp_path)
+    archive = open_archive(BytesSource(tar), "s.tar")
+    assert list(archive.index.names()) == ["holes", "after"]
+    assert read_member(archive, "after") == b"after" * 100
+    for wanted in ("holes", next(iter(archive.index))):
+        with pytest.raises(ArchiveUnsupported, match="'holes', which is a sparse file; store it with its holes filled"):
+            read_member(archive, wanted)
 
 
-@pytest.mark.parametrize("path", sorted(WRITTEN_BY_BSDTAR.glob("*.tar")), ids=lambda path: path.stem)
+@table("path", sorted(WRITTEN_BY_BSDTAR.glob("*.tar")), ids=lambda path: path.stem)
 def test_shards_of_bsdtar_are_read_as_by_tarfile(path: Path) -> None:
     tar = path.read_bytes()
     assert served(tar) == tar_members(tar)
@@ -206,6 +237,8 @@ def test_shards_of_bsdtar_are_read_as_by_tarfile(path: Path) -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_shards_of_webdataset_with_real_speech_are_read_as_by_tarfile(tmp_path: Path, compress: bool) -> None:
+    import webdataset
+
     path = tmp_path / ("shard.tar.gz" if compress else "shard.tar")
     spoken = utterances()[::9]
     with webdataset.TarWriter(str(path)) as writer:
@@ -244,18 +277,22 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize(("tar", "message"), DAMAGED.values(), ids=DAMAGED.keys())
+@table(("tar", "message"), DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_tar_is_told_with_the_byte_where_it_is(tar: bytes, message: str) -> None:
     with pytest.raises(ArchiveDamaged, match=message):
         index_of(tar)
 
 
-def test_multi_volume_parts_are_refused() -> None:
-    with pytest.raises(ArchiveUnsupported, match="multi-volume"):
-        index_of(header(b"a", b"00000000000", b"M"))
+def test_the_rest_of_a_file_of_another_volume_is_refused_and_takes_no_other() -> None:
+    archive = open_archive(
+        BytesSource(header(b"a", b"00000000003", b"M") + padded(b"end") + make_tar([("b", b"b")])), "s.tar"
+    )
+    assert read_member(archive, "b") == b"b"
+    with pytest.raises(ArchiveUnsupported, match="'a', which is part of a multi-volume archive"):
+        read_member(archive, "a")
 
 
-@pytest.mark.parametrize(
+@table(
     ("limits", "message"),
     [
         (Limits(members=2), "more than 2 entries"),
@@ -287,7 +324,8 @@ def test_an_extended_header_that_claims_gigabytes_takes_no_memory() -> None:
         index_of(header(b"L", b"77777777777", b"L"))
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(300), deadline=None)
 @given(
     data=st.data(),
     tar_format=st.sampled_from(list(FORMATS.values())),

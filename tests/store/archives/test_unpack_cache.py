@@ -15,7 +15,7 @@ import pytest
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, Closed, CopiesBusy, DriveFailed, LoaderError
 from storage_node.store.archives.unpack_cache import UnpackCache
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -195,6 +195,7 @@ def test_a_folder_that_is_gone_is_told_as_the_drive_that_failed(copies: UnpackCa
     assert Shard(1).read(copies) == b"\1" * 400
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_leaves_nothing_and_what_it_could_leave_is_swept(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"

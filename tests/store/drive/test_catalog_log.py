@@ -89,6 +89,7 @@ def test_without_damage_everything_is_there(tmp_path: Path) -> None:
     assert_sound(tmp_path / "drive")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.sampled(3)
 def test_a_damaged_log_is_refused_and_the_files_bring_back_what_was_acknowledged(tmp_path: Path, damage: str) -> None:
@@ -135,6 +136,7 @@ def test_after_a_power_cut_a_log_that_lost_what_was_not_synced_is_no_damage(
         assert found[f"replaced/{number}"] in (b"old %d" % number, b"new %d" % number)
 
 
+@pytest.mark.slow
 def test_after_a_power_cut_a_log_that_lost_what_was_synced_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +155,7 @@ def test_after_a_power_cut_a_log_that_lost_what_was_synced_is_refused(
         assert contents(store) == acknowledged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["a flipped byte", "a flipped byte in the last commit"])
 def test_tombstones_survive_a_rebuild_wherever_in_the_log_the_damage_is(tmp_path: Path, damage: str) -> None:
     root = tmp_path / "drive"

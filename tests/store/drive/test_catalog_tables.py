@@ -95,6 +95,7 @@ def entry(counter: int) -> CatalogEntry:
     return CatalogEntry(1, counter, 0, 10, 0, 0, 0, b"path", b"")
 
 
+@pytest.mark.slow
 def test_entries_that_are_used_again_outlive_others() -> None:
     cache = EntryCache()
     cache.add([(b"kept", entry(1))], cache.generation)

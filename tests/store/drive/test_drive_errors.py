@@ -93,6 +93,7 @@ class Worker:
         self._process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["read", "write", "read write"])
 def test_a_drive_that_breaks_is_counted_given_up_and_back_when_it_is_well(tmp_path: Path, what: str) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
@@ -132,6 +133,7 @@ def test_a_drive_that_breaks_is_counted_given_up_and_back_when_it_is_well(tmp_pa
     assert_sound(*roots)
 
 
+@pytest.mark.slow
 def test_a_broken_drive_is_forgotten_and_what_it_held_is_not_there(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_with(WANTED, *roots) as store:
@@ -152,6 +154,7 @@ def test_a_broken_drive_is_forgotten_and_what_it_held_is_not_there(tmp_path: Pat
     assert_sound(roots[0])
 
 
+@pytest.mark.slow
 def test_a_drive_that_is_broken_when_the_store_is_opened_is_a_missing_one_and_can_be_enabled_later(
     tmp_path: Path,
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.locations import MAX_KEY_BYTES, LocationsPython, StoredFilePython, find_python
 from storage_node.store.format import CatalogEntry
+from tests.table import table
 
 KINDS: dict[str, tuple[Any, Any, Any]] = {"python": (LocationsPython, find_python, StoredFilePython)}
 try:
@@ -66,7 +67,7 @@ def test_keys_are_compared_in_full(kind: tuple[Any, Any, Any]) -> None:
     assert found(kind, (table,), ["x"], b"p" + bytes(16)) == [None]
 
 
-@pytest.mark.parametrize("names", [["a", "missing"], ["missing", "a"], ["a", "\ud800"]])
+@table("names", [["a", "missing"], ["missing", "a"], ["a", "\ud800"]])
 def test_unknown_names_are_told_from_known_ones(kind: tuple[Any, Any, Any], names: list[str]) -> None:
     table = kind[0](1, LARGE)
     table.add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
@@ -119,6 +120,7 @@ def test_memory_is_bounded(kind: tuple[Any, Any, Any]) -> None:
     assert len(table) < 20_000
 
 
+@pytest.mark.slow
 def test_a_small_table_stays_beside_one_that_fills_the_memory(kind: tuple[Any, Any, Any]) -> None:
     """Other tables of this process may exist, so that the limit is large, and the shares are not known exactly."""
     small, large = kind[0](1, 16 << 20), kind[0](2, 16 << 20)
@@ -149,6 +151,7 @@ def test_keys_that_are_longer_than_any_name_are_not_kept(kind: tuple[Any, Any, A
     assert found(kind, (table,), names) == [(b"00/00/f.1", 1, 0, 1, 1), None]
 
 
+@pytest.mark.slow
 def test_many_keys_are_those_of_a_dictionary(kind: tuple[Any, Any, Any]) -> None:
     """Over many growths of the table, with removals, replacements and names of all sizes."""
     draw, table, expected = random.Random(7), kind[0](3, LARGE), dict[str, tuple[bytes, int, int, int, int]]()
@@ -174,8 +177,8 @@ def refused(kind: tuple[Any, Any, Any], *columns: Any) -> None:
 
 
 @pytest.mark.skipif("native" not in KINDS, reason="there is no native module")
-@pytest.mark.parametrize("wrong", range(4))
-@pytest.mark.parametrize("other", ["type", "length"])
+@table("wrong", range(4))
+@table("other", ["type", "length"])
 def test_wrong_columns_are_refused(wrong: int, other: str) -> None:
     columns: list[Any] = [np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint32)]
     columns[wrong] = np.zeros(1, np.float64) if other == "type" else np.zeros(2, columns[wrong].dtype)
@@ -183,7 +186,7 @@ def test_wrong_columns_are_refused(wrong: int, other: str) -> None:
         refused(KINDS["native"], *columns)
 
 
-@pytest.mark.parametrize("row", [(b"k", b"p", -1, 1, 1), (b"k", b"p", 0, -1, 1), (b"k", b"p", 0, 1 << 32, 1)])
+@table("row", [(b"k", b"p", -1, 1, 1), (b"k", b"p", 0, -1, 1), (b"k", b"p", 0, 1 << 32, 1)])
 def test_wrong_ranges_are_refused(kind: tuple[Any, Any, Any], row: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="not a range"):
         kind[0](1, LARGE).add([row])

@@ -23,6 +23,9 @@ from storage_node.store.fsck.fsck import check, rebuild, repair
 from storage_node.store.store import Store
 from tests.store.drive.test_catalog_log import killed_after_work, newest_log
 from tests.store.store_kit import BUCKET, assert_sound, contents, copy_with_attributes, put, store_at
+from tests.table import table
+
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 120
 
@@ -85,7 +88,6 @@ def refuse_each_flipped_bit(source: Path, file: str, at: int) -> None:
 PLACES = {"first": 0, "middle": 70, "last": -1}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_each_bit_of_a_records_type_in_a_log_is_refused(tmp_path: Path, place: str) -> None:
     killed_after_work(tmp_path / "drive")
@@ -94,7 +96,6 @@ def test_each_bit_of_a_records_type_in_a_log_is_refused(tmp_path: Path, place: s
     run_module(f"refuse_each_flipped_bit(Path(sys.argv[1]), {log.name!r}, {at})", str(tmp_path / "drive"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_each_bit_of_a_records_type_in_a_manifest_is_refused(tmp_path: Path, place: str) -> None:
     killed_after_work(tmp_path / "drive")
@@ -103,7 +104,6 @@ def test_each_bit_of_a_records_type_in_a_manifest_is_refused(tmp_path: Path, pla
     run_module(f"refuse_each_flipped_bit(Path(sys.argv[1]), {manifest.name!r}, {at})", str(tmp_path / "drive"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", ["log", "manifest"])
 def test_the_commands_end_and_a_rebuild_brings_everything_back(tmp_path: Path, file: str) -> None:
     root = tmp_path / "drive"
@@ -135,7 +135,6 @@ def rebuild_with_deletions(root: Path) -> None:
         assert {name for name, *_ in store.replicas.tombstones(BUCKET)} == {f"deleted/{number}" for number in range(50)}
 
 
-@pytest.mark.slow
 def test_a_rebuild_takes_the_tombstones_from_a_log_whose_types_are_all_damaged(tmp_path: Path) -> None:
     with store_at(tmp_path / "working") as store:
         put(store, "kept", b"kept")
@@ -165,7 +164,6 @@ os._exit(0)
             drive.catalog.catch_up()
 
 
-@pytest.mark.slow
 def test_a_reader_that_follows_a_writer_refuses_a_damaged_record(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         put(store, "first", b"first")
@@ -194,7 +192,6 @@ def recover(source: Path) -> None:
         shutil.rmtree(root)
 
 
-@pytest.mark.slow
 def test_whatever_bytes_follow_the_last_record_what_was_written_before_is_there(tmp_path: Path) -> None:
     killed_after_work(tmp_path / "drive")
     run_module("recover(Path(sys.argv[1]))", str(tmp_path / "drive"))
@@ -223,8 +220,8 @@ def test_a_log_may_end_anywhere_and_be_read_on_from_there(tmp_path: Path) -> Non
         guard.require_sound()
 
 
-@pytest.mark.parametrize("block", [0, 3])
-@pytest.mark.parametrize("size", [1, 4096, log_guard.BLOCK_BYTES, 100_000])
+@table("block", [0, 3])
+@table("size", [1, 4096, log_guard.BLOCK_BYTES, 100_000])
 def test_damage_that_records_follow_is_refused_and_nothing_is_cut(tmp_path: Path, block: int, size: int) -> None:
     log = sound_log(tmp_path / "drive")
     data = bytearray(log.read_bytes())

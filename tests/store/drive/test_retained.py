@@ -39,11 +39,13 @@ from tests.store.store_kit import (
     read,
     store_at,
 )
+from tests.table import table
 
 # -- what is kept
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
+@table("seed", range(6))
 def test_snapshots_stay_as_they_were_through_any_changes_and_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     draw = random.Random(seed)
@@ -114,6 +116,7 @@ def test_a_put_that_took_its_number_before_the_snapshot_and_commits_after_it_is_
         assert contents(store) == {"old": b"2", "new": b"2"}
 
 
+@pytest.mark.slow
 def test_snapshots_beside_writers_are_cuts_between_acknowledged_and_begun_and_never_change(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     begun, done = [0] * 4, [0] * 4

@@ -82,6 +82,7 @@ def crashes() -> Iterator[CrashServer]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "point"), POINTS)
 @pytest.mark.sampled(11)
 def test_a_crash_leaves_snapshots_whole_or_gone_and_nothing_else(

@@ -87,6 +87,7 @@ def entries_of(store: Store) -> dict[str, CatalogEntry]:
 # -- what it is for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100, 500, 3_000])
 def test_ten_rounds_of_random_overwrites_take_little_more_than_a_fresh_store(tmp_path: Path, size: int) -> None:
     draw = random.Random(size)
@@ -257,6 +258,7 @@ def test_a_snapshot_that_is_made_meanwhile_sees_what_moves(tmp_path: Path) -> No
     assert_sound(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader_of", ["the same store", "a store open for reading"])
 def test_readers_read_the_right_bytes_all_the_time(tmp_path: Path, reader_of: str) -> None:
     with store_at(tmp_path) as store, Store.open([tmp_path], mode="r") as other:
@@ -280,7 +282,7 @@ def test_readers_read_the_right_bytes_all_the_time(tmp_path: Path, reader_of: st
 
         def is_read_again() -> None:
             done = list(reads)
-            eventually(lambda: all(now > then for now, then in zip(reads, done, strict=True)), timeout_s=60)
+            eventually(lambda: all(now > then for now, then in zip(reads, done, strict=True)))
 
         threads = [threading.Thread(target=look, args=(worker,)) for worker in range(len(reads))]
         for thread in threads:
@@ -313,6 +315,7 @@ with Store.open(sys.argv[1:], mode="r") as store:
 """
 
 
+@pytest.mark.slow
 def test_a_reader_in_another_process_follows_every_move(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put_all(store, NAMES, group=len(NAMES))
@@ -369,7 +372,7 @@ def test_the_upkeep_notes_damage_with_the_stores(tmp_path: Path) -> None:
         entry = store.locate(BUCKET, bad)[1]
     flip_a_byte(object_files(tmp_path)[0], entry.offset)
     with store_at(tmp_path, compact_bytes_per_s=1 << 30) as store:
-        eventually(lambda: len(store.damaged) == 1, timeout_s=60)
+        eventually(lambda: len(store.damaged) == 1)
         assert store.damaged.version_of(store.bucket(BUCKET).uuid_bytes, bad) == entry.version
 
 
@@ -461,7 +464,7 @@ def test_a_start_goes_on_where_the_last_writer_ended(tmp_path: Path) -> None:
         assert segment.exists() and [len(drive.sparse) for drive in store.drives if drive] == [1]
     with store_at(tmp_path, compact_bytes_per_s=1 << 30) as store:
         counts = store.upkeep.counts
-        eventually(lambda: counts.moved_objects == len(left), timeout_s=60)
+        eventually(lambda: counts.moved_objects == len(left))
         assert counts.moved_bytes == 500 * len(left)
         assert contents(store) == left
     assert not segment.exists()
@@ -477,18 +480,19 @@ def test_an_idle_writer_removes_what_is_dead(tmp_path: Path) -> None:
         put(store, "a", b"old")
         old = file_of(store, "a")
         put(store, "a", b"new")
-        eventually(lambda: not old.exists(), timeout_s=60)
+        eventually(lambda: not old.exists())
         assert read(store, "a") == b"new"
         assert not list(drive_of(store).catalog.scan(fmt.GARBAGE_PREFIX))
 
 
+@pytest.mark.slow
 def test_an_idle_writer_compacts_what_its_deletions_have_left(tmp_path: Path) -> None:
     with store_at(tmp_path, compact_bytes_per_s=1 << 30) as store:
         drive_of(store)._garbage._grace_s = 0.01
         put_all(store, NAMES, group=len(NAMES))
         [segment] = object_files(tmp_path)
         store.delete_many(BUCKET, NAMES[9:])
-        eventually(lambda: not segment.exists(), timeout_s=60)
+        eventually(lambda: not segment.exists())
         assert contents(store) == {name: small(name) for name in NAMES[:9]}
         sparse = drive_of(store).sparse
         assert sparse.removed == 1 and sparse.removed_bytes > 100_000
@@ -501,7 +505,7 @@ def test_the_thread_ends_when_there_is_nothing_left_and_with_the_store(tmp_path:
         put(store, "a", b"1")
         assert store.upkeep.is_idle
         put(store, "a", b"2")
-        eventually(lambda: store.upkeep.is_idle, timeout_s=60)
+        eventually(lambda: store.upkeep.is_idle)
         drive_of(store)._garbage._grace_s = 3600.0
         put(store, "a", b"3")
         thread = store.upkeep._thread
@@ -517,7 +521,7 @@ def test_a_rate_of_zero_compacts_nothing_and_reaps_all_the_same(tmp_path: Path) 
         put(store, "a", b"old")
         old = file_of(store, "a")
         put(store, "a", b"new")
-        eventually(lambda: not old.exists(), timeout_s=60)
+        eventually(lambda: not old.exists())
         assert segment.exists()
 
 
@@ -526,7 +530,7 @@ def test_the_rate_is_kept(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         upkeep = Upkeep(store.damaged.note, 1.0)
         upkeep.add(drive_of(store))
-        eventually(lambda: upkeep.counts.moved_objects == len(left), timeout_s=60)
+        eventually(lambda: upkeep.counts.moved_objects == len(left))
         assert upkeep._compacts_at_s > time.monotonic() + 3600
         upkeep.stop()
 

@@ -20,6 +20,7 @@ from storage_node.store.store import Store
 from storage_node.store.store_record import SnapshotRecord, StoreRecord, decode, encode
 from tests.store.drive.test_versions import put_copy
 from tests.store.store_kit import BUCKET, drive_of, put, store_at
+from tests.table import table
 
 HOUR_MS = 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS
@@ -112,7 +113,7 @@ def test_of_clocks_that_cannot_hear_each_other_the_later_number_is_the_higher(
             last = number
 
 
-@pytest.mark.parametrize("number", [MAX_COUNTER + 1, 2**63, 2**64 - 1, 2**64, -1 - MAX_COUNTER])
+@table("number", [MAX_COUNTER + 1, 2**63, 2**64 - 1, 2**64, -1 - MAX_COUNTER])
 def test_a_number_that_no_clock_gives_is_refused_and_changes_nothing(number: int) -> None:
     wall = Wall()
     clock = VersionClock(wall)
@@ -138,8 +139,9 @@ def test_what_is_the_last_number_of_all_can_be_gone_beyond(tmp_path: Path) -> No
 # -- over the lives of a store
 
 
-@pytest.mark.parametrize("how", ["copy", "tombstone", "tombstones", "heard", "cut"])
-@pytest.mark.parametrize("ending", ["closed", "killed"])
+@pytest.mark.slow
+@table("how", ["copy", "tombstone", "tombstones", "heard", "cut"])
+@table("ending", ["closed", "killed"])
 def test_what_was_heard_of_outlives_the_process(tmp_path: Path, how: str, ending: str) -> None:
     far = Version(1, at_ms(T + 30_000) + 7, 3)
     store = opened(tmp_path / "drive", Wall())
@@ -242,7 +244,7 @@ def test_a_number_costs_a_write_only_once_a_second(tmp_path: Path, monkeypatch: 
         assert len(set(limits)) == len(limits)
 
 
-@pytest.mark.parametrize("jump_ms", [-YEAR_MS, -HOUR_MS, HOUR_MS, YEAR_MS])
+@table("jump_ms", [-YEAR_MS, -HOUR_MS, HOUR_MS, YEAR_MS])
 def test_writes_go_on_above_after_the_wall_clock_has_jumped(tmp_path: Path, jump_ms: int) -> None:
     wall = Wall()
     with opened(tmp_path / "drive", wall) as store:
@@ -344,7 +346,7 @@ def test_holders_that_fail_in_turn_keep_the_later_of_two_writes(tmp_path: Path, 
 # -- numbers from texts and files
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     ["1." + "9" * 5000 + ".0", f"{2**32}.1.0", f"1.{2**64}.0", f"1.1.{2**32}", "1.1", "1.1.1.1", "1.-1.0", "1.¹.0"],
 )
@@ -358,7 +360,7 @@ def test_a_version_is_read_back_as_it_is_shown(epoch: int, counter: int, node: i
     assert parse_version(str(Version(epoch, counter, node))) == Version(epoch, counter, node)
 
 
-@pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2**32}, {"cut": 2**62}, {"cut": -1}])
+@table("change", [{"epoch": 0}, {"epoch": 2**32}, {"cut": 2**62}, {"cut": -1}])
 def test_a_record_with_numbers_that_there_cannot_be_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
     record = StoreRecord("ab" * 16, ("cd" * 16,), epoch=change.get("epoch", 1)).with_snapshot(
         "ef" * 16, "s", SnapshotRecord(change.get("cut", 7), 1)
@@ -367,7 +369,7 @@ def test_a_record_with_numbers_that_there_cannot_be_is_refused(tmp_path: Path, c
         decode(encode(record), tmp_path)
 
 
-@pytest.mark.parametrize("generation", ["ffffffffffffffffff", "4000000000000000", "-1", "", "x"])
+@table("generation", ["ffffffffffffffffff", "4000000000000000", "-1", "", "x"])
 def test_a_file_of_a_generation_that_no_drive_comes_to_is_none_of_ours(generation: str) -> None:
     with pytest.raises(StoreFormatError):
         fmt.generation_of_path(b"00/00/" + b"ab" * 14 + b"." + generation.encode())

@@ -176,7 +176,7 @@ def test_threads_that_draw_versions_at_once_never_get_the_same(tmp_path: Path) -
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert len(set(drawn)) == len(drawn) == 800
 
 

@@ -81,6 +81,7 @@ def test_a_deletion_that_is_sent_again_deletes_nothing_newer(tmp_path: Path, reo
     assert_sound(tmp_path)
 
 
+@pytest.mark.slow
 def test_many_writes_and_deletions_are_each_known(tmp_path: Path) -> None:
     names = [f"{number:04d}" for number in range(1024)]
     with store_at(tmp_path) as store:

@@ -8,6 +8,7 @@ import signal
 import threading
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from ais_loader.testing import seeded_bytes
 from ais_loader.wire.checksum import crc32c
 from storage_node.store.files.counted_write import WriteCounted, write_counted, write_counted_python
 from storage_node.store.format import BLOCK_BYTES
+from tests.table import table
 
 IMPLEMENTATIONS: dict[str, WriteCounted] = {"python": write_counted_python, "chosen": write_counted}
 try:
@@ -28,7 +30,7 @@ try:
 except ImportError:
     pass  # an installation without a compiler: the reference is what is left to test
 
-each_implementation = pytest.mark.parametrize("write", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+each_implementation = table("write", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
 DATA = seeded_bytes(3 * BLOCK_BYTES + 77, seed=15)
 
 
@@ -42,11 +44,13 @@ def open_block_of(data: bytes) -> int:
     return crc32c(data[(len(data) - 1) // BLOCK_BYTES * BLOCK_BYTES :]) if data else 0
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[int]:
-    fd = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
-    yield fd
-    os.close(fd)
+@contextmanager
+def new_file(folder: Path) -> Iterator[int]:
+    fd = os.open(folder / "file", os.O_CREAT | os.O_RDWR)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def on_file(fd: int) -> bytes:
@@ -78,10 +82,11 @@ def test_pieces_of_any_size_count_as_the_whole_does(write: WriteCounted, sizes: 
 
 
 @each_implementation
-@pytest.mark.parametrize("data", [DATA, bytearray(DATA), memoryview(DATA), np.frombuffer(DATA, np.uint8), b""])
-def test_any_contiguous_bytes_are_taken(write: WriteCounted, data: bytes, file: int) -> None:
-    assert write(file, 0, 0, 0, data)[:2] == (len(data), crc32c(data))
-    assert on_file(file) == bytes(data)
+@table("data", [DATA, bytearray(DATA), memoryview(DATA), np.frombuffer(DATA, np.uint8), b""])
+def test_any_contiguous_bytes_are_taken(write: WriteCounted, data: bytes, tmp_path: Path) -> None:
+    with new_file(tmp_path) as file:
+        assert write(file, 0, 0, 0, data)[:2] == (len(data), crc32c(data))
+        assert on_file(file) == bytes(data)
 
 
 @each_implementation
@@ -94,17 +99,18 @@ def test_a_failed_write_says_why_and_counts_nothing(write: WriteCounted) -> None
 
 
 @each_implementation
-def test_what_a_failed_write_wrote_before_is_counted(write: WriteCounted, file: int) -> None:
+def test_what_a_failed_write_wrote_before_is_counted(write: WriteCounted, tmp_path: Path) -> None:
     room = BLOCK_BYTES + 1000
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-    try:
-        count, checksum, open_block, ended, number = write(file, 0, 0, 0, DATA)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-    kept = DATA[:room]
-    assert on_file(file) == kept
+    with new_file(tmp_path) as file:
+        before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        try:
+            count, checksum, open_block, ended, number = write(file, 0, 0, 0, DATA)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+        kept = DATA[:room]
+        assert on_file(file) == kept
     assert os.strerror(number) == "File too large"
     assert (count, checksum, open_block) == (room, crc32c(kept), open_block_of(kept))
     assert array("I", ended).tolist() == blocks_of(kept)
@@ -130,7 +136,7 @@ def test_threads_do_not_disturb_each_other(write: WriteCounted) -> None:
 
 
 @each_implementation
-@pytest.mark.parametrize(
+@table(
     ("arguments", "raised"),
     [
         ((-1, -1, 0, 0, b""), ValueError),

@@ -63,6 +63,7 @@ def members(store: Store, name: str) -> dict[str, bytes]:
     return {member.name: b"".join(open_member(store, BUCKET, name, member.name)) for member in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARDS)
 @pytest.mark.sampled(3)
 def test_an_index_file_that_is_not_what_was_written_is_made_again(tmp_path: Path, name: str) -> None:

@@ -44,6 +44,7 @@ from tests.store.store_kit import (
     read,
     store_at,
 )
+from tests.table import table
 
 
 def cut_the_end(file: Path) -> None:
@@ -98,8 +99,9 @@ def test_with_one_copy_damaged_a_rebuild_has_everything_and_a_repair_makes_it_wh
         assert_sound(tmp_path)
 
 
-@pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "dead"])
-@pytest.mark.parametrize("lose", [lose_begin, lose_end])
+@pytest.mark.slow
+@table("reaped", [True, False], ids=["reaped", "dead"])
+@table("lose", [lose_begin, lose_end])
 def test_what_is_deleted_after_a_copy_was_lost_does_not_come_back(
     tmp_path: Path, lose: Callable[[Path], None], reaped: bool
 ) -> None:
@@ -131,7 +133,7 @@ def test_parts_of_both_copies_make_a_whole(tmp_path: Path) -> None:
     assert_holds(tmp_path, now, seen)
 
 
-@pytest.mark.parametrize("what", ["state", "place", "identity"])
+@table("what", ["state", "place", "identity"])
 def test_of_what_is_lost_in_both_copies_one_object_is_missed_and_nothing_removed_unasked(
     tmp_path: Path, what: str
 ) -> None:
@@ -218,7 +220,7 @@ def test_a_file_that_was_cut_inside_an_object_is_not_made_longer_before_that_is_
         assert contents(store) == left
 
 
-@pytest.mark.parametrize("kept", [0, 20, 39])
+@table("kept", [0, 20, 39])
 def test_holes_spare_the_copy(tmp_path: Path, kept: int) -> None:
     with store_at(tmp_path) as store:
         put_group(store, OBJECTS)

@@ -28,6 +28,7 @@ from storage_node.store.files.segment_format import (
     round_up,
     row_offset,
 )
+from tests.table import table
 
 TEXT = (Path(fmt.__file__).parents[1] / "FORMAT.md").read_text()
 SIZES = st.lists(st.integers(0, 3 * PAGE_BYTES) | st.just(MAX_OBJECT_BYTES), min_size=1, max_size=20)
@@ -83,7 +84,7 @@ def _part(data: bytes, place: SlotPlace) -> bytes:
     return data[place.identity_at : place.identity_at + place.identity_bytes]
 
 
-@pytest.mark.parametrize("made_up", [bytes(48), b"\xff" * 48, b"\x55" * 48, b""])
+@table("made_up", [bytes(48), b"\xff" * 48, b"\x55" * 48, b""])
 def test_what_a_drive_makes_up_is_no_state_and_no_place(made_up: bytes) -> None:
     assert segments.decode_state(made_up) == UNKNOWN and segments.decode_place(made_up, 0) is None
     assert segments.decode_states(made_up * 3, 3).tolist() == [UNKNOWN] * 3
@@ -158,7 +159,7 @@ def test_the_index_is_laid_out_as_the_tables_say() -> None:
     assert "0x9E3779B97F4A7C15" in tables and "0xA1552653A1552653" in tables
 
 
-@pytest.mark.parametrize("generation", [1, 63, 64, 2**61])
+@table("generation", [1, 63, 64, 2**61])
 def test_an_object_in_a_segment_is_named_as_if_the_segment_was_a_folder(generation: int) -> None:
     segment = segments.segment_path(generation)
     path = segments.slot_path(segment, 255, generation + 3)

@@ -256,6 +256,7 @@ def test_a_rebuilt_catalog_has_the_living_and_not_the_dead(tmp_path: Path) -> No
     assert_sound(tmp_path)
 
 
+@pytest.mark.slow
 def test_objects_of_a_segment_that_has_lost_both_indexes_are_read_and_get_files_of_their_own(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put_group(store, OBJECTS)

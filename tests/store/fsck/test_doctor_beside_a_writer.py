@@ -25,6 +25,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "drive"
 
 
+@pytest.mark.slow
 def test_a_check_beside_a_writer_reports_nothing_that_is_only_in_motion(root: Path) -> None:
     with Store.open([root]) as store:
         stop, failures = threading.Event(), []

@@ -20,6 +20,7 @@ from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.snapshot_kit import retained_file
 from tests.store.store_kit import BUCKET, drive_of, file_of, flip_a_byte, kinds, put, read, store_at
+from tests.table import table
 
 DATA = {f"k{at}": os.urandom(size) for at, size in enumerate([0, 1, 900, BLOCK_BYTES, BLOCK_BYTES + 1, 700_000])}
 DAMAGES: dict[str, Callable[[Path], None]] = {
@@ -49,8 +50,8 @@ def whole_pass(scrub: DriveScrub, step_bytes: int = 1 << 30) -> int:
     return steps
 
 
-@pytest.mark.parametrize("harm", DAMAGES)
-@pytest.mark.parametrize("name", ["k2", "k4", "k5"])
+@table("harm", DAMAGES)
+@table("name", ["k2", "k4", "k5"])
 def test_a_scrub_finds_what_is_damaged_and_nothing_else(tmp_path: Path, name: str, harm: str) -> None:
     with store_at(tmp_path / "drive") as store:
         filled(store)
@@ -108,8 +109,8 @@ def test_what_is_replaced_while_it_is_read_is_no_damage(tmp_path: Path) -> None:
         assert damaged(store) == set()
 
 
-@pytest.mark.parametrize("harm", ["flipped", "cut", "gone"])
-@pytest.mark.parametrize("name", ["k2", "k5"])
+@table("harm", ["flipped", "cut", "gone"])
+@table("name", ["k2", "k5"])
 def test_a_reader_notes_the_damage_that_it_meets(tmp_path: Path, name: str, harm: str) -> None:
     with store_at(tmp_path / "drive") as store:
         filled(store)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, contents, drive_of, file_of, flip_a_byte, kinds, names, put, read, store_at
+from tests.table import table
 
 DATA = {"small": b"s" * 1000, "large": os.urandom(5 * BLOCK_BYTES + 9), "empty": b"", "other": b"o" * 300}
 
@@ -50,37 +52,46 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with store_at(tmp_path / "drive") as opened:
+@contextmanager
+def filled(root: Path) -> Iterator[Store]:
+    with store_at(root) as opened:
         for name, data in DATA.items():
             put(opened, name, data)
         yield opened
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["small", "large"])
-@pytest.mark.parametrize("mode", ["a", "r"])
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with filled(tmp_path / "drive") as opened:
+        yield opened
+
+
+@pytest.mark.slow
+@table("damage", DAMAGES)
+@table("name", ["small", "large"])
+@table("mode", ["a", "r"])
 def test_damage_is_corrupt_in_its_place_and_the_others_are_served(
-    store: Store, tmp_path: Path, damage: str, name: str, mode: str
+    tmp_path: Path, damage: str, name: str, mode: str
 ) -> None:
     spoil, kind = DAMAGES[damage]
-    spoil(file_of(store, name))
-    reader = store if mode == "a" else Store.open([tmp_path / "drive"], mode="r")
-    with pytest.raises(CorruptObject):
-        read(reader, name)
-    for other in DATA.keys() - {name}:
-        assert read(reader, other) == DATA[other]
-    assert batch(reader, list(DATA)) == [
-        (pb.CORRUPT, b"") if other == name else (pb.OK, data) for other, data in DATA.items()
-    ]
-    report = check([tmp_path / "drive"], checksums=True)
-    assert [(finding.kind, finding.name) for finding in report.errors] == [(kind, name)]
-    assert report.errors[0].bucket == BUCKET
-    put(store, name, b"mended")
-    assert read(store, name) == b"mended"
-    assert not check([tmp_path / "drive"], checksums=True).errors
-    reader.close()
+    root = tmp_path / "drive"
+    with filled(root) as store:
+        spoil(file_of(store, name))
+        reader = store if mode == "a" else Store.open([root], mode="r")
+        with pytest.raises(CorruptObject):
+            read(reader, name)
+        for other in DATA.keys() - {name}:
+            assert read(reader, other) == DATA[other]
+        assert batch(reader, list(DATA)) == [
+            (pb.CORRUPT, b"") if other == name else (pb.OK, data) for other, data in DATA.items()
+        ]
+        report = check([root], checksums=True)
+        assert [(finding.kind, finding.name) for finding in report.errors] == [(kind, name)]
+        assert report.errors[0].bucket == BUCKET
+        put(store, name, b"mended")
+        assert read(store, name) == b"mended"
+        assert not check([root], checksums=True).errors
+        reader.close()
 
 
 def test_a_range_that_is_verified_meets_the_damage_in_its_blocks_and_only_there(store: Store) -> None:
@@ -237,6 +248,7 @@ def test_a_catalog_that_cannot_be_opened_says_how_to_make_it_anew(tmp_path: Path
     assert kinds(report) == ["drive-unusable"] and "--rebuild" in report.errors[0].message
 
 
+@pytest.mark.slow
 def test_damage_inside_a_table_is_an_error_and_never_a_shorter_list(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         for number in range(3000):
@@ -253,6 +265,7 @@ def test_damage_inside_a_table_is_an_error_and_never_a_shorter_list(tmp_path: Pa
     assert kinds(check([tmp_path / "drive"])) == ["drive-unusable"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [bytes(200), b"\xff" * 200, *map(os.urandom, (2, 200, 5000))], ids=len)
 def test_a_log_that_ends_in_garbage_after_a_crash_gives_what_was_written_before(tmp_path: Path, garbage: bytes) -> None:
     code = f"""

@@ -50,6 +50,7 @@ def store(roots: list[Path]) -> Iterator[Store]:
 # -- moving
 
 
+@pytest.mark.slow
 def test_all_that_an_object_is_survives_the_move(store: Store, roots: list[Path], tmp_path: Path) -> None:
     large = os.urandom(3 * BLOCK_BYTES + 7)
     given = Version(9, 1 << 40, 5)

@@ -23,6 +23,7 @@ from tests.store.batch_read_kit import (
     folder_on,
     whole_files,
 )
+from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 
@@ -144,7 +145,7 @@ def test_duplicates_are_delivered_each_time(reader: Reader, folder: Folder) -> N
     assert reader.read_list(*args) == [contents[i] for i in order]
 
 
-@pytest.mark.parametrize("cold", [False, True])
+@table("cold", [False, True])
 def test_five_thousand_entries_arrive_in_one_call(reader: Reader, folder: Folder, cold: bool) -> None:
     paths, contents = folder.add_many(100, 64)
     order = np.random.default_rng(5).integers(0, 100, 5000).tolist()
@@ -245,7 +246,7 @@ def test_the_first_of_several_failures_is_the_one_reported(reader: Reader, folde
     assert both(reader, args) == [(3, FailureCode.CHECKSUM, 0)] * 2
 
 
-@pytest.mark.parametrize("position", [0, 1, 20, 49])
+@table("position", [0, 1, 20, 49])
 def test_a_failure_among_cold_entries_names_the_right_one(reader: Reader, folder: Folder, position: int) -> None:
     paths, contents = folder.add_many(50, 4096)
     (folder.path / paths[position].decode()).unlink()

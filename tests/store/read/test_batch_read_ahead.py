@@ -12,6 +12,7 @@ import pytest
 from ais_loader.testing import eventually
 from storage_node.store.read.batch_reader import announce_python, read_frame_python
 from tests.store.batch_read_kit import READERS, Folder, columns, content, whole_files
+from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 
@@ -74,17 +75,23 @@ def test_cold_files_are_announced_and_come_without_being_read(folder: Folder, wa
 
 def test_a_reader_says_when_it_had_to_wait_for_the_drive(folder: Folder, way: tuple[Any, Any]) -> None:
     _, read_frame = way
-    cold = b"\1" if forgets(folder) else b"\0"
     paths, contents = folder.add_many(5, 20_000)
     args = (b"", -1, *whole_files(folder, paths, contents))
-    waited = bytearray(1)
-    assert read_frame(*args, waited) == b"".join(contents)
-    assert waited == b"\0"
-    folder.chill()
-    assert read_frame(*args, waited) == b"".join(contents)
-    assert waited == cold
-    assert read_frame(*args, waited) == b"".join(contents)
-    assert waited == cold  # left as it is
+
+    def has_waited(waited: bytes = b"\0") -> bool:
+        flag = bytearray(waited)
+        assert read_frame(*args, flag) == b"".join(contents)
+        return flag == b"\1"
+
+    def has_waited_when_cold() -> bool:
+        folder.chill()
+        return has_waited()
+
+    # The kernel may drop pages whenever it likes, and keep some that another processor has just touched.
+    eventually(lambda: not has_waited())
+    if forgets(folder):
+        eventually(has_waited_when_cold)
+    assert has_waited(b"\1")  # left as it is
 
 
 def test_what_cannot_be_opened_is_left_to_whoever_reads_it(folder: Folder, way: tuple[Any, Any]) -> None:
@@ -99,7 +106,7 @@ def test_what_cannot_be_opened_is_left_to_whoever_reads_it(folder: Folder, way: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("wrong", ["path", "offset", "length of columns"])
+@table("wrong", ["path", "offset", "length of columns"])
 def test_other_arguments_are_refused(folder: Folder, way: tuple[Any, Any], wrong: str) -> None:
     announce, _ = way
     dirfds, paths, offsets, lengths, *_ = columns(folder.fd, [b"f", b"g"], [0, 0], [1, 1])

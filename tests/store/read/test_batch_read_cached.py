@@ -10,6 +10,7 @@ import pytest
 
 from storage_node.store.read.batch_reader import CachedFile, read_cached_python
 from tests.store.batch_read_kit import READERS, Folder, content, crc
+from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 
@@ -66,7 +67,7 @@ def test_what_lies_on_the_drive_alone_is_not_waited_for(folder: Folder, read_cac
     assert answer is None or answer == b"".join(content(i, 40_000) for i in range(4))  # some file systems keep pages
 
 
-@pytest.mark.parametrize("files", [[(0, b"f", 1, 2)], ((0, b"f", 1),), ((0, "f", "1", 2),), (None,)])
+@table("files", [[(0, b"f", 1, 2)], ((0, b"f", 1),), ((0, "f", "1", 2),), (None,)])
 def test_other_arguments_are_a_type_error(read_cached: Any, files: object) -> None:
     if read_cached is read_cached_python and isinstance(files, list):
         return  # the reference takes any sequence

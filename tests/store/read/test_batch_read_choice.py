@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from storage_node.store.read import batch_reader as batch_read
 from storage_node.store.read.batch_reader import FailureCode
 from tests.store.batch_read_kit import READERS
@@ -39,14 +41,17 @@ def test_the_chosen_functions_are_those_of_the_named_implementation() -> None:
     assert (batch_read.read_frame, batch_read.read_list) == (chosen_reader.read_frame, chosen_reader.read_list)
 
 
+@pytest.mark.slow
 def test_python_can_be_forced() -> None:
     assert chosen("python").stdout.startswith("python <function read_frame_python")
 
 
+@pytest.mark.slow
 def test_auto_falls_back_to_python_where_the_extension_is_absent() -> None:
     assert chosen("auto", UNBUILT).stdout.startswith("python <function read_frame_python")
 
 
+@pytest.mark.slow
 def test_native_forced_but_absent_says_what_to_do() -> None:
     result = chosen("native", UNBUILT)
     assert result.returncode != 0
@@ -54,6 +59,7 @@ def test_native_forced_but_absent_says_what_to_do() -> None:
     assert "set AIS_LOADER_READER=auto" in result.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_setting_is_refused() -> None:
     result = chosen("fast")
     assert result.returncode != 0

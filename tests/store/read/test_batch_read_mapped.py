@@ -16,6 +16,7 @@ import pytest
 
 from storage_node.store.read.batch_reader import Failure, FailureCode
 from tests.store.batch_read_kit import FILE_SYSTEMS, READERS, Folder, Reader, columns, content, crc, folder_on
+from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 SIZE = 5000
@@ -101,9 +102,9 @@ def test_damage_in_a_mapped_file_is_found(reader: Reader, folder: Folder) -> Non
     assert segment.read([3, 5]) == segment.due([3, 5])
 
 
-@pytest.mark.parametrize("left", [0, 4 * SIZE + 10, 6 * SIZE])
+@table("left", [0, 4 * SIZE + 10, 6 * SIZE])
 def test_a_mapped_file_that_was_cut_short_is_an_error_of_its_entries(reader: Reader, folder: Folder, left: int) -> None:
-    segment = Segment(reader, folder)
+    segment = Segment(reader, folder, f"segment-{left}")
     segment.warm()
     os.truncate(segment.path, left)
     at = left // SIZE
@@ -209,6 +210,7 @@ def outcome(folder: Path, before: str, then: str) -> tuple[int, str]:
 HANDLER = "signal.signal(signal.SIGBUS, lambda *_: print('theirs', flush=True))"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("native" not in READERS, reason="there is no native module")
 @pytest.mark.parametrize(
     ("before", "then", "code", "says"),

@@ -33,6 +33,7 @@ from tests.store.batch_read_kit import (
     folder_on,
     whole_files,
 )
+from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 
@@ -60,8 +61,9 @@ def open_descriptors(folder: Folder) -> set[tuple[str, str]]:
 # ---- Descriptors and references ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cold", [False, True])
-@pytest.mark.parametrize("damage", ["none", "missing", "short", "flipped"])
+@pytest.mark.slow
+@table("cold", [False, True])
+@table("damage", ["none", "missing", "short", "flipped"])
 def test_no_descriptor_is_left_open_after(reader: Reader, folder: Folder, damage: str, cold: bool) -> None:
     paths, contents = folder.add_many(50, 4096)
     # Runs of one file around the damage: their shared descriptor is the one most easily lost.
@@ -172,7 +174,7 @@ def test_other_threads_run_while_a_read_blocks(reader: Reader, folder: Folder) -
     thread = threading.Thread(target=lambda: answers.append(reader.read_list(*args)))
     thread.start()
     with open(folder.path / "fifo", "wb"):
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert answers == [(0, FailureCode.READ, errno.ESPIPE)]
 
 
@@ -187,7 +189,7 @@ def test_a_list_of_paths_changed_by_another_thread_does_not_change_the_read(read
     with open(folder.path / "fifo", "wb"):  # from here on the call is past its arguments
         names.clear()
         args[3][1] = 1 << 40
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert answers == [[b"", b"data"]]
 
 
@@ -239,7 +241,7 @@ WRONG: list[tuple[tuple[Any, ...], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("args", "error", "message"), WRONG)
+@table(("args", "error", "message"), WRONG)
 def test_wrong_columns_are_refused_before_anything_is_opened(
     reader: Reader, args: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
@@ -249,7 +251,7 @@ def test_wrong_columns_are_refused_before_anything_is_opened(
         reader.read_frame(b"", -1, *args)
 
 
-@pytest.mark.parametrize("checksum_at", [1, 2, 8, 9, 2**62])
+@table("checksum_at", [1, 2, 8, 9, 2**62])
 def test_checksums_that_do_not_fit_in_the_prefix_are_refused(reader: Reader, checksum_at: int) -> None:
     with pytest.raises(ValueError, match=f"2 checksums at {checksum_at} do not fit in a prefix of 8 bytes"):
         reader.read_frame(bytes(8), checksum_at, *GOOD)
@@ -342,6 +344,7 @@ def answer_of(entries: list[Wanted], checksum_at: int, prefix: bytes) -> bytes |
     return bytes(frame)
 
 
+@pytest.mark.slow
 @given(entries=st.lists(wanted, max_size=60), gap=st.integers(0, 3), with_sums=st.booleans())
 def test_every_reader_gives_the_frame_that_the_contract_describes_and_closes_its_files(
     numbered_files: tuple[Folder, list[int]], entries: list[Wanted], gap: int, with_sums: bool

@@ -172,6 +172,7 @@ def test_a_closed_store_gives_nothing_away(tmp_path: Path) -> None:
     assert {status for status, _ in batch(store, NAMES)} == {pb.UNAVAILABLE}
 
 
+@pytest.mark.slow
 def test_reads_beside_overwrites_are_of_one_version_each_and_never_go_back(tmp_path: Path) -> None:
     rounds = 60
     with store_at(tmp_path) as store:

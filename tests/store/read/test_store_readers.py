@@ -126,6 +126,7 @@ def test_what_a_reader_has_read_of_the_log_does_not_hide_what_was_flushed_since(
     writer.close()
 
 
+@pytest.mark.slow
 def test_a_reader_keeps_up_with_a_catalog_that_is_flushed_and_compacted(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
         for number in range(400):
@@ -175,6 +176,7 @@ def test_every_reader_opens_whatever_the_writer_is_doing(tmp_path: Path) -> None
         assert not failures
 
 
+@pytest.mark.slow
 def test_threads_of_a_reader_see_whole_states_while_it_reopens_its_catalog(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
         for number in range(20):
@@ -224,6 +226,7 @@ def test_a_reader_changes_nothing_on_the_drive(tmp_path: Path) -> None:
     assert state() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_many_reader_processes_follow_one_writer(tmp_path: Path, count: int) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
@@ -254,6 +257,7 @@ def test_many_reader_processes_follow_one_writer(tmp_path: Path, count: int) -> 
         assert [reader.returncode for reader in readers] == [0] * count
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
