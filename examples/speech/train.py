@@ -122,8 +122,8 @@ def run(
 @click.option(
     "--copies", type=click.IntRange(min=1), default=1, show_default=True, help="Hosts of a cluster that keep each file."
 )
-@click.option("--steps", type=click.IntRange(min=2), default=400, show_default=True, help="Batches to train on.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=10, show_default=True, help="Utterances a batch.")
+@click.option("--steps", type=click.IntRange(min=2), default=800, show_default=True, help="Batches to train on.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Utterances a batch.")
 @click.option("--num-workers", type=click.IntRange(min=0), default=0, show_default=True, help="DataLoader processes.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the weights and of the order of utterances.")
 @click.option(

@@ -19,7 +19,7 @@ from examples.speech.features import Batch, Sample, collate, make_sample
 from examples.speech.model import SpeechModel
 from examples.speech.report import Example, StepLog
 
-PEAK_LEARNING_RATE = 4e-3
+PEAK_LEARNING_RATE = 3e-3
 
 
 def decode(item: Item) -> Sample:
@@ -31,8 +31,9 @@ def compute_threads(num_workers: int) -> int:
     """All cores but one, and but those of the workers; 4 at most.
 
     A choice for steadiness, not for top speed: threads that compute together wait for the slowest at every operation.
-    On two cores, samples/s in three short runs each: beside one busy program, one thread 84 to 137 and two threads 53
-    to 68; without it, on a machine that others used too, one thread 133 to 143 and two threads 42 to 219.
+    On two cores, samples/s in three short runs each, with batches of 16 that were padded: beside one busy program, one
+    thread 84 to 137 and two threads 53 to 68; without it, on a machine that others used too, one thread 133 to 143 and
+    two threads 42 to 219.
     """
     return max(1, min(4, len(os.sched_getaffinity(0)) - 1 - num_workers))
 
