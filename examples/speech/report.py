@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 FALLING = 0.5
-"""The loss counts as falling when the mean of the last tenth is below this part of the first tenth's."""
+"""The loss counts as falling when the mean of the last tenth is below this part of the first step's."""
 WAIT, DECODE, COMPUTE, LOSS = "#d1495b", "#edae49", "#8fb3c9", "#1f4e79"
 
 
@@ -94,7 +94,7 @@ def step_shares(log: StepLog) -> tuple[float, float, float]:
 
 
 def is_falling(log: StepLog) -> bool:
-    return log.mean_loss(-1) < FALLING * log.mean_loss(0)
+    return log.mean_loss(-1) < FALLING * log.loss[0]
 
 
 def edit_distance(reference: str, hypothesis: str) -> int:

@@ -171,8 +171,8 @@ def main(
     click.echo(json.dumps(summary.as_json(), ensure_ascii=False, indent=2) if as_json else describe(summary))
     if not summary.loss_falling:
         raise click.ClickException(
-            f"the loss did not clearly fall: {summary.loss_first_tenth:.3f} in the first tenth of the steps, "
-            f"{summary.loss_last_tenth:.3f} in the last"
+            f"the loss did not clearly fall: {summary.loss_first:.3f} at the first step, "
+            f"{summary.loss_last_tenth:.3f} in the last tenth of the steps"
         )
 
 
