@@ -96,7 +96,8 @@ def test_a_node_that_stays_away_is_an_error_behind_whole_batches_and_the_positio
                     if len(found) == 3:
                         fault(node)
             assert 3 <= len(found) < COUNT // BATCH
-            assert f"raised for epoch 0, step {len(found)}, of ais://b/" in raised.value.__notes__[-1]
+            first = EXPECTED[len(found)][0]
+            assert f"raised for epoch 0, step {len(found)}, of sample {first}, ais://b/" in raised.value.__notes__[-1]
             state = batches.state_dict()
         node.resume() if node.alive else node.start()
         with loader(node, 0) as again:
