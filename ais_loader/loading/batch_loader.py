@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 from ais_loader.errors import Closed, InvalidRequest
-from ais_loader.extras import needs
 from ais_loader.loading.bad_samples import POLICIES, BadSamples, OnBad
 from ais_loader.loading.engine import Engine
 from ais_loader.loading.places import SamplerPosition, SamplerRun
@@ -22,16 +21,15 @@ from ais_loader.loading.stall_watch import ON_STALL, OnStall, StallWatch
 from ais_loader.loading.thread_workers import ThreadWorkers
 from ais_loader.loading.workers import Collate, Fetcher, Workers
 from ais_loader.plans.groups import Tail, whole_number
+from ais_loader.plans.mix_plan import MixPlan
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.batch_sampler import BatchSampler
+from ais_loader.training.concat import concat
 from ais_loader.training.datasets import hides_failures
 from ais_loader.training.number_batches import fetches_entries
 from ais_loader.training.plan import Plan
-from ais_loader.training.plan_position import PlanPosition, PlanRun, is_distributed
+from ais_loader.training.plan_position import PlanPosition, PlanRun, compare_ranks, is_distributed
 from ais_loader.training.plan_sender import MAX_STEPS, PlanSender
-
-with needs("torch", "BatchLoader"):
-    import torch.distributed
 
 Output: TypeAlias = Literal["samples", "packed"]
 OUTPUTS = ("samples", "packed")
@@ -88,6 +86,7 @@ class BatchLoader:
             dataset: Turns numbers into samples: a MapDataset, Lines, TokenWindows, what `concat` returns, or any object
                 with `__getitems__` or `__getitem__`. Several threads call it at the same time. A dataset may also have
                 `begin(numbers)`, which requests samples ahead and returns an object with `finish()` and `close()`.
+                With a MixPlan, a mapping of its sources' names to datasets, in any order.
             batches: A plan of `ais_loader.plans`, or another object with the pure functions `batch(epoch, step)` and
                 `steps(epoch)` (see `Plan`), or a batch sampler: any iterable of lists of numbers. A plan of your own
                 may return entries instead, for a MapDataset.
@@ -100,7 +99,8 @@ class BatchLoader:
                 without a decoder, end to end in one array, which crosses from worker processes without a copy.
             rank, world_size: The part of the plan to read here. By default, they come from torch.distributed when the
                 iteration starts, or else from the environment (RANK, WORLD_SIZE). If neither is set, everything is
-                read. A sampler decides by itself.
+                read. A sampler decides by itself. With a plan, all ranks of torch.distributed begin their first
+                iteration together, and compare plan, entries and position.
             tail: What a plan without a `tail` of its own does at the end of an epoch if there is not one batch left for
                 every rank: "repeat" (the default), "drop" or "uneven". See NumberPlan.
             on_bad: What to do about a sample whose entry fails or whose decoder raises. "raise" raises the error.
@@ -140,8 +140,7 @@ class BatchLoader:
             if not workers:
                 raise InvalidRequest("pin_memory=True: it is the memory of worker processes that is page-locked")
             check_pinning()
-        if isinstance(expect_steps, bool) or not isinstance(expect_steps, int) or not 0 <= expect_steps <= MAX_STEPS:
-            raise InvalidRequest(f"expect_steps={expect_steps!r}: need an int, 0 to {MAX_STEPS}")
+        expect_steps = whole_number("BatchLoader", "expect_steps", expect_steps, 0, MAX_STEPS)
         if not callable(on_bad) and on_bad not in POLICIES:
             raise InvalidRequest(f"on_bad={on_bad!r}: need one of {', '.join(POLICIES)}, or a function")
         if on_bad != "raise" and hides_failures(dataset):
@@ -155,6 +154,10 @@ class BatchLoader:
             raise InvalidRequest(f"stall_s={stall_s!r}, on_stall={on_stall!r}: need seconds, and {', '.join(ON_STALL)}")
         if on_stall == "restart" and not workers:
             raise InvalidRequest("on_stall='restart': a thread cannot be ended; it needs worker processes")
+        plan = batches.position.plan if isinstance(batches, BatchSampler) else batches
+        if isinstance(dataset, Mapping) and isinstance(plan, MixPlan):
+            named = {str(name): one for name, one in dataset.items()}
+            dataset = concat({name: named.pop(name) for name in plan.names if name in named} | named)
         if not (hasattr(dataset, "__getitems__") or hasattr(dataset, "__getitem__") or hasattr(dataset, "begin")):
             raise TypeError(f"a dataset turns numbers into samples, got {type(dataset).__name__}; need a MapDataset")
         if output not in OUTPUTS:
@@ -316,8 +319,8 @@ class BatchLoader:
         except Exception as found:  # noqa: BLE001 - raised below, after all ranks have met
             error = found
         if isinstance(self.position, PlanPosition) and is_distributed():
-            _compare(state, error)
-        if error is not None:
+            compare_ranks(_digest(state), error, "the state", "loads another state than rank 0")
+        elif error is not None:
             raise error
 
     def close(self) -> None:
@@ -429,7 +432,7 @@ class _Iteration:
 def _position(
     dataset: Any, batches: Any, rank: int | None, world_size: int | None, tail: Tail | None
 ) -> PlanPosition | SamplerPosition:
-    if isinstance(batches, BatchSampler) and rank is None and tail is None:
+    if isinstance(batches, BatchSampler) and rank is None and world_size is None and tail is None:
         batches.position.set_dataset(dataset)
         return batches.position
     if callable(getattr(batches, "batch", None)) and callable(getattr(batches, "steps", None)):
@@ -443,21 +446,11 @@ def _position(
         )
     if rank is not None or world_size is not None or tail is not None:
         raise InvalidRequest(f"rank={rank}, world_size={world_size}, tail={tail!r}: a sampler decides by itself")
-    return SamplerPosition(batches)
+    return SamplerPosition(batches, dataset)
 
 
-def _compare(state: Mapping[str, Any], error: Exception | None) -> None:
-    """Compare what all ranks load. Raises InvalidRequest, with the rank that loads another state or refuses it."""
+def _digest(state: Any) -> str:
     try:
-        digest = hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=16).hexdigest()
     except TypeError:
-        digest = "not a state"
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, (digest, None if error is None else str(error)))
-    if error is not None:
-        return
-    for rank, (other, told) in enumerate(found):
-        if told is not None:
-            raise InvalidRequest(f"rank {rank} refuses the state: {told}")
-        if other != found[0][0]:
-            raise InvalidRequest(f"rank {rank} loads another state than rank 0")
+        return "not a state"

@@ -25,6 +25,7 @@ from ais_loader.training.plan_position import process_place, warn_of_no_length, 
 
 with needs("torch", "BatchLoader"):
     import torch
+    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 SINCE = "ais_loader_batches_since"
 """The key, in a state, of the number of batches drawn since the rest of it was saved."""
@@ -34,6 +35,8 @@ CHEAP_S = 0.001
 """A state that takes less time is saved after every batch."""
 MAX_COST = 0.01
 """The maximum share of time to spend on states that take longer."""
+_SOURCES = {RandomSampler: "data_source", SequentialSampler: "data_source", DistributedSampler: "dataset"}
+"""The attribute of torch's samplers with what they draw from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,15 @@ class SamplerRun:
 class SamplerPosition:
     """The position of a batch sampler, or of any iterable of batches."""
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Any, dataset: Any = None) -> None:
+        """Raises InvalidRequest if torch's own sampler draws from another number of samples than the dataset has."""
+        for one in chain(sampler) if hasattr(dataset, "__len__") else ():
+            source = getattr(one, _SOURCES.get(type(one), ""), dataset)
+            if hasattr(source, "__len__") and len(source) != len(dataset):
+                raise InvalidRequest(
+                    f"{type(one).__name__} draws from {len(source):,} numbers, for {len(dataset):,} samples; "
+                    "for a part of the dataset, use SubsetRandomSampler"
+                )
         self.sampler = sampler
         self.run: SamplerRun | None = None
         self.place_handed: Place | None = None

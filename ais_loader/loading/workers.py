@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from ais_loader import errors
 from ais_loader.loading.bad_samples import BadSample, OnBad
+from ais_loader.plans.pack_plan import Packs
 from ais_loader.training.number_batches import checked_index, in_packs, sample_name, sample_numbers, sends_ahead
 from ais_loader.training.sample_parts import places_of
 from ais_loader.training.take_samples import HEARD
@@ -225,9 +226,9 @@ def _each(fetcher: Fetcher, work: Any, error: Exception) -> Iterator[Any]:
 
 def _part(work: Any, first: int, stop: int) -> Any:
     part = work[first:stop]
-    if (size := getattr(work, "item_bytes", None)) is not None:
-        part = type(work)(part)
-        part.item_bytes = size
+    if isinstance(work, Packs):
+        part = Packs(part)
+        vars(part).update(vars(work))
     return part
 
 

@@ -14,6 +14,8 @@ BALANCES = ("linear", "quadratic")
 TOLERANCE = 0.02
 """Difference of totals, as a part of their mean, at which the search for a better division ends."""
 _EXCHANGES_PER_BATCH = 8
+_MAX_COMPARED = 1 << 23
+"""Maximum number of pairs of units to compare. It bounds the time of a group with totals that no division evens out."""
 _LEAST_GAIN = 1e-12
 
 
@@ -21,7 +23,8 @@ def balanced(costs: npt.NDArray[np.float64], parts: int) -> list[Numbers]:
     """Divide m units into `parts` batches of at most ceil(m / parts) units.
 
     Rows of one unit for each batch are dealt from the largest unit on: the batch with the least total gets the largest
-    one. Then, the batch that is farthest from the mean exchanges units with others, while this brings totals closer.
+    one. Then, the batch that is farthest from the mean exchanges units with others, while this brings totals closer. If
+    it cannot, the next farthest one does. The work is bounded.
 
     Shapes: costs (measures, m), m >= parts. The last measure decides the order. Returns the places of each batch's
     units.
@@ -40,25 +43,26 @@ def balanced(costs: npt.NDArray[np.float64], parts: int) -> list[Numbers]:
         lightest = np.argsort(totals[-1], kind="stable")[: len(units)]
         row[lightest] = units
         totals += scaled[:, row]
-    everywhere = np.arange(parts)
+    compared, work = 0, len(batches) * batches.size
     for _ in range(_EXCHANGES_PER_BATCH * parts):
         spreads = np.ptp(totals, axis=1)
         if spreads.max() <= TOLERANCE:
             break
-        far = np.abs(totals[spreads.argmax()] - 1).argmax()
-        for columns in (everywhere[far : far + 1], everywhere):
-            moved = scaled[:, batches[:, columns], None, None] - scaled[:, None, None, batches]
-            apart = totals[:, None, columns, None, None] - totals[:, None, None, None, :]
+        farthest = np.argsort(-np.abs(totals[spreads.argmax()] - 1), kind="stable")
+        for column in farthest[: (_MAX_COMPARED - compared) // work]:
+            compared += work
+            moved = scaled[:, batches[:, column], None, None] - scaled[:, None, batches]
+            apart = (totals[:, column, None] - totals)[:, None, None]
             # Decrease of the sum of squared distances from the mean. Within a batch, it is never above 0.
             gains = (moved * apart - moved**2).sum(axis=0)
-            own, column, row, other = np.unravel_index(int(gains.argmax()), gains.shape)
-            if gains[own, column, row, other] > _LEAST_GAIN:
+            own, row, other = np.unravel_index(int(gains.argmax()), gains.shape)
+            if gains[own, row, other] > _LEAST_GAIN:
                 break
         else:
             break
-        exchanged = moved[:, own, column, row, other]
-        totals[:, columns[column]] -= exchanged
+        exchanged = moved[:, own, row, other]
+        totals[:, column] -= exchanged
         totals[:, other] += exchanged
-        one, two = (own, columns[column]), (row, other)
+        one, two = (own, column), (row, other)
         batches[one], batches[two] = batches[two], batches[one]
     return [column[column < count] for column in batches.T]

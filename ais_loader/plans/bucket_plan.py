@@ -96,6 +96,10 @@ class BucketPlan(NumberPlan):
             f"balance={self.balance!r}, {self._shown})"
         )
 
+    @property
+    def left_out_counts(self) -> dict[str, int]:
+        return {"that fit in no bin (are lengths and bins in the same unit?)": n} if (n := len(self.left_out)) else {}
+
     def _arguments(self, own_step: int | None) -> dict[str, Any]:
         if self._digest is None:
             self._digest = digest_of(self._lengths, self._cut_by)
@@ -225,9 +229,9 @@ def _checked_bins(bins: Sequence[float] | Sequence[Sequence[float]], dimensions:
     return table
 
 
-def _bins_of(table: npt.NDArray[Any], bins: npt.NDArray[np.float64]) -> npt.NDArray[np.int16]:
+def _bins_of(table: npt.NDArray[Any], bins: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
     """Return the first bin that each sample fits in, or -1. Shapes: (n, d), (b, d) to (n,)."""
-    found = np.searchsorted(bins[:, 0], table[:, 0], side="left").astype(np.int16)
+    found = np.searchsorted(bins[:, 0], table[:, 0], side="left").astype(np.int32)
     found[found == len(bins)] = -1
     if bins.shape[1] == 1:
         return found

@@ -6,7 +6,7 @@ import bisect
 import hashlib
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,15 +26,16 @@ Weights: TypeAlias = Mapping[str, float]
 class MixPlan(NumberPlan):
     """A mixture of sources, in which each one stays within one draw of its share. See `MixOrder`.
 
-    The numbers are those of `concat` of the sources' datasets, in the order of `sources`. A draw is one sample with
-    `batch_size`, or else one group of a source's steps, so that all ranks read the same source at a time.
+    The numbers are those of `concat` of the sources' datasets, in the order of `sources`. BatchLoader and `concat` take
+    the datasets by name; those of another order or size are refused. A draw is one sample with `batch_size`, or else
+    one group of a source's steps, so that all ranks read the same source at a time.
 
     A position is accepted if the weights agree up to it, and so do the sources that had a weight before it.
     """
 
     def __init__(
         self,
-        sources: Mapping[str, NumberPlan | int],
+        sources: Mapping[str, NumberPlan | int | Sized],
         weights: Weights | Sequence[tuple[int, Weights]],
         *,
         batch_size: int | None = None,
@@ -46,8 +47,8 @@ class MixPlan(NumberPlan):
     ) -> None:
         """
         Args:
-            sources: Plans by name. With `batch_size`, they are ShufflePlans, or numbers of samples to shuffle. Without
-                it, they have the same group as the mixture, and steps that are multiples of it.
+            sources: Plans by name. With `batch_size`, they are ShufflePlans, or datasets or numbers of samples to
+                shuffle. Without it, they have the same group as the mixture, and steps that are multiples of it.
             weights: The weight of each source, in any unit; 0 if it is not named. Or pairs of (step, weights) in the
                 order of steps, from step 0 on. Steps count within the epoch, or over all epochs of `epoch_steps` until
                 the mixture ends. Without `batch_size`, a change applies from the next whole group on.
@@ -83,9 +84,25 @@ class MixPlan(NumberPlan):
         parts = ", ".join(f"{name}: {source.n:,}" for name, source in zip(self.names, self._given, strict=True))
         return f"MixPlan({parts}; batch_size={self.batch_size}, at_end={self.at_end!r}, {self._shown})"
 
+    @property
+    def left_out_counts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for at, (name, source) in enumerate(zip(self.names, self._given, strict=True)):
+            if any(shares[at] for _, shares in self._schedule):
+                found |= {f"of {name!r} {reason}": count for reason, count in source.left_out_counts.items()}
+            elif source.n:
+                found[f"of {name!r}, which has no weight"] = source.n
+        return found
+
+    @property
+    def source_sizes(self) -> dict[str, int]:
+        """The number of samples of each source, in the order of their numbers."""
+        return {name: source.n for name, source in zip(self.names, self._given, strict=True)}
+
     def _source(self, name: str, source: Any) -> NumberPlan:
         if self.batch_size is not None and not isinstance(source, NumberPlan):
-            n = whole_number("MixPlan", f"source {name!r}", source, 0)
+            is_dataset = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, str)
+            n = whole_number("MixPlan", f"source {name!r}", len(source) if is_dataset else source, 0)
             seed = int.from_bytes(hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest(), "big")
             return ShufflePlan(n, 1, seed=seed)
         if not isinstance(source, NumberPlan if self.batch_size is None else ShufflePlan):
@@ -278,5 +295,6 @@ def _moved(batch: Any, offset: int) -> Any:
     if isinstance(batch, np.ndarray):
         return batch + offset
     moved = Packs([(number + offset, *rest) for number, *rest in pack] for pack in batch)
-    moved.item_bytes = batch.item_bytes
+    vars(moved).update(vars(batch))
+    moved.counts = {number + offset: count for number, count in batch.counts.items()}
     return moved

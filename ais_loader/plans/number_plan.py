@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import operator
 import sys
 from typing import Any, NamedTuple, Self
 
@@ -97,6 +98,18 @@ class NumberPlan:
             steps = self.epoch_steps
         return None if steps is None else steps - sum(stop - first for at, first, stop in self._spans if at == epoch)
 
+    @property
+    def left_out_counts(self) -> dict[str, int]:
+        """The number of samples that are in no epoch, by reason."""
+        return {}
+
+    def check_not_empty(self) -> None:
+        """Raise InvalidRequest if no batch is left of n > 0 samples."""
+        if self.n and self._all_steps() == 0:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out_counts.items())
+            less = f"less than one batch (drop_last) or than the {self.group} steps of a group (tail='drop')"
+            raise InvalidRequest(f"{self!r} has no batch; it leaves out: {reasons or f'{self.n:,}, {less}'}")
+
     def batch(self, epoch: int, step: int) -> Any:
         """Return the numbers of a step, shape (batch,), int64. Raises IndexError for a step the epoch does not have."""
         return self._batch(*self._own_step(epoch, step))
@@ -151,6 +164,7 @@ class NumberPlan:
 
     def _own_step(self, epoch: int, step: int) -> tuple[int, int]:
         """Return the epoch and the step, of those that are read once, that a step delivers. Raises IndexError."""
+        epoch, step = operator.index(epoch), operator.index(step)  # those of numpy overflow
         own, steps = self._steps(), self.steps(epoch)
         if step < 0 or (steps is not None and step >= steps):
             raise IndexError(f"step {step} of an epoch with {steps} steps")

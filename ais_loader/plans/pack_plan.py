@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +26,8 @@ class Packs(list[Pack]):
 
     item_bytes: int | None = None
     """The size of a token in a document, in bytes, if pieces can be read as ranges of it."""
+    counts: Mapping[int, int] = MappingProxyType({})
+    """The number of tokens of each document, by its number. A sample with another number of them is refused."""
 
 
 class PackPlan(NumberPlan):
@@ -60,7 +64,7 @@ class PackPlan(NumberPlan):
             whole: Whether documents are never cut.
             item_bytes: The size of a token in bytes, if the documents are objects of tokens alone. A MapDataset then
                 requests only the bytes of each piece, and `decode` gets these. Otherwise it fetches whole documents,
-                and takes the piece from what `decode` returns.
+                takes the piece from what `decode` returns, and refuses one whose `len` is not its count.
             balance: Whether the numbers of tokens of a group's batches are brought within 2 % of each other, or the
                 totals of squared pieces too, as attention within documents needs it.
             block: The number of documents in a block, about. A position forms one block or two.
@@ -91,6 +95,12 @@ class PackPlan(NumberPlan):
             f"PackPlan({self.n:,} documents, tokens={self.tokens}, batch_size={self.batch_size}, whole={self.whole}, "
             f"seed={self.seed}, block={self.block}, balance={self.balance!r}, {self._shown})"
         )
+
+    @property
+    def left_out_counts(self) -> dict[str, int]:
+        empty = int((self._counts == 0).sum())
+        counts = {"without tokens": empty, "longer than a pack": len(self.left_out) - empty}
+        return {reason: count for reason, count in counts.items() if count}
 
     def _arguments(self, own_step: int | None) -> dict[str, Any]:
         if self._digest is None:
@@ -125,6 +135,7 @@ class PackPlan(NumberPlan):
             self._last = ((epoch, at), [[packs[place] for place in sorted(part.tolist())] for part in parts])
         batch = Packs(self._last[1][turn])
         batch.item_bytes = self.item_bytes
+        batch.counts = {number: int(self._counts[number]) for pack in batch for number, *_ in pack}
         return batch
 
     def _pack(self, epoch: int, number: int) -> Pack:

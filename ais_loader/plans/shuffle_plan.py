@@ -40,7 +40,7 @@ class ShufflePlan(NumberPlan):
         Raises InvalidRequest, TypeError.
         """
         super().__init__(seed=seed, group=group, tail=tail, epoch_steps=epoch_steps)
-        if hasattr(n, "__iter__") or hasattr(n, "__getitem__"):
+        if hasattr(n, "__iter__") or hasattr(n, "__len__"):
             raise InvalidRequest(
                 f"ShufflePlan: n is a {type(n).__name__}; need the number of samples: with dataset = MapDataset(store, "
                 "entries), write BatchLoader(dataset, ShufflePlan(len(dataset), batch_size))"

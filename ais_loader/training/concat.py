@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ with needs("torch", "concat"):
     import torch.utils.data
 
 
-def concat(datasets: Iterable[Any]) -> ConcatDataset:
+def concat(datasets: Iterable[Any] | Mapping[str, Any]) -> ConcatDataset:
     """Return one map-style dataset of all samples of several, one dataset after another, like torch's ConcatDataset.
 
     A batch is one request for each store that it has samples of, not one for each sample. `first + second` does the
@@ -28,7 +28,7 @@ def concat(datasets: Iterable[Any]) -> ConcatDataset:
 
     Args:
         datasets: n >= 1 datasets with `__len__` and `__getitem__`. Those that are concatenated themselves are replaced
-            by their parts.
+            by their parts. Or datasets by name: those of a MixPlan, which compares the names.
 
     Raises InvalidRequest if there are none, TypeError for something without indices.
     """
@@ -36,9 +36,17 @@ def concat(datasets: Iterable[Any]) -> ConcatDataset:
 
 
 class ConcatDataset(torch.utils.data.ConcatDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
-    """The dataset that `concat` returns. Indices work like those of a MapDataset."""
+    """The dataset that `concat` returns. Indices work like those of a MapDataset.
 
-    def __init__(self, datasets: Iterable[Any]) -> None:
+    Attributes:
+        source_sizes: The number of samples of each dataset by name, in order. None if they have no names.
+    """
+
+    def __init__(self, datasets: Iterable[Any] | Mapping[str, Any]) -> None:
+        self.source_sizes: dict[str, int] | None = None
+        if isinstance(datasets, Mapping):
+            self.source_sizes = {str(name): len(dataset) for name, dataset in datasets.items()}
+            datasets = list(datasets.values())
         if hasattr(datasets, "__getitems__"):
             raise TypeError(f"concat: {type(datasets).__name__} is one dataset; pass a list of datasets")
         sources = [source for dataset in datasets for source in _sources(dataset)]

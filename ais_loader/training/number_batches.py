@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -86,14 +86,25 @@ def has_ranges(batch: Iterable[Any]) -> bool:
 def in_packs(samples: list[Any], batch: Iterable[Any], *, are_pieces: bool = False) -> list[Any]:
     """Return the samples or, for a batch of packs, the list of each pack's pieces: `sample[start : start + length]`.
 
-    `are_pieces`: the samples are the pieces already.
+    `are_pieces`: the samples are the pieces already. Raises InvalidRequest for a sample of another length than planned.
     """
     if not is_packed(batch):
         return samples
     coming = iter(samples)
     if are_pieces:
         return [[next(coming) for _ in pack] for pack in batch]
-    return [[next(coming)[start : start + length] for _, start, length in pack] for pack in batch]
+    counts: Mapping[int, int] = getattr(batch, "counts", {})
+
+    def piece(number: int, start: int, length: int) -> Any:
+        sample = next(coming)
+        if len(sample) != (count := counts.get(number, len(sample))):
+            raise InvalidRequest(
+                f"sample {number} has {len(sample):,} tokens, and the plan's count of it is {count:,}: make the counts "
+                "of what the dataset's decode returns"
+            )
+        return sample[start : start + length]
+
+    return [[piece(*one) for one in pack] for pack in batch]
 
 
 def part_digests(parts: Iterable[Any]) -> list[tuple[int, str]]:

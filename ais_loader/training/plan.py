@@ -107,6 +107,8 @@ class Position:
     step: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("epoch", "step"):
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         if not 0 <= self.epoch < 2**63 or not 0 <= self.step < 2**63:
             raise InvalidRequest(f"epoch={self.epoch}, step={self.step}: need 0 or more")
 
@@ -147,9 +149,11 @@ def parse_state(state: Mapping[str, Any]) -> tuple[Position, dict[str, Any]]:
     return position, plan
 
 
-def first_difference(saved: Any, own: Any, name: str = "") -> str | None:
+def first_difference(saved: Any, own: Any, words: str = "was saved with {}, and has {}", name: str = "") -> str | None:
     """Return the first difference of two descriptions in words, or None: "was saved with batch_size 32, and has 64"."""
     if isinstance(saved, dict) and isinstance(own, dict):
-        told = (first_difference(saved.get(key), own.get(key), f"{name}.{key}".strip(".")) for key in saved | own)
+        told = (
+            first_difference(saved.get(key), own.get(key), words, f"{name}.{key}".strip(".")) for key in saved | own
+        )
         return next(filter(None, told), None)
-    return None if saved == own else f"was saved with {name} {saved!r}, and has {own!r}"
+    return None if saved == own else words.format(f"{name} {saved!r}", repr(own))

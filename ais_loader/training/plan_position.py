@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import operator
 import os
@@ -13,7 +14,8 @@ from typing import Any
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
-from ais_loader.plans.groups import Tail, check_world_size
+from ais_loader.plans.groups import Tail, check_world_size, whole_number
+from ais_loader.plans.mix_plan import MixPlan
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.number_batches import part_digests
 from ais_loader.training.plan import Plan, Position, first_difference, parse_state, position_state, split_steps
@@ -99,6 +101,8 @@ class PlanPosition:
         """`dataset`: See `set_dataset`. Raises InvalidRequest."""
         if (rank is None) != (world_size is None):
             raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
+        if rank is not None and world_size is not None:
+            rank, world_size = (whole_number("ranks", "rank or world_size", one, 0) for one in (rank, world_size))
         own_tail = plan.tail if isinstance(plan, NumberPlan) else None
         if tail is not None and own_tail is not None and tail != own_tail:
             raise InvalidRequest(f"tail={tail!r}: the plan has tail={own_tail!r}")
@@ -118,6 +122,8 @@ class PlanPosition:
         self.run: PlanRun | None = None
         """The run that has begun or delivered last."""
         self._warns_of_repeats = True
+        self._is_first = True
+        """Whether no run has begun: the ranks compare their plans, and one warning tells what is left out."""
         self._drawing = threading.Lock()
         self.set_dataset(dataset)
 
@@ -137,6 +143,8 @@ class PlanPosition:
             return
         if isinstance(self.plan, NumberPlan) and hasattr(dataset, "__len__") and len(dataset) != self.plan.n:
             raise InvalidRequest(f"the plan has n={self.plan.n:,} numbers, for {len(dataset):,} samples")
+        if isinstance(self.plan, MixPlan):
+            _check_sources(self.plan.source_sizes, dataset)
         self._dataset, self._digests = dataset, None
         if self._unchecked is not None:
             position, described = self._unchecked
@@ -157,7 +165,9 @@ class PlanPosition:
         world_size = self.place()[1]
         group = self.plan.group or self._group or world_size
         if self._grouped is None or self._grouped.group != group:
-            self._grouped = self.plan.with_group(group)
+            grouped = self.plan.with_group(group)
+            grouped.check_not_empty()
+            self._grouped = grouped
         check_world_size(group, world_size, step)
         return self._grouped
 
@@ -202,6 +212,9 @@ class PlanPosition:
         """Return a run over the steps that are left."""
         self.end_run()
         rank, world_size = self.place()
+        if self._is_first:
+            self._check_first(rank, world_size)
+            self._is_first = False
         start = self._begin(self.start)
         before = self.run
         if before is not None and before.delivered and before.begun_from is self.start and self._warns_of_repeats:
@@ -211,6 +224,26 @@ class PlanPosition:
         mine = split_steps(steps, start=start.step, rank=rank, world_size=world_size, tail=self._tail)
         self.run = PlanRun(self, start, world_size, mine)
         return self.run
+
+    def _check_first(self, rank: int, world_size: int) -> None:
+        """Compare plan, entries and position with those of the other ranks, and warn of samples that are left out."""
+        own: dict[str, Any] = {}
+        error: Exception | None = None
+        are_all = is_distributed() and world_size == torch.distributed.get_world_size()
+        try:
+            start, plan = self._begin(self.start), self.bound(self.start.step)
+            if are_all:  # digests of entries take time
+                own = {"epoch": start.epoch, "step": start.step} | self._description(start, sys.maxsize)
+                own |= plan.description if isinstance(plan, NumberPlan) else {}
+        except Exception as found:  # noqa: BLE001 - raised by compare_ranks, after all ranks have met
+            error = found
+        if are_all:
+            compare_ranks(own, error, "the plan", "reads another plan, other entries or another part than rank 0")
+        elif error is not None:
+            raise error
+        if rank == 0 and isinstance(self.plan, NumberPlan) and (counts := self.plan.left_out_counts):
+            told = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+            log.warning("of %s samples, no epoch of the plan has these: %s", f"{self.plan.n:,}", told)
 
     def end_run(self) -> None:
         """If the latest run has delivered all its batches, the next one reads the next epoch, or the one set since."""
@@ -232,8 +265,11 @@ class PlanPosition:
         position = self._begin(position)
         return position_state(position, world_size, self._description(position))
 
-    def _description(self, position: Position) -> dict[str, Any]:
-        """Return what two plans have in common if they gave the same batches before a position; {} if unknown."""
+    def _description(self, position: Position, used: int | None = None) -> dict[str, Any]:
+        """Return what two plans have in common if they gave the same batches before a position; {} if unknown.
+
+        `used`: A number above those whose entries are compared. By default, above those before the position.
+        """
         plan = self.bound()
         if not isinstance(plan, NumberPlan):
             return {"fingerprint": plan.fingerprint} if hasattr(plan, "fingerprint") else {}
@@ -243,7 +279,7 @@ class PlanPosition:
         if self._digests is None:
             own = [self._dataset] if hasattr(self._dataset, "_entries") else []
             self._digests = part_digests(getattr(self._dataset, "datasets", own))
-        used = plan.numbers_before(position.epoch, position.step)
+        used = plan.numbers_before(position.epoch, position.step) if used is None else used
         return described | {"entries": [digest for first, digest in self._digests if first < used]}
 
     def load(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -263,6 +299,41 @@ class PlanPosition:
             raise
         self._unchecked = (position, described) if strict and self._dataset is None else None
         self._move(position)
+
+
+def _check_sources(sizes: dict[str, int], dataset: Any) -> None:
+    """Raise InvalidRequest unless a dataset has the sources of a mixture in its order, as far as that can be seen."""
+    own = getattr(dataset, "source_sizes", None)
+    if own is not None:
+        if list(own.items()) != list(sizes.items()):
+            raise InvalidRequest(f"the plan has the sources {sizes}, and the dataset {own}: need the same order")
+    elif len(sizes) > 1 and (ends := getattr(dataset, "cumulative_sizes", None)):
+        if not {0, *ends}.issuperset(itertools.accumulate(sizes.values())):
+            raise InvalidRequest(
+                f"the plan has the sources {sizes}, and the dataset parts that end at {ends}: concatenate them in the "
+                "plan's order, or by name: concat({name: dataset})"
+            )
+        if len(filled := [size for size in sizes.values() if size]) > len({*filled}):
+            raise InvalidRequest(
+                f"some of the plan's sources {sizes} have equally many samples, so that their order in the dataset is "
+                "not known: pass the datasets by name, concat({name: dataset})"
+            )
+
+
+def compare_ranks(own: Any, error: Exception | None, subject: str, differs: str) -> None:
+    """Compare a value of each rank with that of rank 0. All ranks have to call this.
+
+    Raises `error`, or InvalidRequest on all other ranks, with the first rank that has an error or another value.
+    """
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, (own, None if error is None else str(error)))
+    if error is not None:
+        raise error
+    for rank, (other, told) in enumerate(found):
+        if told is not None:
+            raise InvalidRequest(f"rank {rank} refuses {subject}: {told}")
+        if told := first_difference(found[0][0], other, f"rank 0 has {{}}, and rank {rank} {{}}"):
+            raise InvalidRequest(f"rank {rank} {differs}" + (f": {told}" if isinstance(own, dict) else ""))
 
 
 def _compare(saved: dict[str, Any], own: dict[str, Any]) -> None:

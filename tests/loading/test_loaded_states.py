@@ -1,4 +1,4 @@
-"""Ranks compare the states that they load, and the one that differs is named on all of them."""
+"""Ranks compare the states that they load and the plans that they begin, and all of them name the one that differs."""
 
 from __future__ import annotations
 
@@ -38,13 +38,32 @@ def told(step, batch_size=2):
     return "loaded"
 
 
-print(json.dumps([told(6), told(6 + 3 * (rank == 1)), told(6, 2 + (rank == 2))]), flush=True)
+def begun(seed=0, n=24, step=0, **place):
+    class Fewer(Numbers):
+        def __len__(self):
+            return n
+
+    loader = BatchLoader(Fewer(), ShufflePlan(n, 2, seed=seed, group=3), **place)
+    if step:
+        loader.set_epoch(step)
+    try:
+        return len(list(loader))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+states = [told(6), told(6 + 3 * (rank == 1)), told(6, 2 + (rank == 2))]
+own = {"rank": rank, "world_size": world_size}
+runs = [begun(), begun(seed=rank), begun(n=24 + rank // 2), begun(step=rank), begun(seed=rank, **own)]
+empty = begun(n=24 - 24 * (rank == 1))
+alone = begun(seed=rank, rank=0, world_size=1)
+print(json.dumps([*states, runs, empty, alone]), flush=True)
 torch.distributed.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-def test_the_rank_with_another_state_is_named_on_all_ranks(tmp_path: Path) -> None:
+def test_the_rank_with_another_state_or_plan_is_named_on_all_ranks(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, str(tmp_path)],
@@ -62,6 +81,13 @@ def test_the_rank_with_another_state_is_named_on_all_ranks(tmp_path: Path) -> No
             rank.wait(TIMEOUT_S)
     assert [told[0] for told in found] == ["loaded"] * 3
     assert [told[1] for told in found] == ["InvalidRequest: rank 1 loads another state than rank 0"] * 3
+    differs = "InvalidRequest: rank {} reads another plan, other entries or another part than rank 0: rank 0 has {}"
+    seed = differs.format(1, "seed 0, and rank 1 1")
+    n = differs.format(2, "n 24, and rank 2 25")
+    epoch = differs.format(1, "epoch 0, and rank 1 1")
+    assert [told[3] for told in found] == [[4, seed, n, epoch, seed]] * 3
+    assert [told[4] for told in found] == [differs.format(1, "n 24, and rank 1 0")] * 3
+    assert [told[5] for told in found] == [12] * 3  # a part of its own is nobody's to compare
     refused = "the state belongs to another plan: it was saved with batch_size 3, and has 2"
     others = f"InvalidRequest: rank 2 refuses the state: {refused}"
     assert [told[2] for told in found] == [others, others, f"InvalidRequest: {refused}"]

@@ -116,5 +116,10 @@ def test_another_type_is_refused(make: Any) -> None:
 def test_few_samples_or_none(plan: Any, steps: int) -> None:
     assert plan.steps(0) == steps
     assert all(len(plan.batch(0, step)) for step in range(steps))
-    batches = list(BatchLoader(Numbers(plan.n, getattr(plan, "_counts", None)), plan))
-    assert len(batches) == steps
+    loader = BatchLoader(Numbers(plan.n, getattr(plan, "_counts", None)), plan)
+    if steps or not plan.n:
+        assert len(list(loader)) == steps
+        return
+    for use in (len, list):
+        with pytest.raises(InvalidRequest, match="has no batch; it leaves out: "):
+            use(loader)
