@@ -90,11 +90,12 @@ class BatchLoader:
             batches: A plan of `ais_loader.plans`, or another object with the pure functions `batch(epoch, step)` and
                 `steps(epoch)` (see `Plan`), or a batch sampler: any iterable of lists of numbers. A plan of your own
                 may return entries instead, for a MapDataset.
-            workers: The number of worker processes. 0 means threads of this process.
+            workers: The number of worker processes. 0 means threads of this process. Workers seed `random`, `numpy` and
+                `torch` before each sample by its place in the plan, whatever worker has it.
             threads: The number of threads that fetch, decode and collate, without worker processes.
             in_flight: The number of batches that are drawn and not delivered: requested, being decoded, or ready.
             collate: A function from a list of samples to a batch. It runs in the worker. Without it, a batch is that
-                list.
+                list. It may take `rng`, as `decode` of a MapDataset.
             output: With "packed", a batch is a PackedBatch, or what `collate` makes of one: the entries of a MapDataset
                 without a decoder, end to end in one array, which crosses from worker processes without a copy.
             rank, world_size: The part of the plan to read here. By default, they come from torch.distributed when the

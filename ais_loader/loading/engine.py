@@ -112,7 +112,7 @@ class Engine:
                 step, work, place = one
                 draw_s = time.perf_counter() - began_s
                 named = self._run.named(step)
-                future = self._workers.submit(number, work, named)
+                future = self._workers.submit(number, work, named, self._run.seed(step, work))
                 self._tickets.put(Ticket(number, step, named, place, work, draw_s, future))
                 number += 1
         except BaseException as error:  # noqa: BLE001 - raised where the batch is consumed

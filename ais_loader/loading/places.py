@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.training.plan_position import process_place, warn_of_no_length, warn_of_repeat
+from ais_loader.training.sample_seeds import digest_seed, drawn_seed
 
 with needs("torch", "BatchLoader"):
     import torch
@@ -65,6 +66,7 @@ class Places:
             restored: The state that the sampler was brought to, and continues from.
         """
         self._sampler = sampler
+        self.seed = _seed_of(sampler, begun[BEGINNING])
         self._next_s = 0.0
         self._has_state = True
         """Whether the sampler provides its state."""
@@ -135,6 +137,14 @@ def beginning(sampler: Any) -> dict[str, Any]:
     state = generator.get_state().numpy().tobytes().hex() if isinstance(generator, torch.Generator) else None
     named = {name: _first(sampler, name) for name in names} | {"generator": state}
     return {BEGINNING: {"sampler": type(sampler).__name__, **named}, SINCE: 0}
+
+
+def _seed_of(sampler: Any, begun: Mapping[str, Any]) -> int:
+    """Return the seed of an epoch's random numbers. One that would be lost at a resume is drawn."""
+    generator = None if hasattr(sampler, "state_dict") else begun["generator"]  # in its state, it has gone on
+    if begun["epoch"] is None and generator is None:
+        return drawn_seed()
+    return digest_seed(begun["epoch"], begun["seed"], generator)
 
 
 def restore(sampler: Any, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -213,6 +223,11 @@ class SamplerRun:
                 raise TypeError(f"{kind}: {self.named(number)} is {batch!r}; need a batch sampler, of lists of numbers")
             yield number, batch, self._places.drawn()
             number += 1
+
+    def seed(self, number: int, batch: Any) -> int:
+        """Return the seed of a batch's random numbers, by what it has: a resumed run counts its batches anew."""
+        samples = batch if isinstance(batch, Sized) and isinstance(batch, Iterable) else [batch]
+        return digest_seed(self._places.seed, [str(getattr(sample, "id", sample)) for sample in samples])
 
     def named(self, number: int) -> str:
         """Return a batch in words, by its number in this iteration."""

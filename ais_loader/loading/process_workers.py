@@ -15,7 +15,6 @@ import mmap
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import socket
 import struct
@@ -28,12 +27,11 @@ from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
 from queue import Empty, PriorityQueue, SimpleQueue
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
 from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
 from ais_loader.loading.workers import FetchedBatch, Fetcher, WorkerProgress
+from ais_loader.training.sample_seeds import SampleSeeds
 from ais_loader.training.worker_exit import exit_with_trainer
 
 with needs("torch", "BatchLoader"):
@@ -85,7 +83,6 @@ class ProcessWorkers:
         self._slots = -(-in_flight // workers) + _SLOTS_BESIDES
         self._restarts_left = self._max_restarts = max_restarts
         self._pid = os.getpid()
-        self._seed = int(torch.empty((), dtype=torch.int64).random_())
         self._tasks: PriorityQueue[tuple[float, int, _Task | None]] = PriorityQueue()
         self._order = itertools.count()
         self._idle: set[int] = set()
@@ -116,9 +113,9 @@ class ProcessWorkers:
         self.close(wait=False)
         return False
 
-    def submit(self, ticket: int, work: Any, named: str) -> Future[FetchedBatch]:
+    def submit(self, ticket: int, work: Any, named: str, seed: int) -> Future[FetchedBatch]:
         """Fetch the samples of `work`. Raises the errors of pickling it."""
-        task = _Task(ticket, work, named, ForkingPickler.dumps((ticket, work)), Future())
+        task = _Task(ticket, work, named, ForkingPickler.dumps((ticket, work, seed)), Future())
         self._put(task)
         return task.future
 
@@ -175,9 +172,8 @@ class ProcessWorkers:
         return next((worker for worker in self._workers if ticket in worker.held), None)
 
     def _start(self, at: int) -> _Worker:
-        self._seed += 1
         others = [worker.conn for worker in self._workers] if self._context == "fork" else []
-        return _Worker(self._context, at, (_Sent(self._fetcher), self._seed, self._slots), others, self._pin_memory)
+        return _Worker(self._context, at, (_Sent(self._fetcher), self._slots), others, self._pin_memory)
 
     # -- in the thread of each worker
 
@@ -288,7 +284,7 @@ class _Worker:
     """A worker process, in the trainer."""
 
     def __init__(
-        self, method: StartMethod, at: int, work: tuple[_Sent, int, int], others: list[Connection], pin_memory: bool
+        self, method: StartMethod, at: int, work: tuple[_Sent, int], others: list[Connection], pin_memory: bool
     ) -> None:
         self.held: dict[int, _Task] = {}
         self.slots = SlotReader(pin_memory=pin_memory)
@@ -403,15 +399,12 @@ class _Sent:
         return pickle.loads(self._fetcher) if isinstance(self._fetcher, bytes) else self._fetcher
 
 
-def _run(conn: Connection, name: str, sent: _Sent, seed: int, slots: int, others: list[Connection]) -> None:
+def _run(conn: Connection, name: str, sent: _Sent, slots: int, others: list[Connection]) -> None:
     exit_with_trainer()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer ends its workers
     for other in others:
         other.close()
     torch.set_num_threads(1)  # the threads of a forked trainer do not exist here
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
     try:
         fetcher = sent.take()
     except BaseException as error:
@@ -423,17 +416,17 @@ def _run(conn: Connection, name: str, sent: _Sent, seed: int, slots: int, others
     _NotedProgress.notes = mmap.mmap(notes, _STAGE_BYTES)
     progress = _NotedProgress(name)
     faulthandler.register(signal.SIGUSR1, notes, all_threads=True)
-    tasks: SimpleQueue[tuple[int, Any, Any] | None] = SimpleQueue()
+    tasks: SimpleQueue[tuple[int, Any, Any, int] | None] = SimpleQueue()
     threading.Thread(target=_begin, args=(conn, fetcher, tasks), name="ais-loader-begin", daemon=True).start()
     writer = SlotWriter(slots)
     progress.enter("request")  # a batch that it has is with the other thread
     while (task := tasks.get()) is not None:
-        ticket, work, pending = task
+        ticket, work, pending, seed = task
         file = None
         try:
             if isinstance(pending, Exception):
                 raise pending
-            fetched = fetcher.finish(work, pending, progress)
+            fetched = fetcher.finish(work, pending, progress, SampleSeeds(seed, owns_process=True))
             progress.enter("transfer")
             began_s = time.perf_counter()
             result: Any
@@ -450,17 +443,17 @@ def _run(conn: Connection, name: str, sent: _Sent, seed: int, slots: int, others
         del task, work, pending
 
 
-def _begin(conn: Connection, fetcher: Fetcher, tasks: SimpleQueue[tuple[int, Any, Any] | None]) -> None:
+def _begin(conn: Connection, fetcher: Fetcher, tasks: SimpleQueue[tuple[int, Any, Any, int] | None]) -> None:
     """Receive batches, and request their samples ahead."""
     with contextlib.suppress(EOFError, OSError):
         while True:
-            ticket, work = conn.recv()
+            ticket, work, seed = conn.recv()
             pending: Any
             try:
                 pending = fetcher.begin(work)
             except Exception as error:  # noqa: BLE001 - raised in the trainer
                 pending = error
-            tasks.put((ticket, work, pending))
+            tasks.put((ticket, work, pending, seed))
     tasks.put(None)
 
 

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from ais_loader.errors import Unsupported
 from ais_loader.loading.workers import FetchedBatch, Fetcher, WorkerProgress
+from ais_loader.training.sample_seeds import SampleSeeds
 
 
 class _ThreadTask(NamedTuple):
     ticket: int
     work: Any
     pending: Any
+    seeds: SampleSeeds
     future: Future[FetchedBatch]
 
 
@@ -32,12 +34,12 @@ class ThreadWorkers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, ticket: int, work: Any, named: str) -> Future[FetchedBatch]:
+    def submit(self, ticket: int, work: Any, named: str, seed: int) -> Future[FetchedBatch]:
         future: Future[FetchedBatch] = Future()
         progress = self._progress[ticket] = WorkerProgress(threading.current_thread().name)
         pending = self._fetcher.begin(work)
         progress.enter("queue")
-        self._tasks.put(_ThreadTask(ticket, work, pending, future))
+        self._tasks.put(_ThreadTask(ticket, work, pending, SampleSeeds(seed), future))
         return future
 
     def progress(self, ticket: int) -> str:
@@ -62,7 +64,7 @@ class ThreadWorkers:
             progress = self._progress[task.ticket]
             progress.worker = threading.current_thread().name
             try:
-                task.future.set_result(self._fetcher.finish(task.work, task.pending, progress))
+                task.future.set_result(self._fetcher.finish(task.work, task.pending, progress, task.seeds))
             except BaseException as error:  # noqa: BLE001 - raised where the batch is consumed
                 task.future.set_exception(error)
             self._progress.pop(task.ticket, None)

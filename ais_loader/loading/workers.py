@@ -15,6 +15,7 @@ from ais_loader.loading.bad_samples import BadSample, OnBad
 from ais_loader.plans.pack_plan import Packs
 from ais_loader.training.number_batches import checked_index, in_packs, sample_name, sample_numbers, sends_ahead
 from ais_loader.training.sample_parts import places_of
+from ais_loader.training.sample_seeds import COLLATE, CURRENT, SampleSeeds, read_samples, with_rng
 from ais_loader.training.take_samples import HEARD
 from ais_loader.values.batch import Batch
 from ais_loader.values.timing import BatchTiming, Cause
@@ -74,10 +75,10 @@ class WorkerProgress:
 class Workers(Protocol):
     """Processes or threads that fetch batches. `submit` is called by one thread at a time."""
 
-    def submit(self, ticket: int, work: Any, named: str) -> Future[FetchedBatch]:
+    def submit(self, ticket: int, work: Any, named: str, seed: int) -> Future[FetchedBatch]:
         """Fetch the samples of `work`, and return at once. The ticket is another one for each call.
 
-        `named`: the batch in words, for errors.
+        `named`: the batch in words, for errors. `seed`: that of its random numbers.
         """
 
     def progress(self, ticket: int) -> str:
@@ -124,7 +125,8 @@ class Fetcher:
     def __init__(
         self, dataset: Any, collate: Collate | None = None, on_bad: OnBad = "raise", *, packed: bool = False
     ) -> None:
-        self.dataset, self.collate, self.on_bad, self.packed = dataset, collate, on_bad, packed
+        self.dataset, self.on_bad, self.packed = dataset, on_bad, packed
+        self.collate = None if collate is None else with_rng(collate)
         self._begins = sends_ahead(dataset)
 
     def begin(self, work: Any) -> Any:
@@ -137,9 +139,10 @@ class Fetcher:
         except Exception as error:  # noqa: BLE001 - of any dataset
             return _FailedBatch(error)
 
-    def finish(self, work: Any, pending: Any, progress: WorkerProgress) -> FetchedBatch:
+    def finish(self, work: Any, pending: Any, progress: WorkerProgress, seeds: SampleSeeds) -> FetchedBatch:
         """Return the batch. Raises the errors of the dataset, and of `collate`."""
         HEARD.batches, HEARD.cause = progress.batches, progress.hear
+        CURRENT.seeds = seeds
         progress.enter("fetch" if self._begins else "decode")  # a dataset of its own does both, unheard
         began_s = time.perf_counter()
         try:
@@ -147,10 +150,11 @@ class Fetcher:
             got_s = time.perf_counter()
             timings = [batch.timing for batch in progress.batches]
             progress.enter("collate")
+            seeds.seed_at(COLLATE)
             with _exits_are_errors("collate()"):
                 batch = samples if self.collate is None else self.collate(samples)
         finally:
-            HEARD.batches = HEARD.cause = None
+            HEARD.batches = HEARD.cause = CURRENT.seeds = None
             progress.batches = []
         ended_s = time.perf_counter()
         return FetchedBatch(batch, progress.worker, timings, got_s - began_s, ended_s - got_s, bad=bad)
@@ -160,10 +164,8 @@ class Fetcher:
         if self._begins:
             pending = self.begin(work) if pending is None else pending
             return pending.packed() if self.packed else pending.finish()
-        numbers = sample_numbers(work)
-        many = getattr(self.dataset, "__getitems__", None)
         with _exits_are_errors("the dataset"):
-            return in_packs([self.dataset[one] for one in numbers] if many is None else list(many(numbers)), work)
+            return in_packs(read_samples(self.dataset, sample_numbers(work)), work)
 
     def name_of(self, work: Any) -> str:
         """Return the name of the first sample of a batch: its entry, or its number."""
@@ -191,7 +193,7 @@ def _good_samples(fetcher: Fetcher, work: Any, pending: Any) -> tuple[Any, list[
         if fetcher.on_bad == "raise" or isinstance(error, _OF_THE_STORE):
             raise
         _refuse_bad_numbers(fetcher, work)
-        found = list(_each(fetcher, work, error))
+        found = list(_each(fetcher, work, error, work, 0))
     good = [at for at, one in enumerate(found) if not isinstance(one, Exception)]
     bad, samples = [], []
     for at, one in enumerate(found):
@@ -209,19 +211,21 @@ def _good_samples(fetcher: Fetcher, work: Any, pending: Any) -> tuple[Any, list[
     return samples, bad
 
 
-def _each(fetcher: Fetcher, work: Any, error: Exception) -> Iterator[Any]:
-    """Yield each sample of a batch that failed, or the error of the sample."""
+def _each(fetcher: Fetcher, work: Any, error: Exception, whole: Any, first: int) -> Iterator[Any]:
+    """Yield each sample of a batch that failed, or the error of the sample. `work` begins at `first` of the `whole`."""
     if len(work) == 1:
         yield error
         return
     middle = len(work) // 2
-    for part in (_part(work, 0, middle), _part(work, middle, len(work))):
+    for part, at in ((_part(work, 0, middle), first), (_part(work, middle, len(work)), first + middle)):
+        if CURRENT.seeds is not None:
+            CURRENT.seeds.seed_at(len(sample_numbers(whole[:at])) if at else 0)  # as in the whole batch
         try:
             yield from fetcher.samples(part)
         except _OF_THE_STORE:
             raise
         except Exception as part_error:  # noqa: BLE001 - of any decoder
-            yield from _each(fetcher, part, part_error)
+            yield from _each(fetcher, part, part_error, whole, at)
 
 
 def _part(work: Any, first: int, stop: int) -> Any:

@@ -35,7 +35,8 @@ class PackPlan(NumberPlan):
 
     The documents of a block come in an order that depends on (seed, epoch). They are cut at the border of a pack, and
     go on in the next one. With `whole`, no document is cut: each goes into the pack with the least room that it fits
-    in, the largest documents first. The last pack of a block has what is left. Every token is in one pack of an epoch.
+    in, the largest documents first. The last pack of a block has what is left. Every token is in one pack of an epoch,
+    apart from the `overlap` of cut documents.
 
     Attributes:
         left_out: The numbers of the documents without tokens and, with `whole`, of those longer than a pack; int64.
@@ -49,6 +50,7 @@ class PackPlan(NumberPlan):
         *,
         whole: bool = False,
         item_bytes: int | None = None,
+        overlap: int = 0,
         balance: Balance = "linear",
         group: int | None = None,
         block: int = 10_000,
@@ -65,6 +67,8 @@ class PackPlan(NumberPlan):
             item_bytes: The size of a token in bytes, if the documents are objects of tokens alone. A MapDataset then
                 requests only the bytes of each piece, and `decode` gets these. Otherwise it fetches whole documents,
                 takes the piece from what `decode` returns, and refuses one whose `len` is not its count.
+            overlap: The number of tokens that a piece has beyond the border of its pack, if its document is cut there:
+                1 for the target of the pack's last token, as `collate_packed` makes it.
             balance: Whether the numbers of tokens of a group's batches are brought within 2 % of each other, or the
                 totals of squared pieces too, as attention within documents needs it.
             block: The number of documents in a block, about. A position forms one block or two.
@@ -78,6 +82,7 @@ class PackPlan(NumberPlan):
         self.tokens = whole_number("PackPlan", "tokens", tokens, 1)
         self.batch_size = whole_number("PackPlan", "batch_size", batch_size, 1)
         self.block = whole_number("PackPlan", "block", block, 1)
+        self.overlap = whole_number("PackPlan", "overlap", overlap, 0)
         if balance not in BALANCES:
             raise InvalidRequest(f"PackPlan: balance={balance!r}: need 'linear' or 'quadratic'")
         self.whole, self.balance = bool(whole), balance
@@ -93,6 +98,7 @@ class PackPlan(NumberPlan):
     def __repr__(self) -> str:
         return (
             f"PackPlan({self.n:,} documents, tokens={self.tokens}, batch_size={self.batch_size}, whole={self.whole}, "
+            f"overlap={self.overlap}, "
             f"seed={self.seed}, block={self.block}, balance={self.balance!r}, {self._shown})"
         )
 
@@ -106,7 +112,8 @@ class PackPlan(NumberPlan):
         if self._digest is None:
             self._digest = digest_of(self._counts, "")
         names = ("n", "tokens", "batch_size", "whole", "seed", "block", "balance")
-        return {name: getattr(self, name) for name in names} | {"digest": self._digest}
+        own: dict[str, Any] = {name: getattr(self, name) for name in names} | {"digest": self._digest}
+        return own | {"overlap": self.overlap} if self.overlap else own
 
     def _regrouped(self) -> None:
         self._formed: dict[tuple[int, int], tuple[Numbers, Numbers, list[list[int]]]] = {}
@@ -149,7 +156,7 @@ class PackPlan(NumberPlan):
         while first < stop:
             end, document = int(ends[at]), int(documents[at])
             begin = end - int(self._counts[document])
-            pieces.append((document, first - begin, min(end, stop) - first))
+            pieces.append((document, first - begin, min(end, stop + self.overlap) - first))
             first, at = end, at + 1
         return pieces
 

@@ -11,6 +11,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.training.number_batches import checked_index, fetches_entries, in_packs, sample_numbers, sends_ahead
 from ais_loader.training.sample_parts import SampleParts, raw
+from ais_loader.training.sample_seeds import read_samples
 from ais_loader.training.take_samples import take_samples
 from ais_loader.values.batch import Batch
 
@@ -167,8 +168,7 @@ class _NotBegun:
         self._source, self._indices = source, indices
 
     def finish(self) -> list[Any]:
-        many = getattr(self._source, "__getitems__", None)
-        return [self._source[index] for index in self._indices] if many is None else list(many(self._indices))
+        return read_samples(self._source, self._indices)
 
     def close(self) -> None:
         pass

@@ -85,7 +85,8 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
                 batch. `item.data` is a view, so copy what you want to keep. The function must be picklable if workers
                 are spawned. Without `decode`, a sample is bytes.
             transform: A function from a sample to a sample. It runs after `decode`, in the same process. Samples of
-                failed entries do not pass through it.
+                failed entries do not pass through it. If it or `decode` has an argument `rng`, it gets a
+                numpy.random.Generator there, which a BatchLoader seeds by the sample's place in the plan.
             bucket: The bucket of those entries that are plain names.
             pinned: Whether to pin the listed objects to their current versions. If such an object is replaced later,
                 reading it raises ObjectNotFound. A table is pinned if it was listed so.

@@ -19,6 +19,7 @@ from ais_loader.plans.mix_plan import MixPlan
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.number_batches import part_digests
 from ais_loader.training.plan import Plan, Position, first_difference, parse_state, position_state, split_steps
+from ais_loader.training.sample_seeds import digest_seed
 
 with needs("torch", "datasets"):
     import torch.distributed
@@ -66,6 +67,10 @@ class PlanRun:
 
     def draw(self, step: int) -> Any:
         return self._position.draw(self.start.epoch, step)
+
+    def seed(self, step: int, batch: Any) -> int:
+        """Return the seed of a batch's random numbers."""
+        return digest_seed(getattr(self._position.plan, "seed", None), self.start.epoch, step)
 
     def named(self, step: int) -> str:
         """Return a batch in words, by the epoch and step that a state has."""

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from ais_loader.errors import EntryFailed, LoaderError
 from ais_loader.training.sample_parts import SampleParts, is_complete, raw
+from ais_loader.training.sample_seeds import seed_next_sample, with_rng
 from ais_loader.values.batch import Batch
 from ais_loader.values.packed import PackedBatch
 from ais_loader.values.timing import BatchTiming, Cause
@@ -88,6 +89,7 @@ def _naming(batch: Batch, name: Name) -> Iterator[None]:
 
 def _decoded(items: Iterable[Any], decode: Decode, name: Name) -> Iterator[Any]:
     for at, item in enumerate(items):
+        seed_next_sample()
         try:
             yield decode(item)
         except SystemExit as error:  # which would end the trainer
@@ -114,4 +116,5 @@ def decoder(decode: Decode | None, transform: Callable[[Any], Any] | None) -> De
     for name, given in (("decode", decode), ("transform", transform)):
         if given is not None and not callable(given):
             raise TypeError(f"{name} is a {type(given).__name__}: need a function")
-    return decode if transform is None else _Transformed(decode, transform)
+    own = None if decode is None else with_rng(decode)
+    return own if transform is None else _Transformed(own, with_rng(transform))

@@ -208,22 +208,6 @@ class _Limited(Samples):
         return super().__getitems__(numbers)
 
 
-def random_number(samples: list[Any]) -> Any:
-    return torch.rand(1).item()
-
-
-@pytest.mark.slow
-def test_workers_have_different_random_numbers_which_the_trainers_seed_decides(tmp_path: Path) -> None:
-    def drawn() -> set[float]:
-        return set(loader(tmp_path, collate=random_number))
-
-    torch.manual_seed(7)
-    first, second = drawn(), drawn()
-    assert len(first | second) == 2 * len(EXPECTED)
-    torch.manual_seed(7)
-    assert next(iter(loader(tmp_path, collate=random_number, workers=1))) in first
-
-
 @pytest.mark.slow
 def test_workers_are_processes_of_their_own(tmp_path: Path) -> None:
     batches = loader(tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,13 +112,56 @@ class TestCollatePacked:
         assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 3], [9, 1, 3, 3, 3]]
         assert batch["doc_ids"].tolist() == [[0, 0, 0, 1, -1], [0, 0, -1, -1, -1]]
         assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0], [0, 1, 0, 0, 0]]
-        assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+        assert batch["labels"].tolist() == [[6, 7, -100, -100, -100], [1, -100, -100, -100, -100]]
+        assert batch["cu_seqlens"].tolist() == [0, 3, 4, 5, 7, 10] and batch["max_seqlen"] == 3
+        assert batch["cu_seqlens"].dtype == torch.int32
+        assert {batch[name].dtype for name in ("input_ids", "labels", "doc_ids", "position_ids")} == {torch.int64}
 
     def test_too_many_tokens_are_refused(self) -> None:
         from ais_loader.training.collate import collate_packed
 
-        with pytest.raises(InvalidRequest, match="pack 0 has more than tokens=2"):
-            collate_packed([[[1, 2], [3]]], tokens=2)
+        for pack in ([[1, 2], [3]], [[1, 2, 3, 4]], [[1], [2, 3, 4]]):
+            with pytest.raises(InvalidRequest, match="pack 0 has more than tokens=2"):
+                collate_packed([pack], tokens=2)
+
+    @pytest.mark.parametrize("item_bytes", [None, 8])
+    def test_an_epoch_has_every_pair_of_a_token_and_the_next_one_once(
+        self, tmp_path: Path, item_bytes: int | None
+    ) -> None:
+        """Documents are cut at the borders of packs, and a pack may end where a document does."""
+        import torch
+
+        import ais_loader
+        from ais_loader import BatchLoader, MapDataset
+        from ais_loader.training.collate import collate_packed
+
+        counts = [3, 8, 1, 12, 6, 10, 31]
+        documents = [np.arange(count) + 100 * at for at, count in enumerate(counts)]
+        with ais_loader.connect(tmp_path) as client:
+            client.create_bucket("b").put_many((f"{at}", one.tobytes()) for at, one in enumerate(documents))
+        samples = MapDataset(str(tmp_path), "ais://b/", lambda item: np.frombuffer(item.tobytes(), np.int64))
+        plan = PackPlan(counts, 10, 2, overlap=1, item_bytes=item_bytes, tail="uneven")
+        found: Counter[tuple[int, int]] = Counter()
+        for batch in BatchLoader(samples, plan, collate=partial(collate_packed, tokens=10)):
+            tokens, labels = batch["input_ids"].flatten(), batch["labels"].flatten()
+            found.update(zip(tokens[labels >= 0].tolist(), labels[labels >= 0].tolist(), strict=True))
+            same = batch["doc_ids"].unsqueeze(1) == batch["doc_ids"].unsqueeze(2)
+            pieces = [torch.ones(size, size) for size in batch["cu_seqlens"].diff()]
+            assert torch.equal(torch.block_diag(*pieces), torch.block_diag(*same.float()))
+            logits = torch.nn.functional.one_hot(labels.clamp(min=0), 700) * 100.0
+            assert torch.nn.functional.cross_entropy(logits, labels) < 1e-6
+        assert found == Counter(pair for one in documents for pair in pairwise(one.tolist()))
+
+    def test_overlaps_are_of_cut_documents_and_part_of_the_state(self) -> None:
+        plain, plan = (PackPlan([25, 10], 10, 4, overlap=overlap) for overlap in (0, 1))
+        pieces = [[piece for pack in one.batch(0, 0) for piece in pack] for one in (plain, plan)]
+        expected = [
+            (number, start, length + (start + length < [25, 10][number])) for number, start, length in pieces[0]
+        ]
+        assert pieces[1] == expected != pieces[0]
+        assert "overlap" not in plain.description_at(0, 0) and plan.description_at(0, 0)["overlap"] == 1
+        with pytest.raises(InvalidRequest, match="overlap=-1"):
+            PackPlan([1], 1, 1, overlap=-1)
 
     def test_a_loader_of_packs(self) -> None:
         from ais_loader import BatchLoader
