@@ -5,8 +5,8 @@ add markers to the cases of a test:
 
 - Of its cases times transports, quick is every case on an embedded store. The slow set adds one case on the last
   transport, a cluster where there is one, and the exhaustive set all. A test marked `every_transport` sees the
-  transport: one case is quick on one of the others, which take turns from test to test, and each case is slow on one of
-  them in turn.
+  transport: one case is quick on one of the others, which take turns from test to test, and one is slow on each of the
+  rest.
 - Of a `sampled(n)` test, n cases stay in its set, and the others are exhaustive.
 - A test marked `quick_cases(n)` has n quick cases; the others are slow.
 
@@ -133,9 +133,9 @@ def _mark_transports(calls: Sequence[Any], fixture: str, test: str, seen: bool) 
     quick, slow = {(first, case) for case in cases}, {(others[-1], cases[0])}
     if seen:
         turn = zlib.crc32(test.encode()) % len(others)
-        quick.add((others[turn], cases[0]))
-        turns = range(max(len(cases), len(others)))
-        slow = {(others[(turn + at) % len(others)], cases[at % len(cases)]) for at in turns}
+        first_turn, *turns = [(others[(turn + at) % len(others)], cases[at % len(cases)]) for at in range(len(others))]
+        quick.add(first_turn)
+        slow = set(turns)
     for call, place in zip(calls, places, strict=True):
         if place not in quick:
             call.marks.append((pytest.mark.slow if place in slow else pytest.mark.exhaustive).mark)
