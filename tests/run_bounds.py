@@ -196,7 +196,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.pluginmanager.register(_FailureNames(reporter))
         limit_s = float(session.config.getoption("timeout") or session.config.getini("timeout") or 0)
         if limit_s:
-            limit_s = max(SILENCE_S, limit_s + 2 * _INTERRUPTED_S)  # what one test may take comes first
+            limit_s = max(SILENCE_S, limit_s + _INTERRUPTED_S + 30.0)  # what one test may take comes first
             session.config.pluginmanager.register(_Silence(session.config, limit_s))
 
 
