@@ -228,9 +228,9 @@ def test_jobs_train_on_the_cluster_start_another_and_hand_back_how_they_ended() 
                 "-m",
                 "examples.speech.train",
                 "--steps",
-                "60",
+                "30",
                 "--batch-size",
-                "4",
+                "8",
                 "--url",
                 said["url"],
                 "--output",
@@ -238,7 +238,7 @@ def test_jobs_train_on_the_cluster_start_another_and_hand_back_how_they_ended() 
                 source=source,
             )
             assert code == 0, log
-            assert "60 steps of 4, each one GetBatch" in log and plot.stat().st_size > 0
+            assert "30 steps of 8, each one GetBatch" in log and plot.stat().st_size > 0
 
             code, log = jobs.submit("sh", "-c", "echo about to fail: $((40 + 2)); exit 3")
             assert code != 0
