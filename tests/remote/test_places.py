@@ -34,6 +34,7 @@ def node_url(remote_bucket: RemoteBucket, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+@pytest.mark.fresh_process
 def test_a_dataset_is_named_by_its_place(node_url: str, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
     from torch.utils.data import DataLoader
 
