@@ -180,7 +180,10 @@ def test_a_write_that_is_announced_and_never_done_hides_no_change_of_others(
 def test_an_upload_that_ends_while_a_node_lists_what_is_pending_is_forgotten(
     s3: S3Server, remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with cluster_of(tmp_path, 3, remote_hosts=("any",)) as cluster, connect(cluster.nodes[0].url, options=PATIENT) as client:
+    with (
+        cluster_of(tmp_path, 3, remote_hosts=("any",)) as cluster,
+        connect(cluster.nodes[0].url, options=PATIENT) as client,
+    ):
         bucket = made(client, remote_bucket, "back")
         down = proxy.on("PUT", "*", Fault(status=503))
         bucket.put(NAME, OLD)
