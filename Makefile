@@ -22,9 +22,9 @@ FAILURES := --maxfail 8 --tb native
 TIMES = --junitxml build/test-times/$(@:test-%=%).xml
 # Processes that run tests side by side. A file stays in one, with its nodes, and each process has its files in the order
 # that one alone has: what forks comes before what leaves gRPC running.
-# Three keep two cores busy, as tests wait a lot; slow ones start processes of their own, and two are enough.
-WORKERS ?= 3
-SLOW_WORKERS ?= 2
+# Quick tests rarely wait, and each process that runs them imports torch; slow ones wait for the processes that they start.
+WORKERS ?= 2
+SLOW_WORKERS ?= 3
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 # Folders whose quick tests have commands of their own; all others are the core.
 GATEWAY_TESTS := tests/gateway
@@ -78,7 +78,7 @@ help:
 	@echo "make docs       set up, then write all pages as HTML to build/docs"
 	@echo "make protos     write the generated protobuf modules anew"
 	@echo "make dist       set up, then build and check the files of a release of the last commit (docs/releasing.md)"
-	@echo "WORKERS=N runs quick tests in N processes side by side instead of 3, SLOW_WORKERS=N slow ones instead of 2"
+	@echo "WORKERS=N runs quick tests in N processes side by side instead of 2, SLOW_WORKERS=N slow ones instead of 3"
 	@echo "VENV=DIR uses an environment elsewhere, PYTHON=... another interpreter (3.11 or newer)"
 
 setup: $(STAMP)

@@ -21,7 +21,7 @@ NAMES = [f"n{at:04}" for at in range(400)]
 @pytest.fixture(params=[1, 2], ids=["one copy", "two copies"])
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """Three nodes that have the objects, and two that are not yet in the map."""
-    with LocalCluster(tmp_path, 5, copies=request.param, repair_interval_s=0.2) as cluster:
+    with LocalCluster(tmp_path, 5, copies=request.param, repair_interval_s=0.2, read_lease_s=10.0) as cluster:
         cluster.later = list(cluster.map.node[3:])  # type: ignore[attr-defined]
         del cluster.map.node[3:]
         cluster.learn()
