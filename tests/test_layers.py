@@ -15,6 +15,8 @@ import pytest
 
 from tests.table import table
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground upwards; names on one line share a floor.
@@ -189,7 +191,6 @@ def floor(wing: str, module: str) -> int:
     return FLOORS[wing].get(name, -1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wing", FLOORS)
 def test_imports_run_downwards_only(wing: str) -> None:
     upwards = [
@@ -212,7 +213,6 @@ def test_a_package_is_imported_in_its_own_rooms_only(package: str) -> None:
     assert found, f"nothing imports {package} any more: drop the rule"
 
 
-@pytest.mark.slow
 def test_every_floor_is_inhabited() -> None:
     for floors in FLOORS.values():
         empty = [name for name in floors if not any(m == name or m.startswith(f"{name}.") for m in MODULES)]

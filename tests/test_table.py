@@ -77,6 +77,7 @@ def test_a_skipped_row_is_named_and_hides_no_failure() -> None:
         check(fatal=True)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_interrupted_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
 

@@ -91,6 +91,7 @@ def test_the_same_entry_twice_is_delivered_twice(cluster: LocalCluster) -> None:
     assert_whole(cluster.ask(names), names)
 
 
+@pytest.mark.slow
 def test_ranges_go_to_the_node_that_has_the_object(cluster: LocalCluster) -> None:
     names = [*LARGE, *list(SMALL)[:30]]
     start = [at * 7 for at in range(len(names))]
@@ -195,6 +196,7 @@ def test_in_any_order_every_entry_comes_once_and_the_digest_is_the_same(cluster:
     assert end == ordered
 
 
+@pytest.mark.slow
 def test_in_any_order_nobody_waits_for_a_slow_node(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2, linked=True) as cluster:
         cluster.put(SMALL)
@@ -290,6 +292,7 @@ def test_a_client_that_takes_nothing_bounds_what_its_peers_send(cluster: LocalCl
         assert end.entries == len(names)
 
 
+@pytest.mark.slow
 def test_cancelling_in_the_middle_frees_the_memory_of_all_nodes(cluster: LocalCluster) -> None:
     names = [*LARGE, *MIDDLE] * 3
     with RawSession(cluster.nodes[0].url) as session:
@@ -382,6 +385,7 @@ def test_what_an_earlier_map_left_here_is_not_the_answer(tmp_path: Path) -> None
             assert cluster.ask([name]).data[0] == b"new"
 
 
+@pytest.mark.slow
 def test_a_copy_here_spares_the_way_to_another_node(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2, copies=2) as cluster:
         cluster.put(SMALL)

@@ -198,6 +198,7 @@ def test_a_client_that_does_not_read_for_long_is_no_silence_of_the_peers(single:
     assert_whole(in_the_middle(single, wait))
 
 
+@pytest.mark.slow
 def test_the_deadline_of_a_request_ends_the_wait_for_a_peer(single: LocalCluster) -> None:
     single.links[1].stall()
     with pytest.raises(errors.SilenceTimeout, match="300 ms"):

@@ -374,6 +374,7 @@ def refuse_range(stores: Stores, place: Place, way: RangeWay) -> None:
             assert way(stored, name, start, length) == data[start : start + length]
 
 
+@pytest.mark.slow
 @table("place, way", every_value_once(QUICK, RANGE_WAYS))
 def test_a_range_is_refused_where_its_blocks_are_damaged_and_read_where_they_are_not(
     stores: Stores, place: Place, way: RangeWay
@@ -437,6 +438,7 @@ def refuse_member(stores: Stores, place: Place, way: Way, shard: str) -> None:
         assert data.startswith(came)
 
 
+@pytest.mark.slow
 @table("place, way, shard", [(place, *form) for place, form in every_value_once(QUICK, product(MEMBER_WAYS, SHARDS))])
 def test_a_member_with_a_damaged_byte_is_refused_before_the_byte_is_returned(
     stores: Stores, place: Place, way: Way, shard: str
@@ -463,6 +465,7 @@ def refuse_array(stores: Stores, place: Place) -> None:
         np.load(file)
 
 
+@pytest.mark.slow
 @table("place", QUICK)
 def test_an_array_with_a_damaged_byte_is_refused(stores: Stores, place: Place) -> None:
     refuse_array(stores, place)
@@ -522,6 +525,7 @@ def read_without_verification(stores: Stores, place: Place) -> None:
             assert file.read(1) == wrong
 
 
+@pytest.mark.slow
 @table("place", QUICK)
 def test_without_verification_a_range_is_returned_as_it_is_on_the_drive(stores: Stores, place: Place) -> None:
     read_without_verification(stores, place)

@@ -204,6 +204,7 @@ def chill(folder: Path) -> None:
             os.close(fd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"buffered": True}, {"local": True}])
 def test_a_node_reads_ahead_of_cold_batches_and_the_bytes_are_the_same(tmp_path: Path, fields: dict[str, Any]) -> None:
     sizes = [700_000] * 12 + [5_500_000, 10, 900_000]

@@ -13,6 +13,8 @@ from ais_loader.testing import FaultyLink, eventually, seeded_bytes
 from ais_loader.transport.cluster.transport import RemoteTransport
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
+pytestmark = pytest.mark.slow
+
 OBJECTS = {f"{at:04d}": seeded_bytes(2000 + at, seed=at) for at in range(300)}
 NAMES = list(OBJECTS)
 
@@ -86,7 +88,6 @@ def test_a_node_that_gathers_does_so_too(pair: LocalCluster) -> None:
     assert sum(parts[2].values()) == 0
 
 
-@pytest.mark.slow
 def test_a_node_says_how_long_reads_wait_for_it(pair: LocalCluster) -> None:
     pair.batches(1).node.load.reader_wait_s = 60.0
     with connect(pair.nodes[0].url) as client:

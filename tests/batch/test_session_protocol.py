@@ -157,6 +157,7 @@ def test_a_cancelled_batch_sends_neither_frames_nor_an_end(session: RawSession) 
                 break
 
 
+@pytest.mark.slow
 def test_batches_of_one_session_are_answered_side_by_side(session: RawSession) -> None:
     for batch_id in range(1, 9):
         session.send(batch_id, batch_of(["large", *NAMES[batch_id:]]))

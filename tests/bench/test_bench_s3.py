@@ -89,6 +89,7 @@ def test_each_workload_moves_every_object_once(workload: str, endpoint: str, buc
     assert left == (1 if workload == "put" else 32)
 
 
+@pytest.mark.slow
 def test_a_bucket_that_cannot_be_marked_is_not_left_behind(
     endpoint: str, bucket_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def merged(*parts: ClientResult, lost: dict[str, str] | None = None) -> dict[str
     )
 
 
+@pytest.mark.slow
 def test_parts_add_up_by_their_histograms() -> None:
     quick, slow = part("client 1", [1] * 99, 2.0), part("client 2", [1000], 4.0)
     alone, found = part("", [1] * 99 + [1000], 4.0), merged(quick, ClientResult.unpacked(slow.packed(), "client 2"))

@@ -23,6 +23,7 @@ def test_one_object_is_copied_and_renamed(run: Run, filled: str, objects: dict[s
     assert stored.contents() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.every_transport
 def test_what_is_below_a_name_is_copied_once_and_then_moved(
     run: Run, filled: str, objects: dict[str, bytes], stored: Stored

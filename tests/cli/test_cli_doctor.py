@@ -94,6 +94,7 @@ def test_it_says_which_batch_reader_runs_and_whether_identities_are_kept(drives:
     assert sum(int(str(drive["objects"])) for drive in found["drives"]) == len(OBJECTS)
 
 
+@pytest.mark.slow
 def test_damage_is_found_with_checksums_and_deleted_only_when_asked(drives: list[Path]) -> None:
     name = damage(drives[0])
     assert doctor(*drives).exit_code == 0
@@ -174,6 +175,7 @@ def test_a_node_of_a_cluster_that_does_not_answer_is_an_error(tmp_path: Path) ->
             assert cluster.nodes[1].endpoint in shown.stdout
 
 
+@pytest.mark.slow
 def test_options_that_do_not_go_together_change_nothing(drives: list[Path], node: NodeProcess) -> None:
     cases: list[list[str | Path]] = [
         [],

@@ -161,6 +161,7 @@ def test_an_object_replaced_between_looking_and_reading_is_not_taken_for_the_oth
         b"".join(read_pieces(bucket.client, Entry(bucket.name, "big"), 0, None, verify=False))
 
 
+@pytest.mark.slow
 def test_pieces_are_checked_where_they_arrive(local_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(local_url) as client:
         client.create_bucket("b").put("x", bytes(PIECES_BYTES))

@@ -80,6 +80,7 @@ def test_a_name_that_leads_elsewhere_is_never_a_file(
         assert files_in(tmp_path / "out") == {"deep/en/a": b"1"}
 
 
+@pytest.mark.slow
 def test_large_objects_come_beside_small_ones_and_an_interruption_leaves_no_part(
     local_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

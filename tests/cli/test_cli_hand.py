@@ -79,6 +79,7 @@ def test_nodes_are_not_made_inside_a_store(store: str) -> None:
     assert sorted(os.listdir(store)) == before
 
 
+@pytest.mark.slow
 @table(
     ("line", "hint"),
     [

@@ -65,6 +65,7 @@ def test_a_dry_run_makes_no_store(run: Run, corpus: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_on_several_nodes_a_new_bucket_says_how_many_copies_it_makes(corpus: Path, tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2) as cluster:
         runner = CliRunner(env={"AIS_LOADER_URL": cluster.nodes[0].url})

@@ -13,6 +13,8 @@ from ais_loader import Client, EmbeddedOptions, connect, errors
 from ais_loader.testing import seeded_bytes
 from tests.node.node_kit import serving
 
+pytestmark = pytest.mark.slow
+
 zstandard = pytest.importorskip("zstandard")
 MEMBER_BYTES = 17 << 20
 
@@ -45,7 +47,6 @@ def test_an_embedded_store_has_the_limits_given_and_its_pickled_readers_too(tmp_
         connect(tmp_path / "store", options=EmbeddedOptions(open_shards=0))
 
 
-@pytest.mark.slow
 def test_a_node_has_the_limits_of_its_settings_and_shows_them(tmp_path: Path) -> None:
     with serving(tmp_path, shard_copy_bytes=1 << 20, open_shards=3) as node, connect(node.url) as client:
         client.create_bucket("b").put("s.tar.zst", one_frame())

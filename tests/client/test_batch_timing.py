@@ -113,6 +113,7 @@ def test_a_slow_consumer_is_consumer_time(filled: Bucket) -> None:
     assert timing.wire_s + timing.queue_s + timing.ahead_s + timing.decode_s <= life_s - dawdled_s
 
 
+@pytest.mark.slow
 def test_time_before_a_batch_has_its_turn_is_spent_ahead(filled: Bucket) -> None:
     first, second = filled.client.get_batches([[f"ais://{filled.name}/{name}" for name in NAMES]] * 2)
     list(first)

@@ -81,6 +81,7 @@ def run(script: str, *arguments: str, **options: object) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, **options)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.mark.slow
 def test_everything_works_as_with_any_node(shared: str) -> None:
     with connect(shared) as client:
         bucket = client.bucket("data")
@@ -115,6 +116,7 @@ def test_a_reader_makes_no_store(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_node_is_started_again(shared: str) -> None:
     with connect(shared) as client:
         bucket, before = client.bucket("data"), pid_of(shared)
@@ -253,6 +255,7 @@ def test_the_log_is_bounded(tmp_path: Path) -> None:
     assert all(5100 > (tmp_path / name).stat().st_size > 0 for name in ("log", "log.1"))
 
 
+@pytest.mark.slow
 def test_several_drives_in_any_order(tmp_path: Path) -> None:
     drives = [tmp_path / "b", tmp_path / "a"]
     try:

@@ -138,6 +138,7 @@ def test_nodes_come_and_go_while_the_map_changes(seed: int, kill: float) -> None
     assert_made_once(network, changes)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
 @given(seed=seeds, kill=st.sampled_from([0.0, 0.01]))
 def test_of_several_clusters_made_at_once_of_the_same_nodes_one_comes_about(seed: int, kill: float) -> None:

@@ -344,6 +344,7 @@ def test_a_node_that_comes_back_at_another_port_says_so_in_the_map(tmp_path: Pat
                 assert map_ is not None and map_.node[2].endpoint == endpoint_of(back)
 
 
+@pytest.mark.slow
 def test_a_node_says_how_it_wants_to_be_reached(tmp_path: Path) -> None:
     with nodes_at(tmp_path, 3) as nodes:
         make_cluster(nodes)

@@ -95,6 +95,7 @@ def test_a_bucket_made_at_one_node_is_there_at_all_when_the_call_returns(
     assert [(bucket.copies, bucket.min_copies) for bucket in found.bucket] == [(1, 1), (2, 1), (3, 1)]
 
 
+@pytest.mark.slow
 def test_the_errors_are_those_of_one_node(clients: list[Buckets]) -> None:
     one, two, three = clients
     one.create("b")
@@ -112,6 +113,7 @@ def test_the_errors_are_those_of_one_node(clients: list[Buckets]) -> None:
     assert three.names() == ["b"]
 
 
+@pytest.mark.slow
 def test_a_bucket_with_an_object_on_any_node_is_deleted_only_by_force(
     nodes: list[NodeServer], clients: list[Buckets]
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_bucket_with_an_object_on_any_node_is_deleted_only_by_force(
     assert [stored(node, "b") for node in nodes] == [None] * 3
 
 
+@pytest.mark.slow
 def test_an_empty_bucket_is_deleted_everywhere_and_can_be_made_anew(
     nodes: list[NodeServer], clients: list[Buckets]
 ) -> None:
@@ -137,6 +140,7 @@ def test_an_empty_bucket_is_deleted_everywhere_and_can_be_made_anew(
     assert len(after) == 1 and after != {before}
 
 
+@pytest.mark.slow
 def test_what_a_node_that_is_down_holds_is_not_deleted_unasked(
     tmp_path: Path, nodes: list[NodeServer], clients: list[Buckets]
 ) -> None:
@@ -164,6 +168,7 @@ def test_without_a_majority_no_bucket_is_made(
     assert stored(nodes[0], "b") is None
 
 
+@pytest.mark.slow
 def test_a_bucket_of_the_node_s_own_with_objects_in_it_is_never_deleted_for_a_name(tmp_path: Path) -> None:
     with nodes_at(tmp_path, 3) as nodes:
         with connect(nodes[2].url) as client:

@@ -142,6 +142,7 @@ def test_the_tilde_of_a_root_is_the_home_folder(tmp_path: Path, monkeypatch: pyt
         assert (result.exit_code, f"below {tmp_path}/new" in result.output) == (1, True)
 
 
+@pytest.mark.slow
 @table(("arguments", "code", "said"), WRONG, ids=[" ".join(one[0]) for one in WRONG])
 def test_what_cannot_be_done_is_said_at_once_and_leaves_nothing(
     tmp_path: Path, arguments: list[str], code: int, said: str

@@ -103,6 +103,7 @@ def test_what_is_under_way_by_an_older_map_is_what_others_are_told() -> None:
     assert lease.version == 4
 
 
+@pytest.mark.slow
 def test_a_map_learnt_at_any_moment_is_not_told_before_what_began_by_the_older_one_is_over() -> None:
     """Two threads: one begins and ends things by the map that it sees, one learns maps; what is told never lies."""
     membership = Membership(uuid.UUID(int=1).bytes, a_view(1))

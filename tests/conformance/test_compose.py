@@ -123,6 +123,7 @@ def test_a_prefix_is_copied_when_the_call_returns_and_done_again_copies_only_the
     assert other.get("end") == b"not below"
 
 
+@pytest.mark.slow
 def test_copying_step_by_step_yields_what_was_copied_and_may_be_left(bucket: Bucket) -> None:
     objects = {f"en/{at:03d}": seeded_bytes(100 + at, seed=at) for at in range(30)}
     fill(bucket, objects)
@@ -190,6 +191,7 @@ def test_an_error_of_progress_ends_the_copying_and_what_was_told_is_done(bucket:
             call("de/", "", to_bucket="no-such-bucket")
 
 
+@pytest.mark.slow
 def test_appending_keeps_what_was_there_and_its_metadata(bucket: Bucket) -> None:
     assert bucket.get(bucket.append("new", b"first").name) == b"first"
     bucket.put("a", b"", metadata={"k": "v"})
@@ -206,6 +208,7 @@ def test_appending_keeps_what_was_there_and_its_metadata(bucket: Bucket) -> None
         bucket.append("a//b", b"x")
 
 
+@pytest.mark.slow
 def test_of_several_who_append_at_once_nobody_loses_anything(bucket: Bucket) -> None:
     def write(writer: int) -> list[str]:
         return [bucket.append("log", b"%d.%d\n" % (writer, at), timeout_s=300).version for at in range(5)]
@@ -219,6 +222,7 @@ def test_of_several_who_append_at_once_nobody_loses_anything(bucket: Bucket) -> 
     assert len(set(versions)) == 20
 
 
+@pytest.mark.slow
 def test_a_reader_beside_appends_sees_whole_appends(bucket: Bucket) -> None:
     record = seeded_bytes(1000)
     bucket.put("log", record)

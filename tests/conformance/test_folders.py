@@ -35,6 +35,7 @@ def contents(bucket: Bucket) -> dict[str, bytes]:
     return {name: bucket.get(name) for name in bucket}
 
 
+@pytest.mark.slow
 def test_a_folder_comes_back_as_it_was_put(bucket: Bucket, tmp_path: Path) -> None:
     heard = Heard()
     folder = make(tmp_path / "in", FILES)
@@ -50,6 +51,7 @@ def test_a_folder_comes_back_as_it_was_put(bucket: Bucket, tmp_path: Path) -> No
     assert heard.steps[-1].done == len(FILES)
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_goes_on(bucket: Bucket, tmp_path: Path) -> None:
     folder = make(tmp_path / "in", FILES)
     with pytest.raises(RuntimeError):
@@ -66,6 +68,7 @@ def test_what_was_interrupted_goes_on(bucket: Bucket, tmp_path: Path) -> None:
     assert files_in(tmp_path / "out") == files_in(folder)
 
 
+@pytest.mark.slow
 def test_only_the_files_that_are_wanted_are_put_and_downloaded(bucket: Bucket, tmp_path: Path) -> None:
     folder = make(tmp_path / "in", FILES | {".hidden": b"h", ".git/config": b"c", "b/.DS_Store": b"d"})
     os.symlink(folder / "a.wav", folder / "link.wav")

@@ -63,6 +63,7 @@ def test_a_bucket_into_a_bucket_and_again(client: Client) -> None:
     client.bucket("b").put("in/007.txt", DATA["in/007.txt"])
 
 
+@pytest.mark.slow
 def test_failures_are_left_out_and_told(client: Client) -> None:
     job = client.bucket("b").transform("to2", etl="odd", wait=False)
     with pytest.raises(errors.TransformIncomplete, match="even by far"):
@@ -72,6 +73,7 @@ def test_failures_are_left_out_and_told(client: Client) -> None:
     assert len(list(client.bucket("to2").objects())) == 147
 
 
+@pytest.mark.slow
 def test_results_are_held_to_the_quota_of_their_bucket(client: Client) -> None:
     try:
         client.create_bucket("small", quota_objects=20)

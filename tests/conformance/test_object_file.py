@@ -199,6 +199,7 @@ def test_threads_that_share_a_file_each_get_whole_reads(bucket: Bucket) -> None:
 # -- under libraries that want a file
 
 
+@pytest.mark.slow
 def test_zipfile_reads_an_archive_through_it(bucket: Bucket) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:

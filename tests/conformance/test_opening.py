@@ -183,6 +183,7 @@ def test_a_member_whose_archive_is_overwritten_after_it_was_opened_is_never_mixe
         assert file.read() == DATA[::-1][:size]
 
 
+@pytest.mark.slow
 def test_a_member_in_a_snapshot_is_opened_as_it_was(bucket: Bucket) -> None:
     bucket.put("s.tar", packed_tar({"m": b"one", "large": DATA}))
     bucket.snapshot("then")

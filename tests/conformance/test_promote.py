@@ -62,6 +62,7 @@ def test_a_folder_becomes_objects_byte_for_byte_and_a_second_time_nothing_is_sto
     assert {info.name: info.version for info in bucket.objects()} == versions
 
 
+@pytest.mark.slow
 def test_many_small_files_are_stored_each_once(bucket: Bucket, folder: Path) -> None:
     files = write(folder, {f"{at % 40:02d}/{at}": b"%d" % at for at in range(700)})
     heard = Heard()

@@ -188,6 +188,7 @@ def test_processes_that_count_together_lose_nothing(fixture: str, request: pytes
         client.delete_bucket(bucket.name, force=True)
 
 
+@pytest.mark.slow
 def test_deleting_and_making_again_is_won_by_one_each_time(clients: list[Client], bucket: Bucket) -> None:
     """As with locks: who makes the object has it, and deletes the version that it made."""
     inside: list[int] = []

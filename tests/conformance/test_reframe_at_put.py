@@ -111,6 +111,7 @@ def test_what_need_not_or_cannot_be_changed_is_stored_as_it_came(wanting: Bucket
     assert (info.size_bytes, info.checksum, info.metadata) == (len(data), crc32c(data), metadata)
 
 
+@pytest.mark.slow
 def test_bytes_that_were_not_announced_are_refused_and_other_buckets_keep_what_comes(
     wanting: Bucket, bucket: Bucket
 ) -> None:

@@ -14,6 +14,8 @@ from ais_loader import Bucket, Client, Entry, SnapshotInfo, connect, errors
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
 from tests.tar_kit import packed_tar
 
+pytestmark = pytest.mark.slow
+
 MEMBERS = {"a.wav": b"first", "b.wav": seeded_bytes(3000, seed=2)}
 
 
@@ -39,7 +41,6 @@ def bucket(client: Client, bucket_name: str, way: str) -> Iterator[Bucket]:
     client.delete_bucket(bucket_name, force=True)
 
 
-@pytest.mark.slow
 def test_a_snapshot_stays_as_it_was_by_every_way_to_read_it(client: Client, bucket: Bucket) -> None:
     objects = {**samples(30), "large": seeded_bytes(5 * MiB + 7, seed=3), "s.tar": packed_tar(MEMBERS), "empty": b""}
     fill(bucket, objects)
@@ -106,7 +107,6 @@ def test_what_a_snapshot_has_not_is_not_found_and_so_is_one_that_is_not_there(cl
         client.bucket("no-such-bucket").snapshot("s")
 
 
-@pytest.mark.slow
 def test_snapshots_are_listed_oldest_first_until_they_are_deleted(client: Client, bucket: Bucket) -> None:
     assert bucket.snapshots() == []
     made: list[SnapshotInfo] = []
@@ -161,7 +161,6 @@ def test_a_snapshot_refuses_every_change_and_its_bucket_stays_as_long_as_it(clie
     assert names_in(client, frozen.name) == names_in(client, bucket.name) == ["a"]
 
 
-@pytest.mark.slow
 def test_snapshots_under_writers_are_cuts_of_each_object_and_never_change(
     client: Client, bucket: Bucket, way: str
 ) -> None:
@@ -216,7 +215,6 @@ def test_snapshots_under_writers_are_cuts_of_each_object_and_never_change(
         assert contents(frozen.get_batch(sorted(wanted))) == [wanted[found] for found in sorted(wanted)]
 
 
-@pytest.mark.slow
 def test_a_snapshot_survives_kill_9_of_its_node_with_the_same_bytes() -> None:
     before = {**samples(40), "large": seeded_bytes(2 * MiB, seed=9)}
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:

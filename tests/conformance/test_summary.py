@@ -55,6 +55,7 @@ def test_objects_count_for_the_deepest_folder_told_apart(bucket: Bucket) -> None
     assert (whole.bucket, whole.prefix, whole.complete, whole.silent) == (bucket.name, "", True, ())
 
 
+@pytest.mark.slow
 def test_what_was_replaced_or_deleted_counts_no_more(bucket: Bucket) -> None:
     fill(bucket, {f"d/{at}": bytes(100) for at in range(300)})
     fill(bucket, {f"d/{at}": bytes(7) for at in range(100)})

@@ -130,6 +130,7 @@ def test_what_cannot_be_appended_changes_nothing(bucket: Bucket) -> None:
         bucket.append_members("a.tar", [(5, b"x")])  # type: ignore[list-item]
 
 
+@pytest.mark.slow
 def test_of_several_who_append_members_at_once_nobody_loses_any(bucket: Bucket) -> None:
     bucket.put("a.tar", tar_of(OLD))
 

@@ -84,6 +84,7 @@ def datas(items: Any) -> list[bytes]:
 # -- commands that operators list
 
 
+@pytest.mark.slow
 def test_a_command_of_the_operator_is_named_and_its_arguments_are_checked(client: Client, bucket: Bucket) -> None:
     listed = {one.name: one.arguments for one in client.etl.commands()}
     if not listed:  # an embedded store has no operator

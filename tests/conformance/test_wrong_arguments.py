@@ -243,6 +243,7 @@ def test_options_of_another_kind_of_store_are_refused_and_the_right_ones_named(t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_told_with_the_one_that_may_be_meant(client: Client, bucket: Bucket) -> None:
     told = f"does not exist; create_bucket makes it; did you mean '{bucket.name}'"
     for wrong in (bucket.name[:-1], bucket.name.upper(), f"ais://{bucket.name}", f"{bucket.name}/en"):

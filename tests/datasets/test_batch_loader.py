@@ -50,6 +50,7 @@ class TestOrder:
         seen = Counter(sample for rank in ranks for batch in rank for sample in batch)
         assert seen == Counter(contents(URLS))
 
+    @pytest.mark.slow
     def test_the_tail_of_an_epoch_is_repeated_dropped_or_uneven(self, local_store: Client) -> None:
         assert STEPS % 5 == 2
         expected = {

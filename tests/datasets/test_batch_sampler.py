@@ -51,6 +51,7 @@ def test_a_batch_is_one_request(recording: RecordingTransport) -> None:
     assert recording.requests == [4] * 11 + [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("joined", [False, True])
 def test_packs_are_those_of_a_batch_loader(local_store: Client, num_workers: int, joined: bool) -> None:

@@ -236,6 +236,7 @@ def test_a_plan_draws_lines_and_resumes(corpus: Bucket) -> None:
         loader().load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_a_line_costs_eight_bytes(corpus: Bucket) -> None:
     corpus.put("many.txt", b"12345\n" * 1_000_000)
     Lines(corpus.client, ["many.txt"], bucket="corpus")

@@ -82,6 +82,7 @@ def recorded(local_store: Client) -> Iterator[RecordingTransport]:
     local_store.delete_bucket("tokens", force=True)
 
 
+@pytest.mark.slow
 @table(("window", "stride"), [(64, None), (65, 64), (64, 10), (7, 100), (1, 1000)])
 def test_windows_are_slices_of_the_arrays(tokens: Bucket, window: int, stride: int | None) -> None:
     dataset = TokenWindows(tokens.client, "ais://tokens/train/", window, dtype="uint16", stride=stride)

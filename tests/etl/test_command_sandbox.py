@@ -117,6 +117,7 @@ def test_a_command_reads_neither_the_machine_nor_the_store(held: Place, free: Pl
         assert "Permission denied" in held.attempt(f"ls {folder}"), folder
 
 
+@pytest.mark.slow
 @NEEDS_LANDLOCK
 def test_a_link_leads_a_command_nowhere_else(held: Place, free: Place) -> None:
     assert b"root:" in free.run("ln -s /etc/passwd here; cat here")
@@ -247,6 +248,7 @@ def test_a_command_reaches_no_listener(held: Place, free: Place, tmp_path: Path)
                 listener.accept()
 
 
+@pytest.mark.slow
 @NEEDS_SECCOMP
 def test_a_command_reaches_neither_the_metadata_of_a_cloud_nor_the_node(held: Place, free: Place) -> None:
     """The node could be asked for other buckets, at its ports and sockets, and the metadata for keys of the cloud."""
@@ -275,6 +277,7 @@ def test_a_command_reaches_neither_the_metadata_of_a_cloud_nor_the_node(held: Pl
         assert "not permitted" in said and "tried" not in said, (name, said)
 
 
+@pytest.mark.slow
 @NEEDS_SECCOMP
 def test_a_command_sends_no_datagram_by_a_pair_of_sockets(held: Place, free: Place, tmp_path: Path) -> None:
     """A socket of a pair of datagram sockets sends to any address. A pair of streams does not, and is allowed."""
@@ -412,6 +415,7 @@ def test_whoever_reads_stdin_is_given_the_object_there(held: Place) -> None:
     assert held.run("echo of stdin", "from_stdin") == b"of stdin\n"
 
 
+@pytest.mark.slow
 def test_a_command_opens_its_own_streams_by_name(held: Place) -> None:
     """If {output} is a file, standard output goes to the log."""
     assert held.run("echo one > /dev/stdout; echo two >> /dev/stdout; echo err > /dev/stderr") == b"one\ntwo\n"

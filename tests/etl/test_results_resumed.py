@@ -137,6 +137,7 @@ def test_a_result_that_was_made_anew_begins_again(node: NodeServer, session: Raw
     assert end.digest == digest(np.zeros(1, np.uint8), np.array([crc32c(again)], np.uint32))
 
 
+@pytest.mark.slow
 def test_a_beginning_alone_that_is_the_same_does_not_go_on(session: RawSession) -> None:
     """It is told by what the whole was: its length and checksum, and the object that it was made of."""
     data, version = began(session, 1, request_of("large", "upper"))
@@ -166,6 +167,7 @@ def test_a_transform_or_an_object_that_was_replaced_begins_again_in_the_new_one(
     assert (again, offsets[0]) == (LARGE[:0:-1], 0)
 
 
+@pytest.mark.slow
 def test_an_entry_without_a_transform_goes_on_in_its_version_and_in_no_other(
     session: RawSession, bucket: Bucket
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_dry_run_says_what_would_become_of_what(client: Client, counted: Count
     assert not counted.runs()
 
 
+@pytest.mark.slow
 def test_one_object_is_copied_through_a_transform(client: Client) -> None:
     info = client.bucket(BUCKET).copy("d/001.txt", "one", to_bucket="to", etl="upper")
     assert (info.name, info.size_bytes) == ("one", 6)
@@ -168,6 +169,7 @@ def test_synchronizing_deletes_results_of_sources_that_are_gone(client: Client) 
     assert sorted(to) == sorted(["d/mine", *(f"d/00{at}.txt" for at in range(10) if at not in (1, 2))])
 
 
+@pytest.mark.slow
 def test_what_does_not_exist_is_refused_before_anything_begins(client: Client) -> None:
     for bucket, to, etl, error in (
         (BUCKET, "to", "other", errors.TransformNotFound),

@@ -112,6 +112,7 @@ def make_old(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, *old: int) 
     cluster.learn()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assembly", ["direct", "target"])
 def test_of_a_cluster_each_entry_names_who_sent_it(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, assembly: Any

@@ -45,6 +45,7 @@ def upper(data: memoryview) -> bytes:
 # -- what they make
 
 
+@pytest.mark.slow
 def test_bytes_of_any_size_pass_through(tmp_path: Path) -> None:
     async def run() -> None:
         async with transforms_of(tmp_path, of_function(lambda data: bytes(data)[::-1])) as transforms:

@@ -56,6 +56,7 @@ def free_port() -> int:
 # -- down from the start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [
@@ -87,6 +88,7 @@ def test_a_node_that_is_down_is_named_within_the_time_for_retries(call: Callable
     assert caught.value.retryable
 
 
+@pytest.mark.slow
 def test_a_name_that_does_not_resolve_is_unavailable_too() -> None:
     with (
         connect("grpc://no-such-host.invalid:7480", options=ClusterOptions(retry_s=0.3)) as client,
@@ -107,6 +109,7 @@ def test_a_client_made_before_its_node_works_once_the_node_is_there(node: NodePr
         assert [item.status.name for item in reading.result(timeout=60)] == ["NOT_FOUND"]
 
 
+@pytest.mark.slow
 def test_the_next_endpoint_is_tried_when_one_is_down(node: NodeProcess) -> None:
     dead = f"grpc://127.0.0.1:{free_port()}"
     for url in (f"{dead},{node.url}", f"{node.url},{dead}", f"{dead},{dead},{node.url}"):
@@ -358,6 +361,7 @@ def test_a_silent_link_is_a_timeout_and_not_a_hang(link: FaultyLink) -> None:
         check(list(bucket.get_batch(list(SMALL))), list(SMALL))
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_no_fault(link: FaultyLink) -> None:
     link.latency_s, link.bytes_per_s = 0.03, 20e6
     names = list(SMALL)[:40]

@@ -12,6 +12,8 @@ from ais_loader import Bucket, ClusterOptions, ObjectFile, ObjectReader, connect
 from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, seeded_bytes, throwaway_folder
 from tests.tar_kit import packed_tar
 
+pytestmark = pytest.mark.slow
+
 MiB = 1 << 20
 
 
@@ -44,7 +46,6 @@ def link(node: NodeProcess) -> Iterator[FaultyLink]:
         yield link
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("read_bytes", [50_000, 5 * MiB, -1])
 def test_a_connection_that_breaks_again_and_again_leaves_no_trace_in_the_bytes(
     link: FaultyLink, read_bytes: int
@@ -57,7 +58,6 @@ def test_a_connection_that_breaks_again_and_again_leaves_no_trace_in_the_bytes(
     assert made >= 6
 
 
-@pytest.mark.slow
 def test_tarfile_extracts_over_a_connection_that_breaks(link: FaultyLink) -> None:
     with (
         connect(link.url, options=ClusterOptions(retry_s=60)) as client,
@@ -74,7 +74,6 @@ def test_tarfile_extracts_over_a_connection_that_breaks(link: FaultyLink) -> Non
     assert link.connections_made >= 5
 
 
-@pytest.mark.slow
 def test_a_node_killed_and_started_again_in_mid_read_goes_unnoticed(node: NodeProcess) -> None:
     with (
         connect(node.url, options=ClusterOptions(retry_s=60)) as client,
@@ -87,7 +86,6 @@ def test_a_node_killed_and_started_again_in_mid_read_goes_unnoticed(node: NodePr
     assert first + buffer == data()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("read_ahead_bytes", [MiB, 8 * MiB])
 @pytest.mark.parametrize("opened", [Bucket.open, Bucket.reader])
 @pytest.mark.sampled(2)
@@ -109,7 +107,6 @@ def test_a_silent_node_ends_the_read_in_time_and_it_can_be_read_on(
         assert file.read() == data()[len(first) :]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small", "large"])
 @pytest.mark.parametrize("opened", [Bucket.open, Bucket.reader])
 def test_a_connection_that_breaks_while_a_file_is_opened_goes_unnoticed(
@@ -139,7 +136,6 @@ def test_a_connection_that_breaks_after_a_file_was_opened_goes_unnoticed(
         assert link.connections_made > made
 
 
-@pytest.mark.slow
 def test_a_silent_node_ends_the_opening_in_time(node: NodeProcess) -> None:
     with connect(node.url, options=ClusterOptions(retry_s=1)) as client:
         bucket = client.bucket("b")

@@ -18,6 +18,8 @@ from tests.faults.crash_kit import CrashServer
 from tests.faults.crash_tasks import numbered_table
 from tests.faults.power_kit import EXTENTS, Extent, PowerCut, noting_server, one_cut
 
+pytestmark = pytest.mark.slow
+
 KILLED = -signal.SIGKILL
 
 
@@ -52,7 +54,6 @@ def judge(path: Path, journal: Path) -> None:
     assert list(table) == list(numbered_table(number))
 
 
-@pytest.mark.slow
 def test_a_killed_save_leaves_the_last_table_or_the_next(server: CrashServer, tmp_path: Path) -> None:
     for kill in range(8):
         path, journal = tmp_path / "entries", tmp_path / f"journal-{kill}"

@@ -146,6 +146,7 @@ def test_a_connection_that_breaks_in_the_middle_of_one_costs_nothing_of_the_answ
     assert len(cut) == 2
 
 
+@pytest.mark.slow
 @table("credit_bytes", [1, 2 * MIB, 5 * MIB, 8 * MIB])
 def test_what_comes_is_within_the_credit_but_for_a_frame_no_larger_than_that(
     node: NodeServer, credit_bytes: int

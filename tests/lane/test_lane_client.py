@@ -251,6 +251,7 @@ def test_a_file_that_is_cut_while_it_is_sent_is_not_delivered(
         assert [item.tobytes() for item in items if item.ok] == [data for name, data in DATA.items() if name != "s/02"]
 
 
+@pytest.mark.slow
 def test_an_object_that_is_replaced_while_it_is_sent_is_one_of_the_two(node: NodeServer) -> None:
     with connect(node.url, options=AUTO) as client:
         bucket = client.bucket("b")

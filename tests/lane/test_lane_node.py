@@ -243,6 +243,7 @@ def test_idle_lanes_are_bounded_and_the_one_used_least_lately_is_ended(tmp_path:
             lane.socket.close()
 
 
+@pytest.mark.slow
 def test_a_lane_that_is_refused_goes_by_grpc(tmp_path: Path) -> None:
     """The lanes of one peer are all in use: none is idle, and none is taken from it."""
     with serving(tmp_path, max_lanes_per_peer=2) as node, connect(node.url, options=AUTO) as client:
@@ -321,6 +322,7 @@ def test_half_a_call_is_ended_and_told(slow_node: NodeServer, begun: bytes) -> N
     assert slow_node.lanes.closed["message"] == before + 1
 
 
+@pytest.mark.slow
 def test_who_does_not_read_why_a_lane_is_ended_is_let_go(
     slow_node: NodeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +340,7 @@ def test_who_does_not_read_why_a_lane_is_ended_is_let_go(
         assert lane.is_ended()
 
 
+@pytest.mark.slow
 def test_a_group_that_is_not_completed_is_ended_and_told(slow_node: NodeServer) -> None:
     with open_lane(slow_node) as lane:
         lane.socket.sendall(frame(CALL, b"Objects/PutMany") + group_of("a"))

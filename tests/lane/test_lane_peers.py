@@ -293,6 +293,7 @@ def test_a_batch_that_is_left_in_the_middle_of_a_frame_leaves_the_lane_in_order(
     assert_whole(cluster.ask(NAMES))
 
 
+@pytest.mark.slow
 def test_nodes_that_stop_end_their_lanes(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2, spread=NAMES) as cluster:
         cluster.put(OBJECTS)

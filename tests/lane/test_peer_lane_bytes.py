@@ -7,6 +7,8 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.lane import (
@@ -71,6 +73,7 @@ MESSAGES = [b"a", b"", b"b" * 4088, b"c" * 4096, b"d" * 300_000, b"e"]
 STREAM = WELCOMED + b"".join(map(message, MESSAGES))
 
 
+@pytest.mark.slow
 @table("step", [1, 7, 4096, 4097, len(STREAM)])
 def test_messages_are_whole_wherever_they_were_cut(step: int) -> None:
     stream = STREAM if step > 7 else STREAM[:9000]

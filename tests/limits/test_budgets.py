@@ -18,6 +18,8 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 
+pytestmark = pytest.mark.slow
+
 MiB = 1 << 20
 OBJECTS = SeededObjects({f"{at:02d}": (MiB, at) for at in range(32)})
 STILL_S = 0.2
@@ -61,7 +63,6 @@ def test_batches_without_credit_leave_places_for_other_tenants(node: NodeServer)
     eventually(lambda: holds_nothing(node))
 
 
-@pytest.mark.slow
 def test_a_batch_that_nobody_reads_gives_way_to_its_own_tenants_others(node: NodeServer) -> None:
     with RawSession(node.url) as hostile:
         for batch_id in range(LIMIT):
@@ -73,7 +74,6 @@ def test_a_batch_that_nobody_reads_gives_way_to_its_own_tenants_others(node: Nod
     eventually(lambda: holds_nothing(node))
 
 
-@pytest.mark.slow
 def test_a_batch_that_gave_way_goes_on_where_its_consumer_comes_back(node: NodeServer) -> None:
     assert node.batches is not None
     resources = node.batches.resources
@@ -93,7 +93,6 @@ def test_a_batch_that_gave_way_goes_on_where_its_consumer_comes_back(node: NodeS
     eventually(lambda: holds_nothing(node))
 
 
-@pytest.mark.slow
 def test_frames_that_nobody_takes_off_the_network_give_their_memory_back(node: NodeServer) -> None:
     """All the credit in the world, and not a byte read: gRPC's windows fill, then the node's budget of frames."""
     assert node.batches is not None
@@ -116,7 +115,6 @@ def test_frames_that_nobody_takes_off_the_network_give_their_memory_back(node: N
     eventually(lambda: holds_nothing(node))
 
 
-@pytest.mark.slow
 def test_collected_answers_that_nobody_takes_make_room_for_others(node: NodeServer) -> None:
     with RawSession(node.url) as hostile:
         for batch_id in range(4):
@@ -127,7 +125,6 @@ def test_collected_answers_that_nobody_takes_make_room_for_others(node: NodeServ
     eventually(lambda: holds_nothing(node))
 
 
-@pytest.mark.slow
 def test_requests_of_batches_that_stand_still_are_bounded(tmp_path: Path) -> None:
     with serving(tmp_path, still_s=STILL_S, reject_retry_after_ms=20, max_request_bytes=MiB) as node:
         with bucket_of(node) as bucket:
@@ -143,7 +140,6 @@ def test_requests_of_batches_that_stand_still_are_bounded(tmp_path: Path) -> Non
         eventually(lambda: holds_nothing(node))
 
 
-@pytest.mark.slow
 def test_sessions_that_nobody_uses_give_way_and_are_opened_again(tmp_path: Path) -> None:
     with serving(tmp_path, max_sessions=4, still_s=STILL_S) as node, bucket_of(node) as bucket, ExitStack() as idle:
         bucket.put_many(OBJECTS.items())
@@ -161,7 +157,6 @@ def test_sessions_that_nobody_uses_give_way_and_are_opened_again(tmp_path: Path)
         assert bucket.get_batch(["01"]).tobytes() == [OBJECTS["01"]]
 
 
-@pytest.mark.slow
 def test_sessions_that_one_tenant_uses_leave_some_to_others(tmp_path: Path) -> None:
     with serving(tmp_path, max_sessions=8, still_s=60.0) as node, ExitStack() as held:
         with bucket_of(node) as bucket:
@@ -175,7 +170,6 @@ def test_sessions_that_one_tenant_uses_leave_some_to_others(tmp_path: Path) -> N
         read_as(node, "modest", ["01"], streaming=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "event", [pb.Credit(payload_bytes=MiB), pb.Cancel(), None], ids=["credit", "cancel", "nothing"]
 )
@@ -201,7 +195,6 @@ def test_sessions_that_only_pretend_to_be_used_give_way(tmp_path: Path, event: p
         read_as(node, "", [*OBJECTS])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["Objects/Head", "Objects/PutMany", "GetBatch/Session", "Cluster/GetMap"])
 def test_a_message_of_more_than_32_mib_is_not_taken(node: NodeServer, method: str) -> None:
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
@@ -213,7 +206,6 @@ def test_a_message_of_more_than_32_mib_is_not_taken(node: NodeServer, method: st
     read_as(node, "modest", ["01"])
 
 
-@pytest.mark.slow
 def test_a_node_has_all_the_descriptors_that_it_may_have(tmp_path: Path) -> None:
     low = """if True:
         import resource, sys

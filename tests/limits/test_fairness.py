@@ -98,6 +98,7 @@ def test_two_tenants_that_both_wait_are_served_by_weight_to_within_one_item_of_e
         }  # since both have been waiting without a break
 
 
+@pytest.mark.slow
 @given(steps)
 def test_what_waits_is_served_once_and_nothing_idles_while_something_waits(taken: list[tuple[str, str, int]]) -> None:
     waiting = Waiting()
@@ -135,6 +136,7 @@ def test_who_was_away_saved_nothing_up_and_does_not_starve(before: list[int], af
     assert between >= own / WEIGHTS["c"] - max(before + after) or second == len(order) - 1
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50)), min_size=4, max_size=80),
     st.integers(1, 4),

@@ -105,6 +105,7 @@ def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypa
         eventually(lambda: held.batches.held == held.reserved_bytes == 0)
 
 
+@pytest.mark.slow
 def test_what_runs_goes_on_while_new_batches_are_turned_away(tmp_path: Path) -> None:
     config = {"critical_memory_bytes": MARK, "reject_retry_after_ms": 7}
     with serving(tmp_path, **config) as node, RawSession(node.url) as session:

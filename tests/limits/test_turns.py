@@ -56,6 +56,7 @@ def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:
     run(check())
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40),
     st.integers(1, 4),
@@ -96,6 +97,7 @@ def test_whatever_is_begun_ended_and_cancelled_adds_up(steps: list[tuple[str, bo
     run(check())
 
 
+@pytest.mark.slow
 def test_calls_of_one_tenant_are_not_served_before_all_that_another_has_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

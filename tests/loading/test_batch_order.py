@@ -20,6 +20,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually, throwaway_node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -123,6 +124,7 @@ class Ends:
         raise self.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("at", [0, 2])
 def test_numbers_out_of_range_are_refused_in_their_place(at: int, workers: int) -> None:

@@ -33,6 +33,7 @@ def _fill(store: str) -> None:
         client.create_bucket("b").put_many((f"{at:03}", data) for at, data in enumerate(CONTENT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_is_its_entries_end_to_end(store: str, workers: int) -> None:
     plan = ShufflePlan(N, 8, seed=2)

@@ -80,6 +80,7 @@ class Scaled:
         return [number * self.factor for number in numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent, factor", [(False, 2), (True, 1)])
 def test_only_kept_workers_miss_what_the_trainer_changes(persistent: bool, factor: int) -> None:
     dataset = Scaled()

@@ -50,6 +50,7 @@ def slow(samples: list[Any]) -> list[Any]:
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["trainer", "draw", "receive", "decode", "collate"])
 def test_the_bottleneck_is_named(stage: str) -> None:
     def decode(item: Item) -> int:

@@ -111,6 +111,7 @@ def epochs_of(kind: str) -> list[list[list[int]]]:
     return found
 
 
+@pytest.mark.slow
 @table("epoch", [0, 1, 2])
 @table("stop", ["middle", "end by StopIteration", "end by count"])
 @table("kind", SAMPLERS)

@@ -15,6 +15,8 @@ from ais_loader.transport.embedded import EmbeddedTransport
 from storage_node.store.store import Store
 from tests.node.node_kit import bucket_of, scrape, serving
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"{number:03}" for number in range(300)]
 CONTENTS = {name: random.Random(name).randbytes(400) for name in NAMES}
 KEPT = NAMES[::20]
@@ -37,7 +39,6 @@ def segments_of(folder: Path) -> set[str]:
     return {path.name for path in (folder / "drive" / "objects" / "segments").rglob("segment.*")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["embedded", "node"])
 def test_objects_are_the_same_while_their_segments_are_compacted(tmp_path: Path, kind: str) -> None:
     with store_of(kind, tmp_path, 1 << 30) as (store, bucket):
@@ -74,7 +75,6 @@ def test_a_rate_of_zero_leaves_segments_alone(tmp_path: Path, kind: str) -> None
         assert store.upkeep.counts.moved_objects == 0
 
 
-@pytest.mark.slow
 def test_a_node_counts_what_it_compacts(tmp_path: Path) -> None:
     with serving(tmp_path, metrics_port=0, compact_bytes_per_s=1 << 30) as node, bucket_of(node) as bucket:
         assert node._store is not None

@@ -58,6 +58,7 @@ def asked(channel: grpc.Channel) -> pb.ClusterMap:
     return map_
 
 
+@pytest.mark.slow
 def test_clients_get_neither_code_nor_commands_nor_jobs(node: NodeServer) -> None:
     with grpc.insecure_channel(node.endpoint) as channel:
         map_ = asked(channel)

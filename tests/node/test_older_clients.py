@@ -94,6 +94,7 @@ def answers(node: NodeServer, method: str, request: Message, response: str) -> A
         return call(request, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_batch_of_an_older_client_has_what_is_stored_and_nothing_that_it_does_not_know(node: NodeServer) -> None:
     wanted = [("from", "a", b"stored"), ("to", "a", b"STORED"), ("from", "none", b""), ("from", "large", LARGE)]
     request = before("BatchRequest")(bucket=["from", "to"], ordered=True, initial_credit_bytes=64 << 20)

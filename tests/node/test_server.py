@@ -38,6 +38,7 @@ def test_a_node_listens_on_loopback_alone_unless_told_otherwise(tmp_path: Path) 
                 socket.create_connection((address, node.port), timeout=2).close()
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said_and_leaves_the_drive_free(tmp_path: Path) -> None:
     with serving(tmp_path / "first") as node:
         second = NodeServer([tmp_path / "second"], ServerConfig(port=node.port))
@@ -128,6 +129,7 @@ def test_a_node_with_idle_sessions_stops_at_once(tmp_path: Path) -> None:
         session.__exit__()
 
 
+@pytest.mark.slow
 def test_a_node_that_stops_finishes_the_batches_that_it_has_begun(tmp_path: Path) -> None:
     objects = {f"{at}": seeded_bytes(500_000, seed=at) for at in range(40)}
     node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
@@ -165,6 +167,7 @@ def test_a_stop_ends_calls_that_outlive_the_grace_period(tmp_path: Path) -> None
     node.stop()  # again: nothing to do
 
 
+@pytest.mark.slow
 def test_putting_and_stopping_never_leaves_half_an_object(tmp_path: Path) -> None:
     data = seeded_bytes(3 * MiB)
     node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans_kit import bucket_groups
@@ -19,6 +20,7 @@ LENGTHS = st.lists(st.integers(0, 45), max_size=150)
 BINS = [5, 12, 20, 40]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     lengths=LENGTHS,
@@ -49,6 +51,7 @@ def test_epochs_are_those_of_the_slow_way(
     assert sorted([*(one for batch in batches for one in batch), *plan.left_out.tolist()]) == list(range(len(lengths)))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 22), st.integers(0, 22)), max_size=120),

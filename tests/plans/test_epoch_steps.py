@@ -38,6 +38,7 @@ def batches_of(plan: NumberPlan, count: int) -> list[str]:
     return [str(plan.batch(*place)) for place in islice(places, count)]
 
 
+@pytest.mark.slow
 @table("epoch_steps", [4, 14])
 @table("kind", KINDS)
 def test_epochs_end_to_end_are_the_plan_without_epoch_steps(kind: str, epoch_steps: int) -> None:
@@ -47,6 +48,7 @@ def test_epochs_end_to_end_are_the_plan_without_epoch_steps(kind: str, epoch_ste
     assert found == batches_of(KINDS[kind](group=2), EPOCHS * epoch_steps)
 
 
+@pytest.mark.slow
 @table("make", [loaders, samplers])
 @table("kind", KINDS)
 def test_ranks_have_a_length_and_resume_in_any_epoch(kind: str, make: Any) -> None:

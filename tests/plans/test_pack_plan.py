@@ -24,6 +24,7 @@ def packs_of(plan: PackPlan, epoch: int) -> list[list[Any]]:
     return [pack for step in range(plan.steps(epoch) or 0) for pack in plan.batch(epoch, step)]
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     counts=COUNTS,

@@ -97,6 +97,7 @@ def as_lists(batch: Any) -> list[Any]:
     return [list(map(tuple, pack)) if isinstance(pack, list) else int(pack) for pack in batch]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -146,6 +147,7 @@ def flat(batch: list[Any]) -> list[Any]:
     return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

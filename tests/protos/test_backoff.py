@@ -17,6 +17,7 @@ def test_pauses_double_up_to_the_longest_however_often_it_fails() -> None:
     assert backoff.pause_s(10**6) == 1.0
 
 
+@pytest.mark.slow
 @given(st.integers(0, 100), st.floats(0, 1), st.floats(0, 10), st.integers())
 def test_a_pause_lies_between_what_is_fixed_of_it_and_its_whole(
     failures: int, jitter: float, at_least_s: float, seed: int

@@ -156,6 +156,7 @@ def test_listings_have_the_order_of_utf8(place: Place) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @writable
 def test_listings_have_prefixes_starts_and_pages(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(azure_listing, "PAGE_KEYS", 40)  # the servers of tests have pages of 100

@@ -120,6 +120,7 @@ def test_a_host_that_throttles_is_asked_less_and_then_again() -> None:
         asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [500, 502, 504])
 def test_failures_of_the_server_are_repeated_and_then_unavailable(status: int) -> None:
     message, backend, asked = _failing(
@@ -142,6 +143,7 @@ def test_a_server_that_hangs_up_or_is_gone_is_unavailable() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_is_unavailable() -> None:
     ended = threading.Event()
 

@@ -164,6 +164,7 @@ def test_a_member_that_looks_like_a_tar_does_not_mislead() -> None:
     assert places(walk.finish()) == places(index_shard(BytesSource(tar), "a.tar"))
 
 
+@pytest.mark.slow
 def test_an_index_of_lhotse_saves_waiting() -> None:
     random.seed(5)
     tar = tar_of([size for _ in range(200) for size in (random.randrange(150_000, 250_000), 700)])
@@ -199,6 +200,7 @@ def test_near_ranges_hold_each_range_once(pairs: list[tuple[int, int]], gap_byte
         assert len(group.of) == 1 or group.stop - group.start <= most_bytes
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), max_size=12), st.integers(0, 330), st.integers(0, 90)
 )

@@ -127,6 +127,7 @@ def test_earlier_epochs_and_further_tenants_are_counted_together(monkeypatch: py
 # -- prices
 
 
+@pytest.mark.slow
 @NODES  # the counters of an embedded store are those of its process
 def test_the_cost_is_shown_by_epoch_with_prices_of_the_user(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, run: Callable[..., Result], tmp_path: Path
@@ -243,6 +244,7 @@ def test_requests_wait_for_the_rate_of_their_bucket(
     assert proxy.count("GET", "*") == 30
 
 
+@pytest.mark.slow
 def test_a_rate_sends_a_burst_and_then_in_order_of_urgency() -> None:
     async def check() -> list[str]:
         now_s, sent = 100.0, []

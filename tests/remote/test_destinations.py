@@ -178,6 +178,7 @@ def test_a_redirect_of_a_listed_server_is_refused(
     assert redirecting.asked and not foreign.asked
 
 
+@pytest.mark.slow
 def test_servers_that_nobody_lists_are_not_reached(environment: pytest.MonkeyPatch, foreign: DecidedServer) -> None:
     port = foreign.url.rpartition(":")[2]
     for hosts in ((), ("127.0.0.1",), ("*.example.org:*",), ("*:*",), ("10.0.0.0/8:*", "[::1]:*")):

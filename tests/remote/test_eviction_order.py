@@ -127,6 +127,7 @@ def test_one_call_looks_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(order.take(100)) == 10
 
 
+@pytest.mark.slow
 def test_removing_and_adding_again_does_not_grow_without_end() -> None:
     order = cache()
     tracemalloc.start()
@@ -183,6 +184,7 @@ class Epochs:
         return fetched / len(names)
 
 
+@pytest.mark.slow
 @table("window", [1, 8, 64])
 def test_a_cache_for_half_of_the_objects_saves_half_of_the_requests(window: int) -> None:
     names = [f"n{at}" for at in range(4000)]

@@ -209,6 +209,7 @@ def test_an_error_is_answered_to_a_put_and_to_a_head(
     assert (remote_bucket.keys(), proxy.connections_made) == (["b"], 1)
 
 
+@pytest.mark.slow
 def test_a_rule_for_a_time_ends(proxy: FaultProxy, remote_bucket: RemoteBucket) -> None:
     remote_bucket.put("a", b"a")
     proxy.on("GET", "a", Fault(status=503), for_s=3600.0).remove()

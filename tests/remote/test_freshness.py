@@ -138,6 +138,7 @@ def test_a_copy_of_before_a_start_is_compared_if_the_clock_was_set(
         assert client.bucket("train").get("a") == b"second" and proxy.count() > 0
 
 
+@pytest.mark.slow
 def test_two_stores_over_one_remote_bucket_each_follow_their_own_rule(
     remote_bucket: RemoteBucket, tmp_path: Path
 ) -> None:

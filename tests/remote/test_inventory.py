@@ -37,6 +37,7 @@ def names_of(bucket: Bucket, prefix: str = "") -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_listings_read_the_inventory_and_ask_the_cloud_nothing(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_plan_that_has_its_names_lists_nothing(
     assert len(batch) == 4 and lists(proxy) == 0
 
 
+@pytest.mark.slow
 def test_what_the_cloud_has_beside_the_inventory_is_read_all_the_same(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket
 ) -> None:

@@ -73,6 +73,7 @@ def test_cold_entries_of_a_batch_keep_their_places(
     assert proxy.count("GET", "*") <= 2  # the one that does not exist
 
 
+@pytest.mark.slow
 def test_an_unordered_and_a_collected_batch_get_cold_entries_too(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_deletion_on_a_condition_compares_the_remote_object_too(cold: Bucket, 
     assert remote_bucket.keys() == [] and list(cold.objects()) == []
 
 
+@pytest.mark.slow
 def test_the_version_of_a_cold_object_is_a_condition(cold: Bucket, remote_bucket: RemoteBucket) -> None:
     remote_bucket.put("a", b"first")
     seen = cold.head("a")

@@ -149,6 +149,7 @@ def test_an_object_that_is_deleted_while_it_is_fetched_is_not_found(
         assert list(cold.objects()) == []
 
 
+@pytest.mark.slow
 def test_a_bucket_that_does_not_exist_is_an_error_that_names_it(
     client: Client, bucket_name: str, proxy: FaultProxy
 ) -> None:

@@ -195,6 +195,7 @@ def _names_in(shard: bytes) -> list[str]:
         return tar.getnames()
 
 
+@pytest.mark.slow
 @NODES
 def test_the_command_reshards_into_a_folder(
     client: Client, cold: Bucket, shards: Bucket, remote_bucket: RemoteBucket

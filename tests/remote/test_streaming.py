@@ -52,6 +52,7 @@ def take(frames: Iterator[Frame], least_bytes: int) -> bytes:
     return got
 
 
+@pytest.mark.slow
 def test_a_batch_gets_first_bytes_while_the_rest_is_not_sent(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, data: bytes
 ) -> None:
@@ -189,6 +190,7 @@ def test_objects_that_are_stored_before_their_entries_are_due_are_read_from_the_
     assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_end_the_fetch(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, data: bytes
 ) -> None:

@@ -275,6 +275,7 @@ def test_an_embedded_store_resumes_its_uploads(remote_bucket: RemoteBucket, prox
         eventually(lambda: sorted(remote_bucket.keys()) == ["0", "2"])
 
 
+@pytest.mark.slow
 def test_the_version_of_a_cold_object_is_a_condition(back: Bucket, remote_bucket: RemoteBucket) -> None:
     remote_bucket.put("a", b"theirs")
     version = back.head("a").version

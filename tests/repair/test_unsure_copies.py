@@ -28,6 +28,7 @@ def let_leave(cluster: LocalCluster, number: int) -> None:
     cluster.learn()
 
 
+@pytest.mark.slow
 def test_what_a_stand_in_has_is_not_read_once_it_is_an_owner_before_it_is_known_to_be_the_newest(
     cluster: LocalCluster,
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_node_that_stands_still_is_given_up_long_before_a_slow_page(
             assert found.silent[0].startswith(cluster.map.node[2].endpoint)
 
 
+@pytest.mark.slow
 def test_more_folders_than_can_be_told_apart_are_refused() -> None:
     tally = NameSummary("", 1)
     tally.add((f"{at}/x", 1) for at in range(MAX_FOLDERS))

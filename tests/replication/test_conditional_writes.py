@@ -145,6 +145,7 @@ def staged_files_of(cluster: LocalCluster, number: int) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_first_owner_whose_copies_are_in_doubt_asks_all_nodes_or_does_not_decide(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
     put_on(cluster, 2, name, b"elsewhere", Version(5, 70, 3))  # the third node, which took an owner's place once
@@ -160,6 +161,7 @@ def test_a_first_owner_whose_copies_are_in_doubt_asks_all_nodes_or_does_not_deci
 # -- a map in motion
 
 
+@pytest.mark.slow
 def test_while_objects_move_what_a_former_owner_has_counts(tmp_path: Path) -> None:
     with cluster_of(tmp_path, 3, copies=1, linked=True) as cluster, Writer(cluster.nodes[2].url) as writer:
         cluster.links[2].refuse()  # so that nobody finishes the change

@@ -17,6 +17,7 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 RETRY_S = 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assembly", ["direct", "target"])
 def test_what_was_deleted_while_objects_move_is_not_found_though_a_holder_is_away(
     tmp_path: Path, assembly: str

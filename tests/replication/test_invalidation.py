@@ -65,6 +65,7 @@ def test_a_node_that_did_not_answer_a_moment_ago_is_told_of_what_it_missed_and_o
         assert said(cluster, 1, second) in ((NOTHING, DOUBT) if change == "delete" else (NEW, DOUBT))
 
 
+@pytest.mark.slow
 def test_a_node_whose_connection_breaks_before_it_commits_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_node_that_refuses_the_call_was_not_told(tmp_path: Path, monkeypatch: 
         assert refused == [name] * 4
 
 
+@pytest.mark.slow
 def test_a_node_that_an_earlier_try_has_lost_is_told_before_the_repeat_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def _refuse(view: ClusterView) -> None:
     raise ValueError("this node is to go on with the map that it has")
 
 
+@pytest.mark.slow
 def test_a_node_that_holds_a_lease_learns_of_a_newer_map_by_its_renewals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

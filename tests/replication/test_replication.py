@@ -151,6 +151,7 @@ def test_a_deletion_leaves_tombstones_on_the_owners_and_a_put_replaces_them(clus
         assert copies_of(cluster, "a") == dict.fromkeys(cluster.owners("a"), (info.version, b"2"))
 
 
+@pytest.mark.slow
 def test_a_deletion_finds_the_object_where_only_one_owner_has_it(cluster: LocalCluster) -> None:
     name = "a"
     owner, other = cluster.owners(name)
@@ -179,6 +180,7 @@ def test_wrong_bytes_and_an_unfinished_put_leave_nothing_on_any_node(cluster: Lo
         eventually(lambda: staged_files(cluster) == 0)
 
 
+@pytest.mark.slow
 def test_a_client_that_gives_up_leaves_nothing_on_any_node(cluster: LocalCluster) -> None:
     release = threading.Event()
 
@@ -199,6 +201,7 @@ def test_a_client_that_gives_up_leaves_nothing_on_any_node(cluster: LocalCluster
 # -- a map in motion
 
 
+@pytest.mark.slow
 def test_while_objects_move_a_write_goes_above_what_only_the_former_owner_has(tmp_path: Path) -> None:
     with cluster_of(tmp_path, 4, copies=1, linked=True) as cluster, Writer(cluster.nodes[0].url) as writer:
         cluster.links[3].refuse()  # so that nobody finishes the change
@@ -272,6 +275,7 @@ def test_messages_out_of_turn_end_a_write_and_leave_nothing(cluster: LocalCluste
     assert held(cluster.batches(0).node.store) == {"a": ("5.7.1", b"")}
 
 
+@pytest.mark.slow
 def test_another_bucket_of_the_same_name_takes_nothing(cluster: LocalCluster) -> None:
     header = wire.WriteHeader(object=pb.PutHeader(bucket=BUCKET, name="a"), bucket_uuid=b"x" * 16)
     with peer_of(cluster.nodes[0]) as channel:

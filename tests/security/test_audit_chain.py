@@ -42,6 +42,7 @@ def test_a_log_has_each_line_once_in_order_in_files_of_its_owner(tmp_path: Path)
     assert "ok " in run("verify", tmp_path, "--expect", verdict.last.sum)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     with log_in(tmp_path / "log") as log:
         append(log, 3)
@@ -152,6 +153,7 @@ def test_old_files_are_removed_and_the_rest_is_right(tmp_path: Path) -> None:
     assert "files before it are missing" in run("verify", tmp_path, fails=True)
 
 
+@pytest.mark.slow
 def test_a_log_rotates_under_load_and_loses_nothing(tmp_path: Path) -> None:
     with log_in(tmp_path, file_bytes=FILE_BYTES) as log:
         append(log, 3_000)

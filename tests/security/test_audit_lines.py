@@ -179,6 +179,7 @@ def test_results_of_transforms_are_reads_of_their_objects(tmp_path: Path) -> Non
         assert (line["target"], line["outcome"]) == ("same", "ok")
 
 
+@pytest.mark.slow
 def test_changes_are_logged_by_default_and_reads_are_not(tmp_path: Path) -> None:
     with NodeServer([tmp_path / "drive"], ServerConfig(port=0)) as node, connect(node.url, options=NAMED) as client:
         bucket = client.create_bucket("b")
@@ -285,6 +286,7 @@ def test_operators_are_told_apart(tmp_path: Path) -> None:
         assert (line["by"], line["target"], line["outcome"]) == ("operator", "a" * 32, "ok")
 
 
+@pytest.mark.slow
 def test_a_gathered_batch_is_logged_by_the_node_that_gathers_it(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, audit_level="reads", audit_names=True) as cluster:
         with connect(cluster.nodes[0].url) as client:

@@ -75,6 +75,7 @@ def test_a_pickled_client_and_a_dataset_carry_the_path_of_the_ca(
         assert client.bucket("b").get("x") == of_dataset.bucket("b").get("x") == b"hello" * 1000
 
 
+@pytest.mark.slow
 def test_without_a_ca_the_systems_are_asked(stored: NodeServer) -> None:
     message = untrusted(stored.url)
     assert "the CAs of this system (ca= names others)" in message

@@ -88,6 +88,7 @@ def test_a_node_logs_who_connects_without_tls(
         assert caplog.text.count(f"port {node.port}: connections without TLS: 1 from 127.0.0.1") == 1
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_or_nonsense_are_ended(
     tmp_path: Path, identity: IdentityFolder, secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

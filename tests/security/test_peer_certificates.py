@@ -137,6 +137,7 @@ def test_a_role_that_is_stated_to_the_listener_of_clients_gets_no_map(
         assert rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=TIMEOUT_S).map.version == 1
 
 
+@pytest.mark.slow
 def test_the_map_changes_from_the_endpoints_of_clients_and_a_removed_node_is_refused(
     tmp_path: Path, clustered: NodeServer, identity: IdentityFolder
 ) -> None:

@@ -184,6 +184,7 @@ def test_without_a_token(node: SecureNode, lane: Any) -> None:
         client.bucket("speech").get("0001")
 
 
+@pytest.mark.slow
 @table("lane", LANES)
 @table("streaming", [True, False])
 def test_one_entry_of_a_thousand_is_refused_in_its_place(node: SecureNode, lane: Any, streaming: bool) -> None:
@@ -276,6 +277,7 @@ def test_the_tenant_is_that_of_the_token(node: SecureNode) -> None:
     assert "somebody-else" not in batches.resources.slots.charged_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", LANES)
 def test_a_session_ends_with_its_token(node: SecureNode, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = node.server.batches

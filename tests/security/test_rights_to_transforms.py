@@ -79,6 +79,7 @@ def test_transformed_entries_are_refused_in_their_places(node: SecureNode, lane:
             client.bucket("other").get("01", etl="up")
 
 
+@pytest.mark.slow
 def test_creating_transforms(node: SecureNode) -> None:
     with connect(node.url, token=node.token("mine-*:etl-create")) as client:
         client.etl.init("mine-1", upper())

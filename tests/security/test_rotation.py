@@ -73,6 +73,7 @@ def test_a_stream_of_batches_continues_while_the_certificate_changes(
             assert later.bucket("b").get(names[0]) == names[0].encode() * 1000
 
 
+@pytest.mark.slow
 def test_half_of_a_renewal_leaves_the_former_certificate_in_use(node: NodeServer, identity: IdentityFolder) -> None:
     before = shown(node)
     key = identity.path / f"node-{node.membership.node_uuid.hex()}-key.pem"

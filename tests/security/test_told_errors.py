@@ -98,6 +98,7 @@ def attempts(client: Any) -> list[Callable[[], object]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", ["auto", "grpc"])
 def test_errors_tell_no_paths_processes_and_peers(node: SecureNode, lane: Any) -> None:
     failed = 0

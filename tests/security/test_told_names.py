@@ -79,6 +79,7 @@ def job(name: str, bucket: str, to_bucket: str, transform: str = "secret-transfo
     )
 
 
+@pytest.mark.slow
 def test_the_name_of_anothers_job_is_taken_and_no_more(node: SecureNode) -> None:
     with Etl(node, EVERYTHING) as owner, Etl(node, MINE) as other:
         started = owner.call("StartJob", job("hidden", "secret", "out"))

@@ -165,6 +165,7 @@ def newest(node: NodeServer, uuid: bytes, version: int) -> tuple[grpc.StatusCode
     return grpc.StatusCode.OK, ""
 
 
+@pytest.mark.slow
 def test_a_node_that_is_not_in_the_map_is_not_listened_to(tmp_path: Path) -> None:
     with nodes_at(tmp_path, 3) as nodes:
         uuids = [node.membership.node_uuid for node in nodes]
@@ -201,6 +202,7 @@ def test_a_node_learns_a_newer_map_before_it_judges_who_calls(tmp_path: Path) ->
         assert behind.view.version == changed.version
 
 
+@pytest.mark.slow
 def test_a_node_that_was_taken_out_acknowledges_no_write_to_clients_that_do_not_know(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2) as cluster:
         name = next(f"{number}" for number in range(1000) if 1 in cluster.owners(f"{number}"))

@@ -53,6 +53,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_page_of_objects_is_made_on_a_reader_thread_and_ends_by_bytes(
     node: NodeServer, client: Client, threads: set[str]
 ) -> None:

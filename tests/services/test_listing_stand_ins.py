@@ -24,6 +24,8 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of, copies_of
 from tests.replication.test_full_copies import FullDrives
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"{at:02d}" for at in range(30)]
 
 
@@ -44,7 +46,6 @@ def put_everywhere(cluster: LocalCluster) -> None:
         cluster.put_on(number, {name: name.encode() for name in NAMES}, versions)
 
 
-@pytest.mark.slow
 def test_what_was_deleted_is_not_listed_though_a_node_that_stood_in_still_has_it(cluster: LocalCluster) -> None:
     put_everywhere(cluster)
     with connect(cluster.nodes[0].url) as client:
@@ -60,7 +61,6 @@ def test_what_was_deleted_is_not_listed_though_a_node_that_stood_in_still_has_it
         assert [(info.name, info.size_bytes) for info in bucket.objects("0")] == [(NAMES[0], 5)]
 
 
-@pytest.mark.slow
 def test_a_folder_whose_objects_were_deleted_is_not_listed(cluster: LocalCluster) -> None:
     names = [f"{folder}/{at:02d}" for folder in ("gone", "left") for at in range(20)]
     versions = {name: Version(1, 1000 + at) for at, name in enumerate(names)}
@@ -89,7 +89,6 @@ def test_what_only_a_node_that_stood_in_has_is_listed(cluster: LocalCluster) -> 
         assert [info.name for info in client.bucket(BUCKET).objects()] == list(client.bucket(BUCKET)) == left
 
 
-@pytest.mark.slow
 def test_a_node_that_reaches_no_owner_does_not_list_what_it_stood_in_for(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +114,6 @@ def test_a_node_that_reaches_no_owner_does_not_list_what_it_stood_in_for(
         assert list(client.bucket(BUCKET)) == NAMES
 
 
-@pytest.mark.slow
 def test_a_copy_of_a_stand_in_is_not_listed_when_the_owner_of_a_newer_one_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

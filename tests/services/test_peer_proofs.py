@@ -53,6 +53,7 @@ def proved(node: NodeServer, caller: Caller, path: str = PROGRESS) -> tuple[tupl
     return caller.metadata(path, caller.prover(node.peer_endpoint))
 
 
+@pytest.mark.slow
 def test_no_secret_travels_with_a_call(cluster: LocalCluster, secret_file: Path) -> None:
     secret = read_secret(secret_file)
     sent = proved(cluster.nodes[0], Caller(secret))

@@ -34,6 +34,7 @@ def alone(store: Store, prefix: str = "", after: str = "", most_bytes: int = 100
         after = page.next
 
 
+@pytest.mark.slow
 @table("drives", [1, 2, 3])
 def test_they_are_those_of_the_objects_on_any_number_of_drives(tmp_path: Path, drives: int) -> None:
     with store_with(
@@ -130,6 +131,7 @@ class TestLevels:
                 store.delete(BUCKET, f"a/{at:04}", keep_tombstone=True)
             assert level(store) == ["a", "b/", "c-/", "c/", "c0", "z"]
 
+    @pytest.mark.slow
     def test_what_is_in_a_folder_is_passed_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         names = {f"{folder}/{at:05}": b"" for folder in "abc" for at in range(600)}
         with store_at(tmp_path / "s") as store:

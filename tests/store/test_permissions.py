@@ -133,6 +133,7 @@ def test_everything_that_a_store_makes_is_its_owners_alone(public: Path) -> None
     assert others == {}
 
 
+@pytest.mark.slow
 def test_a_store_that_is_open_to_others_is_reported_and_closed_by_the_next_writer(public: Path) -> None:
     store = public / "store"
     filled(str(store))

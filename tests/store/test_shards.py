@@ -109,6 +109,7 @@ def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
     assert sorted((root / shards.FOLDER_NAME).iterdir()) == [index]
 
 
+@pytest.mark.slow
 def test_many_who_ask_first_share_one_index(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     names = list(MEMBERS) * 8

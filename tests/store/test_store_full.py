@@ -175,6 +175,7 @@ def _filler() -> WriteBatch:
     return batch
 
 
+@pytest.mark.slow
 def test_an_object_that_never_ends_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_file, "LARGE_BYTES", 8 * MIB)
     with small_drive(tmp_path, monkeypatch) as drive:

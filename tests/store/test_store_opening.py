@@ -230,6 +230,7 @@ def test_a_drive_of_another_format_is_refused_by_its_number_and_left_alone(
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 @table("damage", [b"", b"{", b'{"format": 8, "checksum": 1, "record": "{}"}', None])
 def test_one_damaged_record_of_two_is_ignored_and_written_anew(tmp_path: Path, damage: bytes | None) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
@@ -267,6 +268,7 @@ def test_opening_writes_no_reader_folders_that_outlive_the_reader(
         reader.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_to_open_holds_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     with store_at(*roots):

@@ -45,6 +45,7 @@ def test_a_batch_can_be_left_in_the_middle_of_large_entries(bucket: Bucket, mixe
     assert contents(bucket.get_batch(["1", "4"])) == [mixed["1"], mixed["4"]]
 
 
+@pytest.mark.slow
 def test_a_large_entry_that_is_replaced_while_it_is_read_is_one_version_or_the_other(
     client: Client, bucket: Bucket
 ) -> None:
@@ -99,6 +100,7 @@ def test_an_entry_over_256_mib_fails_in_a_batch_and_is_read_in_ranges_or_by_get(
     assert bucket.get("huge", start=1, length=size - 2, verify=True) == whole[1:-1]
 
 
+@pytest.mark.slow
 def test_pieces_of_one_batch_do_not_mix_with_those_of_another(bucket: Bucket, mixed: Mapping[str, bytes]) -> None:
     batches = [bucket.get_batch([name] * 2) for name in ("0", "4", "7")]
     for items in itertools.zip_longest(*batches):

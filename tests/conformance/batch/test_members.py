@@ -64,6 +64,7 @@ def shard(request: pytest.FixtureRequest, bucket: Bucket) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_members_come_in_the_order_asked_as_often_as_asked(client: Client, bucket: Bucket, shard: str) -> None:
     names = random.Random(3).choices(list(MEMBERS), k=120) + list(MEMBERS)
     bucket.put("plain", b"an object between members")

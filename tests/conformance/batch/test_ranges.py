@@ -58,6 +58,7 @@ def test_ranges_and_whole_entries_mix(client: Client, bucket: Bucket, verify_ran
     assert found == [cut(data[entry.name], entry.start, entry.length) for entry in entries]
 
 
+@pytest.mark.slow
 def test_a_large_range_travels_in_pieces_and_arrives_whole(client: Client, bucket: Bucket) -> None:
     data = seeded_bytes(12 * MiB)
     bucket.put("a", data)

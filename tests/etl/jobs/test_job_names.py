@@ -31,6 +31,7 @@ def test_extensions_are_renamed_the_longest_first_and_nothing_else() -> None:
     assert {name: names.result_of(name) for name in cases} == cases
 
 
+@pytest.mark.slow
 def test_prefixes_are_taken_off_before_others_are_put_there() -> None:
     names = names_of(strip_prefix="raw/", to_prefix="wav/", extension={"flac": "wav"})
     assert names.result_of("raw/en/1.flac") == "wav/en/1.wav"

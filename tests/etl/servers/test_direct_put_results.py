@@ -20,6 +20,8 @@ from storage_node.limits.put_groups import PutGroups
 from storage_node.store.store import Store
 from tests.etl.servers.server_kit import ORIGIN, WS, Streaming, new_server, open_stage, run
 
+pytestmark = pytest.mark.slow
+
 
 @contextlib.asynccontextmanager
 async def taking(folder: Path, address: str) -> AsyncIterator[tuple[ServerStage, TransformHttp, OwnStore, str]]:
@@ -36,7 +38,6 @@ async def taking(folder: Path, address: str) -> AsyncIterator[tuple[ServerStage,
         store.close()
 
 
-@pytest.mark.slow
 def test_results_are_stored_with_their_stamp_and_the_job_learns_their_versions(tmp_path: Path) -> None:
     async def main(address: str) -> None:
         async with taking(tmp_path, address) as (stage, side, own, url):

@@ -73,6 +73,7 @@ def answering(*answers: bytes, close: bool = True) -> Peer:
     return peer
 
 
+@pytest.mark.slow
 @table(
     ("answer", "said"),
     [
@@ -152,6 +153,7 @@ def test_a_server_that_sends_without_end_is_stopped_at_the_limit() -> None:
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("communication", [HPUSH, HPULL, WS], ids=Communication.Name)
 def test_a_server_that_says_nothing_times_out(communication: Communication) -> None:
     gone: list[bool] = []

@@ -163,6 +163,7 @@ def test_a_large_output_is_a_file_of_the_spool(channel: Channel, address: Addres
     run(main())
 
 
+@pytest.mark.slow
 @each_channel
 def test_one_that_takes_too_long_is_broken_off_and_the_next_is_not_disturbed(
     channel: Channel, address: Address
@@ -264,6 +265,7 @@ def test_a_server_reads_no_file_but_those_of_its_folders(
         run(without())
 
 
+@pytest.mark.slow
 def test_a_class_has_exactly_one_form() -> None:
     with pytest.raises(TypeError, match="has none of transform, transform_file and transform_stream"):
         new_server("http", type("Nothing", (), {}))

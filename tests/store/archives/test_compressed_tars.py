@@ -88,6 +88,7 @@ def test_members_and_their_ranges_are_those_of_the_tar_inside(way: str) -> None:
             read_member(archive, NAMES[3], start, length)
 
 
+@pytest.mark.slow
 @each_way
 def test_the_index_made_as_bytes_pass_by_is_the_one_made_from_the_file(way: str) -> None:
     name, data = ways()[way]
@@ -108,6 +109,7 @@ class CountingSource(BytesSource):
         return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["gzip", "zstd, seekable", "lz4, independent"])
 def test_a_member_costs_about_itself_and_not_the_shard(way: str) -> None:
     name, pack = PACKERS[way]
@@ -191,6 +193,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
     yield "s.tar.lz4", bytes(lz4.frame.compress(tar, block_size=lz4.frame.BLOCKSIZE_MAX4MB))
 
 
+@pytest.mark.slow
 def test_a_bomb_is_stopped_long_before_it_has_unpacked() -> None:
     for name, bomb in bombs():
         pieces = 0

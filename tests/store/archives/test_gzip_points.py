@@ -76,6 +76,7 @@ def test_data_that_begins_at_any_bit_is_brought_into_place(bits: int) -> None:
     assert zlib.decompressobj(-15).decompress(_aligned(bits, shifted[0]) + shifted[1:]) == whole_content()[:5000]
 
 
+@pytest.mark.slow
 def test_points_begin_at_odd_and_even_bits_and_lie_near_each_other() -> None:
     bits = set(kept_plan()[columns_bytes() - point_count() : columns_bytes()])
     assert {octet % 2 for octet in bits} == {0, 1}
@@ -126,6 +127,7 @@ def test_histories_hold_whatever_the_data_refers_to(copies: list[tuple[int, int,
         assert b"".join(view.pieces(at, stop)) == whole[at:stop]
 
 
+@pytest.mark.slow
 def test_points_are_the_same_however_many_are_looked_for_at_once() -> None:
     with patch.object(gzip_points, "_POINTS_AT_ONCE", 5):
         assert build_gzip_points(BytesSource(packed_content()), CONTENT_BYTES) == kept_plan()

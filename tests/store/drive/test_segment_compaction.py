@@ -147,6 +147,7 @@ def test_a_single_object_that_is_left_gets_a_file_of_its_own(tmp_path: Path) -> 
 # -- what does not change
 
 
+@pytest.mark.slow
 def test_a_move_changes_where_the_bytes_are_and_nothing_else(tmp_path: Path) -> None:
     left = make_sparse(tmp_path)
     with store_at(tmp_path) as store:
@@ -513,6 +514,7 @@ def test_the_thread_ends_when_there_is_nothing_left_and_with_the_store(tmp_path:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_rate_of_zero_compacts_nothing_and_reaps_all_the_same(tmp_path: Path) -> None:
     make_sparse(tmp_path)
     [segment] = object_files(tmp_path)
@@ -535,6 +537,7 @@ def test_the_rate_is_kept(tmp_path: Path) -> None:
         upkeep.stop()
 
 
+@pytest.mark.slow
 def test_the_doctor_compacts_segments(tmp_path: Path) -> None:
     left = make_sparse(tmp_path)
     with store_at(tmp_path) as store:  # as earlier releases have left it

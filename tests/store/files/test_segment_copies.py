@@ -133,6 +133,7 @@ def test_parts_of_both_copies_make_a_whole(tmp_path: Path) -> None:
     assert_holds(tmp_path, now, seen)
 
 
+@pytest.mark.slow
 @table("what", ["state", "place", "identity"])
 def test_of_what_is_lost_in_both_copies_one_object_is_missed_and_nothing_removed_unasked(
     tmp_path: Path, what: str
@@ -220,6 +221,7 @@ def test_a_file_that_was_cut_inside_an_object_is_not_made_longer_before_that_is_
         assert contents(store) == left
 
 
+@pytest.mark.slow
 @table("kept", [0, 20, 39])
 def test_holes_spare_the_copy(tmp_path: Path, kept: int) -> None:
     with store_at(tmp_path) as store:

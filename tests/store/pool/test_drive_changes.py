@@ -186,6 +186,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDriv
         yield drive
 
 
+@pytest.mark.slow
 def test_a_new_drive_that_is_full_takes_nothing_and_hides_nothing(store: Store, small: SmallDrive) -> None:
     uuid = store.pool.add_drive(small.root)
     large = bytes(1 << 20)

@@ -141,6 +141,7 @@ def test_a_step_moves_no_more_than_it_is_told_but_one_object_at_least(store: Sto
     assert store.pool.move_some(10, 10) == (0, 0, 0, "")
 
 
+@pytest.mark.slow
 def test_the_doctor_tells_what_moves_from_what_is_wrong(store: Store, roots: list[Path], tmp_path: Path) -> None:
     store.pool.add_drive(tmp_path / "c")
     store.pool.move_some(3, 1 << 20)

@@ -32,6 +32,7 @@ def chosen(setting: str, before: str = "") -> subprocess.CompletedProcess[str]:
 UNBUILT = "sys.modules['storage_node.store._native'] = None"
 
 
+@pytest.mark.slow
 def test_auto_takes_the_native_reader_where_it_is_built() -> None:
     assert chosen("auto").stdout.split()[0] == ("native" if "native" in READERS else "python")
 

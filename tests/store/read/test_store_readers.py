@@ -106,6 +106,7 @@ def test_a_reader_outlives_its_writer_and_follows_the_next_ones(tmp_path: Path) 
             assert len(names(reader)) == 1 + 50 * number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flush", "close"])
 def test_what_a_reader_has_read_of_the_log_does_not_hide_what_was_flushed_since(tmp_path: Path, how: str) -> None:
     writer = Store.open([tmp_path / "drive"])
