@@ -122,6 +122,7 @@ def test_the_next_endpoint_is_tried_when_one_is_down(node: NodeProcess) -> None:
             assert client.bucket("b").head(names[0]).size_bytes == len(SMALL[names[0]])
 
 
+@pytest.mark.slow
 def test_a_batch_goes_on_at_the_next_endpoint_when_its_own_is_cut(node: NodeProcess, link: FaultyLink) -> None:
     with connect(f"{link.url},{node.url}", options=ClusterOptions(retry_s=60.0)) as client:
         batch = client.bucket("b").get_batch([*SMALL, "large"])
@@ -295,6 +296,7 @@ def test_a_frozen_node_is_silence_and_all_is_well_when_it_thaws(node: NodeProces
 # -- cut off
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "after_bytes",
     [

@@ -133,6 +133,7 @@ def history(tmp_path: Path, server: CrashServer) -> History:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["process", pytest.param("power", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.sampled(3)
@@ -194,6 +195,7 @@ def test_a_rebuild_that_is_killed_is_rebuilt_again(history: History, server: Cra
     history.judge(history.new_journal())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills", [24, pytest.param(80, marks=pytest.mark.slow), pytest.param(400, marks=pytest.mark.exhaustive)]
 )

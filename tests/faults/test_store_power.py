@@ -72,6 +72,7 @@ def roots_below(top: Path) -> list[str]:
     return [str(top / "drives" / "a"), str(top / "drives" / "b")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extent",
     [extent if extent == "any mixture" else pytest.param(extent, marks=pytest.mark.slow) for extent in EXTENTS],

@@ -403,6 +403,7 @@ def queries() -> list[tuple[str, str, str]]:
     ]
 
 
+@pytest.mark.slow
 @table(("title", "expression", "legend"), queries())
 def test_every_query_of_the_dashboard_means_something_here(
     metrics: dict[str, Series], title: str, expression: str, legend: str

@@ -190,6 +190,7 @@ QUICK = ("torch", "rocksdict", "ray", "lz4")
 """Each takes an interpreter of its own; the other packages are slow ones."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "package", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXTRAS]
 )

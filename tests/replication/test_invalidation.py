@@ -170,6 +170,7 @@ def test_a_node_that_an_earlier_try_has_lost_is_told_before_the_repeat_is_acknow
         assert one.result(TIMEOUT_S).version == other.result().version
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["put", pytest.param("delete", marks=pytest.mark.slow)])
 def test_a_write_by_an_older_map_is_told_to_those_whom_the_newer_one_adds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str

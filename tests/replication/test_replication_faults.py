@@ -169,6 +169,7 @@ def version_of(text: str) -> Version:
     return Version(*map(int, text.split(".")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "min_copies"),
     [
