@@ -61,14 +61,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
     if not calls:
         return
     marks = {mark.name: mark for mark in metafunc.definition.iter_markers()}
-    own = {name for name in _SETS if name in marks}
     for fixture in TRANSPORT_FIXTURES:
         if by_transport := [call for call in calls if fixture in call.params]:
             _mark_transports(by_transport, fixture, metafunc.definition.nodeid, "every_transport" in marks)
     if "quick_cases" in marks:
         quick = [call for call in calls if not _sets_of(call)]
         _mark_beyond(quick, *marks["quick_cases"].args, "slow")
-    if "sampled" in marks and "exhaustive" not in own:
+    if "sampled" in marks and "exhaustive" not in marks:
         by_set: dict[bool, list[Any]] = defaultdict(list)
         for call in calls:
             if "exhaustive" not in _sets_of(call):
