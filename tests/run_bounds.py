@@ -46,14 +46,15 @@ _INTERRUPTED_S = 90.0
 """What an interrupted test has to stop its nodes in, before its process is ended."""
 SILENCE_S = float(os.environ.get("TESTS_SILENCE_S", "600"))
 """How long no test may end before the run is ended."""
-_STACKS_S = 3.0
-"""For processes to show their stacks in."""
+_STACKS_S = 10.0
+"""For a process to show its stacks in."""
 _SESSION_END_S = 300.0
 """From the last test to the end of its process."""
 
 _own_run = RUN_VARIABLE not in os.environ
 _run = os.environ.setdefault(RUN_VARIABLE, uuid.uuid4().hex)
 _ROOT = Path(__file__).resolve().parents[1]
+_STACKS = Path(tempfile.gettempdir()) / f"ais-loader-stacks-{_run}"
 _limit_s = pytest.StashKey[float]()
 _stderr = pytest.StashKey[int]()
 _status_before = pytest.StashKey["frozenset[str] | None"]()
@@ -66,7 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         config.stash[_stderr] = os.dup(2)
-    faulthandler.register(signal.SIGUSR2, file=config.stash[_stderr])
+    _STACKS.mkdir(exist_ok=True)
+    # A file for each process: what several write to one pipe at a time, they write into each other's lines.
+    faulthandler.register(signal.SIGUSR2, file=(_STACKS / str(os.getpid())).open("wb"))
     config.stash[_status_before] = git_status(_ROOT) if _own_run else None
 
 
@@ -178,9 +181,7 @@ class _Silence:
                 names = "".join(f"  {name}\n" for name in self._under_way) or "  none\n"
             os.write(self._stderr, f"\nno test has ended for {self._limit_s:g} s; under way:\n{names}".encode())
             for pid in self._worker_pids or {os.getpid()}:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR2)  # shows its stacks
-            self._over.wait(_STACKS_S)
+                os.write(self._stderr, _stacks_of(pid))
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             if not self._over.wait(_INTERRUPTED_S):
                 os._exit(pytest.ExitCode.INTERRUPTED)
@@ -188,6 +189,19 @@ class _Silence:
     def _left_s(self) -> float:
         with self._lock:
             return self._last_end_s + self._limit_s - time.monotonic()
+
+
+def _stacks_of(pid: int) -> bytes:
+    """Return the stacks that a process of pytest writes to its file: all of them once the file stays as it is."""
+    deadline_s, stacks = time.monotonic() + _STACKS_S, b""
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGUSR2)
+        while time.monotonic() < deadline_s:
+            time.sleep(_STACKS_S / 10)
+            before, stacks = stacks, (_STACKS / str(pid)).read_bytes()
+            if stacks and stacks == before:
+                break
+    return stacks or f"process {pid} did not show its stacks\n".encode()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -206,6 +220,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     _end_servers_of_multiprocessing()
     if not _own_run:
         return
+    shutil.rmtree(_STACKS, ignore_errors=True)
     _end_what_is_left(session)
     before, after = session.config.stash[_status_before], git_status(_ROOT)
     if before is not None and after is not None and (new := sorted(after - before)):
