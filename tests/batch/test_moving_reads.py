@@ -57,7 +57,7 @@ def test_an_object_that_moves_between_two_questions_is_found(
             and cluster.owners(name) == [2]
             and cluster.holders(name)[1] != 3
         ]
-        with connect(",".join(node.url for node in cluster.nodes[:3]), options=ClusterOptions(retry_s=60.0)) as client:
+        with connect(",".join(node.url for node in cluster.nodes[:3]), options=ClusterOptions(retry_s=240.0)) as client:
             for name in names[:50]:  # a node may have moved the object itself before it is asked for
                 cluster.put_on(cluster.holders(name)[1], {name: name.encode()})
                 found = WAYS[way](client.bucket(BUCKET), name)

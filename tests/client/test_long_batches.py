@@ -34,7 +34,7 @@ def filled() -> Iterator[NodeProcess]:
 def client(filled: NodeProcess, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     if request.param == "public":
         monkeypatch.setattr(direct, "cygrpc", None)
-    with connect(filled.url, options=ClusterOptions(verify_payload=True, retry_s=60.0)) as client:
+    with connect(filled.url, options=ClusterOptions(verify_payload=True, retry_s=240.0)) as client:
         yield client
 
 

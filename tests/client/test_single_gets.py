@@ -38,7 +38,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture
 def client(filled: NodeServer, kind: str) -> Iterator[Client]:
-    with connect(filled.url, options=ClusterOptions(verify_payload=True, retry_s=60.0)) as client:
+    with connect(filled.url, options=ClusterOptions(verify_payload=True, retry_s=240.0)) as client:
         yield client
 
 
@@ -75,7 +75,7 @@ def test_many_threads_get_their_own_answers(client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeServer, kind: str) -> None:
-    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=60.0)) as client:
+    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
         bucket = client.bucket("data")
         assert bucket.get("small") == OBJECTS["small"]
         link.stall()
@@ -88,7 +88,7 @@ def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeServer, k
 @pytest.mark.slow
 @table("after_bytes", [1, 500, 5_000, 1 << 20, 6 << 20])
 def test_a_connection_cut_in_the_answer_is_made_good(filled: NodeServer, kind: str, after_bytes: int) -> None:
-    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=60.0)) as client:
+    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
         bucket = client.bucket("data")
         assert bucket.get("small") == OBJECTS["small"]
         link.cut_after(after_bytes)
@@ -99,7 +99,7 @@ def test_a_connection_cut_in_the_answer_is_made_good(filled: NodeServer, kind: s
 def test_closing_the_client_ends_a_get_that_waits(filled: NodeServer, kind: str) -> None:
     with (
         FaultyLink(filled.url) as link,
-        connect(link.url, options=ClusterOptions(retry_s=60.0)) as client,
+        connect(link.url, options=ClusterOptions(retry_s=240.0)) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         bucket = client.bucket("data")

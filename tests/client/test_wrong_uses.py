@@ -336,8 +336,8 @@ WRONG: list[tuple[str, str]] = [
         "TypeError: MapDataset: no option 'tranform'; did you mean 'transform'?",
     ),
     (
-        "MapDataset(client, bucket, retry_s=60)",
-        "InvalidRequest: retry_s=60: a Client has its own: connect(url, options=ClusterOptions(retry_s=...))",
+        "MapDataset(client, bucket, retry_s=240.0)",
+        "InvalidRequest: retry_s=240.0: a Client has its own: connect(url, options=ClusterOptions(retry_s=...))",
     ),
     (
         'MapDataset(client, "ais://pictures//cat/")',

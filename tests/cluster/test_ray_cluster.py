@@ -60,7 +60,7 @@ def contents(url: str) -> dict[str, bytes]:
     """Of all objects. A node that came back compares its copies with the others' before it serves them."""
 
     def read() -> dict[str, bytes] | None:
-        with connect(url, options=ClusterOptions(retry_s=60.0)) as client:
+        with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
             try:
                 return {name: client.bucket("speech").get(name) for name in OBJECTS}
             except NodeUnavailable:

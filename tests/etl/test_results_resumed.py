@@ -189,7 +189,7 @@ def test_an_entry_without_a_transform_goes_on_in_its_version_and_in_no_other(
 
 
 def options(**fields: Any) -> ClusterOptions:
-    return ClusterOptions(retry_s=60.0, verify_payload=True, **fields)
+    return ClusterOptions(retry_s=240.0, verify_payload=True, **fields)
 
 
 def entries_of(bucket: str, names: Sequence[str], etl: str = "fresh") -> list[Entry]:

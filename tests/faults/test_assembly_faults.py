@@ -79,7 +79,7 @@ class Gathering:
             for node in known.node[:PEERS]:
                 eventually(lambda node=node: granted.left_s(node.uuid, clock_s()) > 0)  # so it goes by leases now,
             for process in self.nodes:
-                with closing(to_one_node(process.url, retry_s=60.0)) as one:
+                with closing(to_one_node(process.url, retry_s=240.0)) as one:
                     one.head(BUCKET, NAMES[0])  # and says so as soon as it holds one
 
     def owners(self, name: str) -> list[int]:

@@ -116,7 +116,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[Client]:
-    with connect(cluster.url, options=ClusterOptions(retry_s=60.0, verify_payload=True)) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=240.0, verify_payload=True)) as client:
         yield client
 
 
@@ -206,7 +206,7 @@ def test_a_large_entry_goes_on_at_another_copy_from_its_last_byte(cluster: Clust
         link.bytes_per_s = 20e6
     before = sum(link.bytes_to_client for link in cluster.links)
     with (
-        connect(cluster.url, options=ClusterOptions(retry_s=60.0, verify_payload=True)) as client,
+        connect(cluster.url, options=ClusterOptions(retry_s=240.0, verify_payload=True)) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         try:

@@ -251,7 +251,7 @@ def test_a_node_that_dies_within_its_commit_has_the_old_or_the_new_object(folder
 def test_a_put_whose_coordinator_dies_between_the_commits_costs_no_error_and_counts_once(folder: Path) -> None:
     with (
         ClusterProcesses(folder, 2, buckets={BUCKET: 2}) as cluster,
-        connect(cluster.url, options=ClusterOptions(retry_s=60.0)) as client,
+        connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client,
     ):
         name = next(name for at in range(100) if owners(cluster, name := f"n{at}") == [0, 1])
         bucket, node = client.bucket(BUCKET), cluster.nodes[0]

@@ -52,7 +52,7 @@ def cluster_with(server: Held, folder: Path) -> Iterator[tuple[ClusterProcesses,
             cluster.map.transform.append(pb.Transform(name="twice", uuid=uuid.uuid4().bytes, server=told))
             cluster.map.version += 1
             cluster.teach()
-            with connect(cluster.url, options=ClusterOptions(retry_s=60.0)) as client:
+            with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
                 yield cluster, client
 
 

@@ -49,7 +49,7 @@ def node() -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def client(node: NodeProcess) -> Iterator[Client]:
-    with connect(node.url, options=ClusterOptions(retry_s=60.0)) as client:
+    with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
         yield client
 
 
@@ -160,7 +160,7 @@ def test_rejected_clients_come_back_until_all_are_served(strict_node: NodeServer
     names = list(OBJECTS)
 
     def read(_: int) -> bool:
-        with connect(strict_node.url, options=ClusterOptions(retry_s=60.0)) as client:
+        with connect(strict_node.url, options=ClusterOptions(retry_s=240.0)) as client:
             return client.bucket("b").get_batch(names).tobytes() == list(OBJECTS.values())
 
     with ThreadPoolExecutor(12) as pool:
@@ -330,7 +330,7 @@ def test_a_thousand_idle_sessions_and_32_busy_ones_share_a_node() -> None:
 
             def read(seed: int) -> bool:
                 order = random_order(seed)
-                with connect(node.url, options=ClusterOptions(retry_s=60.0)) as busy:
+                with connect(node.url, options=ClusterOptions(retry_s=240.0)) as busy:
                     for _ in range(3):
                         found = busy.bucket("b").get_batch(order, timeout_s=60.0).tobytes()
                         if found != [OBJECTS[name] for name in order]:

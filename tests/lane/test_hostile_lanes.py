@@ -25,7 +25,7 @@ MiB = 1 << 20
 LARGEST = 32 * MiB
 CONTENT = seeded_bytes(10_000, seed=3)
 PUT_MANY = frame(CALL, b"Objects/PutMany")
-OPTIONS = ClusterOptions(lane="auto", retry_s=60)
+OPTIONS = ClusterOptions(lane="auto", retry_s=240.0)
 
 
 @contextmanager

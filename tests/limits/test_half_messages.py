@@ -45,7 +45,7 @@ def test_incomplete_messages_give_way_when_memory_is_short(tmp_path: Path, metho
     limits = ["critical_memory_bytes=250 MiB", "still_s=1", "message_timeout_s=100"]
     arguments = [word for limit in limits for word in ("--set", limit)]
     with NodeProcess([tmp_path], arguments=arguments) as node:
-        options = ClusterOptions(lane="grpc", retry_s=60)
+        options = ClusterOptions(lane="grpc", retry_s=240.0)
         with connect(node.url, options=options) as client, half_messages(node, method) as connections:
             bucket = client.create_bucket("b")
             bucket.put("meanwhile", CONTENT)

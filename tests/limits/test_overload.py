@@ -64,7 +64,7 @@ def test_a_client_that_was_turned_away_comes_back_and_gets_everything(tmp_path: 
         fill(node)
         memory = Memory(node, over_for=3)
         now_critical(node)
-        with connect(node.url, options=ClusterOptions(retry_s=60)) as client:
+        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
             assert [item.tobytes() for item in client.bucket("b").get_batch(NAMES)] == list(DATA.values())
         assert memory.asked >= 4
         assert batches_of(node).node.metrics.rejections["memory"] >= 2
@@ -79,7 +79,7 @@ def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
             assert bucket.get("small") == b"bytes"
         Memory(node, over_for=2)
         now_critical(node)
-        with connect(node.url, options=ClusterOptions(retry_s=60)) as client:
+        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
             assert client.bucket("b").get("small") == b"bytes"
         assert batches_of(node).node.metrics.rejections["memory"] >= 1
 
@@ -93,7 +93,7 @@ def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypa
         Memory(node, over_for=10**9)
         now_critical(node)
         with (
-            connect(node.url, options=ClusterOptions(retry_s=60)) as client,
+            connect(node.url, options=ClusterOptions(retry_s=240.0)) as client,
             pytest.raises(errors.Overloaded, match=r"memory.*gave up after"),
         ):
             list(client.bucket("b").get_batch(NAMES))

@@ -61,7 +61,7 @@ def test_calls_and_batches_beyond_the_rate_are_rejected(tmp_path: Path, lane: An
     # So few that a slow machine exceeds them as well.
     with NodeServer([tmp_path], ServerConfig(port=0, tenant_requests_per_s=5)) as node:
         greedy = ClusterOptions(tenant="greedy", retry_s=0, lane=lane)
-        modest = ClusterOptions(tenant="modest", retry_s=60, lane=lane)
+        modest = ClusterOptions(tenant="modest", retry_s=240.0, lane=lane)
         with connect(node.url, options=modest) as others, connect(node.url, options=greedy) as client:
             others.create_bucket("b").put("x", b"bytes")
             bucket = client.bucket("b")
@@ -69,7 +69,7 @@ def test_calls_and_batches_beyond_the_rate_are_rejected(tmp_path: Path, lane: An
                 for _ in range(1000):
                     bucket.put("y", b"bytes")
             assert others.bucket("b").get("x") == b"bytes"
-        patient = ClusterOptions(tenant="greedy", retry_s=60, lane=lane)
+        patient = ClusterOptions(tenant="greedy", retry_s=240.0, lane=lane)
         with connect(node.url, options=patient) as client:
             for _ in range(8):  # batches are rejected with a delay, which their client keeps to
                 [item] = client.get_batch([Entry("b", "x")])
@@ -89,6 +89,6 @@ def test_bytes_beyond_the_rate_are_rejected_until_they_are_due(tmp_path: Path) -
         ):
             for _ in range(20):
                 client.bucket("b").get("x")
-        with connect(node.url, token=token, options=ClusterOptions(retry_s=60)) as client:
+        with connect(node.url, token=token, options=ClusterOptions(retry_s=240.0)) as client:
             for _ in range(2):
                 assert client.bucket("b").get("x") == bytes(600_000)  # after a while

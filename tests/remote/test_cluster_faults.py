@@ -20,7 +20,7 @@ from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
 
 pytestmark = pytest.mark.slow
-PATIENT = ClusterOptions(retry_s=60.0)
+PATIENT = ClusterOptions(retry_s=240.0)
 
 
 @pytest.fixture

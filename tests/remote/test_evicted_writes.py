@@ -28,7 +28,7 @@ from tests.remote.test_write_back_kills import _is_flushed
 
 pytestmark = pytest.mark.slow  # nodes
 NAME, OLD, NEW = "written", b"old", b"newer"
-PATIENT = ClusterOptions(retry_s=60.0)
+PATIENT = ClusterOptions(retry_s=240.0)
 OFTEN = [*ANY_HOST, "--set", "repair_interval_s=1"]
 
 
@@ -118,7 +118,7 @@ def test_an_older_copy_of_an_owner_that_was_away_does_not_come_back(
         bucket = made(client, remote_bucket, write)
         first, second, other = owners_of(cluster, client)
         bucket.put(NAME, OLD)
-        bucket.flush(timeout_s=30)
+        bucket.flush(timeout_s=120)
         cluster.nodes[second].kill()
         bucket.put(NAME, NEW)
         eventually(lambda: is_uploaded(remote_bucket))
@@ -137,7 +137,7 @@ def test_an_older_deletion_of_an_owner_that_was_away_does_not_hide_a_later_write
         bucket = made(client, remote_bucket, "back")
         first, second, other = owners_of(cluster, client)
         bucket.put(NAME, OLD)
-        bucket.flush(timeout_s=30)
+        bucket.flush(timeout_s=120)
         down = proxy.on("*", "*", Fault(status=503))
         bucket.delete(NAME)
         cluster.nodes[second].kill()
@@ -190,7 +190,7 @@ def test_an_upload_that_ends_while_a_node_lists_what_is_pending_is_forgotten(
         stores = [cluster.batches(number).node.store for number in range(3)]
         listed = next(found for store in stores if (found := store.uploads.pending()))
         down.remove()
-        bucket.flush(timeout_s=60)
+        bucket.flush(timeout_s=120)
         for number, store in enumerate(stores):
             write_back = cluster.batches(number).resources.remote.write_back
             monkeypatch.setattr(store.uploads, "pending", lambda: listed)

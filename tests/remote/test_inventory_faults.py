@@ -23,7 +23,7 @@ from tests.remote.test_inventory import hidden, lists, names_of
 from tests.remote.test_remote_buckets import data_of, filled
 
 pytestmark = pytest.mark.slow
-PATIENT = ClusterOptions(retry_s=60.0)
+PATIENT = ClusterOptions(retry_s=240.0)
 
 
 @pytest.fixture

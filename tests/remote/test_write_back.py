@@ -30,13 +30,13 @@ def back(client: Client, bucket_name: str, remote_bucket: RemoteBucket, proxy: F
     with contextlib.suppress(errors.Closed, errors.NotFound, errors.BucketNotEmpty):
         for found in client.bucket(bucket_name).objects():
             client.bucket(bucket_name).delete(found.name)
-        client.bucket(bucket_name).flush(timeout_s=20)
+        client.bucket(bucket_name).flush(timeout_s=120)
         client.delete_bucket(bucket_name, force=True)
 
 
 def test_a_put_is_uploaded_and_becomes_a_copy(back: Bucket, remote_bucket: RemoteBucket) -> None:
     put = back.put("a", b"one", metadata={"kind": "first"})
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.get("a") == b"one"
     there = remote_bucket.s3.head(remote_bucket.name, "a")
     assert there["x-amz-meta-kind"] == "first"
@@ -72,7 +72,7 @@ def test_writes_are_acknowledged_while_the_remote_storage_is_down(
     with pytest.raises(errors.BucketNotEmpty, match="not uploaded"):
         back.set(remote="")
     down.remove()
-    back.flush(timeout_s=60)
+    back.flush(timeout_s=120)
     assert [remote_bucket.get(f"{at}") for at in range(10)] == [b"3 of %d" % at for at in range(10)]
     assert [remote_bucket.get(f"many/{at}") for at in range(20)] == [b"%d" % at for at in range(20)]
     assert not [row for row in client.pending_uploads() if row.bucket == back.name]
@@ -85,7 +85,7 @@ def test_a_deletion_is_not_undone_while_it_is_pending(
     remote_bucket.put("cold", b"cold")
     remote_bucket.put("kept", b"kept")
     back.put("a", b"one")
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     with proxy.held("DELETE", "*"):
         back.delete("a")
         back.delete("cold")
@@ -99,7 +99,7 @@ def test_a_deletion_is_not_undone_while_it_is_pending(
         assert [found.name for found in back.objects()] == ["kept"]
         assert set(remote_bucket.keys()) == {"a", "cold", "kept"}
         assert back.get("kept") == b"kept"
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.keys() == ["kept"]
     assert [found.name for found in back.objects()] == ["kept"]
     with pytest.raises(errors.ObjectNotFound):
@@ -116,7 +116,7 @@ def test_a_put_after_a_pending_deletion_and_the_other_way_round(
         back.put("b", b"short-lived")
         back.delete("b")
         assert back.get("a") == b"new"
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.get("a") == b"new"
     assert remote_bucket.keys() == ["a"]
 
@@ -128,7 +128,7 @@ def test_a_change_by_others_is_a_conflict_of_a_conditional_write(
     version = None
     if stored is not None:
         version = back.put("a", stored).version
-        back.flush(timeout_s=20)
+        back.flush(timeout_s=120)
     with proxy.held("HEAD", remote_bucket.path("a")):
         if version is None:
             back.put("a", b"next", if_absent=True)
@@ -136,12 +136,12 @@ def test_a_change_by_others_is_a_conflict_of_a_conditional_write(
             back.put("a", b"next", if_version=version)
         remote_bucket.put("a", b"theirs")
     with pytest.raises(errors.VersionConflict, match=r"a: .*changed by others"):
-        back.flush(timeout_s=20)
+        back.flush(timeout_s=120)
     assert remote_bucket.get("a") == b"theirs"
     assert back.get("a") == b"next"  # nothing is lost here
     assert sum(row.conflicts for row in client.pending_uploads() if row.bucket == back.name) >= 1
     back.put("a", b"last")
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.get("a") == b"last"
 
 
@@ -149,7 +149,7 @@ def test_the_last_unconditional_writer_wins(back: Bucket, remote_bucket: RemoteB
     with proxy.held("HEAD", remote_bucket.path("a")):
         back.put("a", b"ours")
         remote_bucket.put("a", b"theirs")
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.get("a") == b"ours"
 
 
@@ -161,10 +161,10 @@ def test_conditional_writes_of_one_name_follow_each_other(
         info = back.put("a", b"%d" % at, if_version=info.version)
     with pytest.raises(errors.VersionConflict):
         back.put("a", b"x", if_absent=True)
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.get("a") == b"19"
     back.delete("a", if_version=info.version)
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.keys() == []
 
 
@@ -178,14 +178,14 @@ def test_a_lost_answer_is_not_uploaded_over_what_others_have_put_since(
         times=1,
     )
     back.put("a", b"ours")
-    back.flush(timeout_s=30)
+    back.flush(timeout_s=120)
     assert remote_bucket.get("a") == b"theirs"
 
 
 def test_a_lost_answer_is_resolved_by_the_stamp(back: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
     proxy.on("PUT", remote_bucket.path("a"), Fault(cut_after=0), times=1)
     put = back.put("a", b"ours", if_absent=True)
-    back.flush(timeout_s=30)
+    back.flush(timeout_s=120)
     assert remote_bucket.get("a") == b"ours"
     assert back.head("a").version == put.version
 
@@ -202,7 +202,7 @@ def test_what_is_pending_is_read_from_the_store(
         for _ in range(3):
             assert bucket.get("a") == b"new"
             assert [item.data.tobytes() for item in client.get_batch([Entry(bucket_name, "a")])] == [b"new"]
-    bucket.flush(timeout_s=20)
+    bucket.flush(timeout_s=120)
     assert bucket.get("a") == b"new"
     remote_bucket.put("a", b"theirs")
     assert bucket.get("a") == b"theirs"
@@ -222,7 +222,7 @@ def test_a_fetch_in_progress_does_not_bring_back_what_is_deleted(
         reading.join(60)
         with pytest.raises(errors.ObjectNotFound):
             back.get("a")
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.keys() == []
     with pytest.raises(errors.ObjectNotFound):
         back.get("a")
@@ -244,7 +244,7 @@ def test_a_copy_of_what_is_pending_is_not_pending_elsewhere(
         back.copy("a", "b", to_bucket=ordinary.name)
         assert ordinary.get("b") == b"one"
         assert ordinary.head("b").metadata == {"kind": "first"}
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     client.delete_bucket(ordinary.name, force=True)
 
 
@@ -280,7 +280,7 @@ def test_the_version_of_a_cold_object_is_a_condition(back: Bucket, remote_bucket
     remote_bucket.put("a", b"theirs")
     version = back.head("a").version
     back.put("a", b"ours", if_version=version)
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.get("a") == b"ours"
     remote_bucket.put("b", b"first")
     version = back.head("b").version
@@ -289,7 +289,7 @@ def test_the_version_of_a_cold_object_is_a_condition(back: Bucket, remote_bucket
         with pytest.raises(errors.VersionConflict):
             call()
     back.delete("b", if_version=back.head("b").version)
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert remote_bucket.keys() == ["a"]
 
 
@@ -305,5 +305,5 @@ def test_one_of_several_conditional_writes_replaces_a_cold_object(
         failures = [one.exception(20) for one in running]
     won = failures.index(None)
     assert [type(error) for at, error in enumerate(failures) if at != won] == [errors.VersionConflict] * 2
-    back.flush(timeout_s=20)
+    back.flush(timeout_s=120)
     assert back.get("a") == remote_bucket.get("a") == b"%d" % won

@@ -144,7 +144,7 @@ def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Pa
 def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) -> None:
     with (
         drive_cluster(tmp_path, 2, buckets={TWO: 2}) as cluster,
-        connect(cluster.url, options=ClusterOptions(retry_s=60.0)) as client,
+        connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client,
     ):
         bucket = client.bucket(TWO)
         fill(cluster, bucket)

@@ -109,7 +109,7 @@ def test_what_is_waited_for_comes_when_those_who_have_it_have_compared(
         note(number)
     here = [name for name in NAMES if {0, 2} & set(cluster.owners(name))]
     with (
-        connect(cluster.nodes[1].url, options=ClusterOptions(retry_s=60.0)) as client,
+        connect(cluster.nodes[1].url, options=ClusterOptions(retry_s=240.0)) as client,
         ThreadPoolExecutor(1) as threads,
     ):
         asked = threads.submit(WAYS[way], client.bucket(BUCKET), here)

@@ -245,7 +245,7 @@ def test_an_answer_that_is_lost_is_no_conflict(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(Upload, "commit", losing(Upload.commit))
         monkeypatch.setattr(Store, "commit_many", losing(Store.commit_many))
-        with connect(link.url, options=ClusterOptions(retry_s=60.0)) as client:
+        with connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
             bucket = client.create_bucket(BUCKET)
             if how == "put":
                 info = bucket.put("a", b"mine", if_absent=True)
@@ -273,7 +273,7 @@ def test_an_answer_that_is_lost_in_a_cluster_is_no_conflict(tmp_path: Path, monk
 
         monkeypatch.setattr(CommitProtocol, "commit", commit)
         with connect(
-            ",".join(link.url for link in cluster.client_links), options=ClusterOptions(retry_s=60.0)
+            ",".join(link.url for link in cluster.client_links), options=ClusterOptions(retry_s=240.0)
         ) as client:
             bucket = client.bucket(BUCKET)
             info = bucket.put("a", b"mine", if_absent=True)

@@ -48,7 +48,7 @@ def test_what_was_acknowledged_is_there_once_whatever_died() -> None:
             failed.append(error)
 
     with throwaway_folder() as folder, ClusterProcesses(folder, 3, buckets={"b": 2}) as cluster:
-        clients = [connect(cluster.url, options=ClusterOptions(retry_s=60.0)) for _ in range(3)]
+        clients = [connect(cluster.url, options=ClusterOptions(retry_s=240.0)) for _ in range(3)]
         for name in NAMES:
             clients[0].bucket("b").put(name, b"", if_absent=True)
         threads = [threading.Thread(target=run, args=(client, at)) for at, client in enumerate(clients)]

@@ -76,7 +76,7 @@ def lossy(
 ) -> Iterator[tuple[LosingAnswers, Bucket, Bucket]]:
     """What loses answers, the bucket of the client that loses them, and that of another one that does not."""
     losing = LosingAnswers(monkeypatch)
-    options = ClusterOptions(retry_s=60.0)
+    options = ClusterOptions(retry_s=240.0)
     with ExitStack() as held:
         if request.param == "node":
             node = held.enter_context(NodeServer([tmp_path / "drive"], ServerConfig(port=0)))
@@ -254,7 +254,7 @@ def test_a_deletion_waits_for_a_node_that_restarts(tmp_path: Path, many: bool) -
     node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
     again = NodeServer([tmp_path / "drive"], ServerConfig(port=node.port))
     try:
-        with connect(node.url, options=ClusterOptions(retry_s=60.0)) as client, ThreadPoolExecutor(1) as thread:
+        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client, ThreadPoolExecutor(1) as thread:
             bucket = client.create_bucket(BUCKET)
             bucket.put("a", b"data")
             node.stop(grace_s=0.0)

@@ -146,7 +146,7 @@ def test_nodes_of_neighboring_rounds_write_to_each_other(
         for one in (first, second):
             url = f"grpc://{one.endpoint}" if state[1] != "refused" else f"grpcs://{one.endpoint}"
             ca = identity.ca_file if state[1] == "refused" else None
-            with connect(url, ca=ca, options=ClusterOptions(retry_s=60.0)) as client:
+            with connect(url, ca=ca, options=ClusterOptions(retry_s=240.0)) as client:
                 if one is first:
                     client.create_bucket("b", copies=2, min_copies=2)
                 bucket = client.bucket("b")
@@ -174,7 +174,7 @@ class Traffic:
 
     def _run(self) -> None:
         try:
-            with connect(self._url, options=ClusterOptions(retry_s=60.0)) as client:
+            with connect(self._url, options=ClusterOptions(retry_s=240.0)) as client:
                 bucket = client.bucket("b")
                 while not self._ending.is_set():
                     names = names_of(self.rounds)
@@ -230,7 +230,7 @@ def test_a_cluster_goes_over_while_it_is_read_and_written() -> None:
         said = operator.json("up", "--secure")
         with connect(plain) as client, pytest.raises(NodeUntrusted, match="use grpcs://"):
             client.buckets()
-        with connect(said["url"], ca=said["ca_file"], options=ClusterOptions(retry_s=60.0)) as client:
+        with connect(said["url"], ca=said["ca_file"], options=ClusterOptions(retry_s=240.0)) as client:
             names = [name for round_ in range(traffic.rounds) for name in names_of(round_)]
             batch = client.get_batch([Entry("b", name) for name in names])
             assert [bytes(item.data).decode() for item in batch] == names

@@ -23,7 +23,7 @@ OBJECTS = {f"en/{number:03d}": bytes([number]) * (10_000 + number) for number in
 
 def batch_of(url: str, ca_file: str, lane: str = "auto") -> dict[str, bytes]:
     """Return the contents of a batch of all objects."""
-    options = ClusterOptions(lane=lane, retry_s=60.0)  # type: ignore[arg-type]
+    options = ClusterOptions(lane=lane, retry_s=240.0)  # type: ignore[arg-type]
     with connect(url, ca=ca_file, options=options) as client:
         batch = client.get_batch([Entry("b", name) for name in OBJECTS])
         return {item.entry.name: bytes(item.data) for item in batch}
@@ -39,7 +39,7 @@ def test_batches_survive_the_kill_of_a_node(tmp_path: Path, lane: str) -> None:
         assert batch_of(cluster.url, cluster.ca_file, lane) == OBJECTS
         cluster.kill([1])
         assert batch_of(cluster.url, cluster.ca_file, lane) == OBJECTS
-        with connect(cluster.url, ca=cluster.ca_file, options=ClusterOptions(retry_s=60.0)) as client:
+        with connect(cluster.url, ca=cluster.ca_file, options=ClusterOptions(retry_s=240.0)) as client:
             client.bucket("b").put("en/000", b"newer")
         cluster.start([1])
         cluster.kill([0])

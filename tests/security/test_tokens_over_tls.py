@@ -68,7 +68,7 @@ def test_a_cluster_with_both(operator: Operator, tmp_path: Path) -> None:
     said = operator.json("up", *set_up)
     scope = "b:read,list,write,delete,admin"
     run("create", "--key", key, "--tenant", "t", "--scope", scope, "--root", operator.root, "-o", path)
-    options = ClusterOptions(retry_s=60.0)
+    options = ClusterOptions(retry_s=240.0)
     with connect(said["url"], ca=said["ca_file"], token_file=path, options=options) as client:
         client.create_bucket("b", copies=2).put_many(DATA.items())
         assert {item.entry.name: item.data for item in client.get_batch([Entry("b", name) for name in DATA])} == DATA

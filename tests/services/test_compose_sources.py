@@ -136,7 +136,7 @@ def intact(store: Store, name: str) -> bool:
 
 @pytest.mark.slow
 def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster: LocalCluster) -> None:
-    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60)) as client:
+    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
         bucket = client.bucket(BUCKET)
         for number in range(4):
             name = f"n{number}"
@@ -160,7 +160,7 @@ def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster:
 
 @pytest.mark.slow
 def test_a_copy_is_made_from_the_holders_that_are_left(cluster: LocalCluster) -> None:
-    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60)) as client:
+    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
         bucket = client.bucket(BUCKET)
         names = [f"n{number}" for number in range(8)]
         for name in names:

@@ -31,7 +31,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalClu
 
 @pytest.fixture
 def bucket(cluster: LocalCluster) -> Iterator[Bucket]:
-    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60.0)) as client:
+    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
         yield client.bucket(BUCKET)
 
 

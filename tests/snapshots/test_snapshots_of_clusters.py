@@ -273,7 +273,7 @@ def test_a_node_that_does_not_know_yet_that_a_snapshot_is_made_says_nothing_wron
         known = store.record.current.snapshots
         [(uuid, named)] = known.items()
         store.snapshots.follow({uuid: {".s": named["s"]}})
-        with connect(url_of(cluster), options=ClusterOptions(retry_s=60.0)) as other:
+        with connect(url_of(cluster), options=ClusterOptions(retry_s=240.0)) as other:
             frozen = other.bucket(BUCKET, snapshot="s")
             with ThreadPoolExecutor(3) as pool:
                 reading = [
