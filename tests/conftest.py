@@ -23,6 +23,7 @@ import hypothesis
 import pytest
 
 from ais_loader.testing import throwaway_folder
+from ais_loader.transport import fork_safety
 from tests.example_count import examples
 
 # No test is timed: machines are shared, and a run that stands still is ended by pytest-timeout.
@@ -45,6 +46,10 @@ os.environ["no_grpc_proxy"] = "127.0.0.1,localhost"  # noqa: SIM112 - the name t
 # start, and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A child that is forked beside gRPC may hang, so a fork beside it fails a test. On a machine that stands still for some
+# seconds, gRPC needs as long to end.
+fork_safety.SHUTDOWN_S = 60.0
 
 _INSIDE = "AIS_LOADER_TEST_FRESH_PROCESS"
 
