@@ -1,5 +1,4 @@
-"""`ais-loader warm`, `evict` and `remote`: copies of remote buckets, inventories, pending uploads, and what requests
-cost."""
+"""`ais-loader warm`, `evict` and `remote`: copies of remote buckets, inventories, pending uploads, and requests."""
 
 from __future__ import annotations
 
@@ -18,7 +17,6 @@ from ais_loader.objects.client import Client
 from ais_loader.transport.base import RemoteUsage
 from ais_loader.values.changes import Progress
 from ais_loader.values.inventory import InventoryInfo
-from ais_loader.values.remote_prices import ASSUMPTIONS, LIST_PRICES, price_of, prices_of
 from ais_loader.values.size_of_text import size_of_text
 
 _names = click.argument("target", metavar="[BUCKET/]FOLDER", required=False, **named_by(parse_target))
@@ -176,40 +174,23 @@ def _wanted(
 @click.group(cls=HintingGroup)
 @store_of_commands
 def remote(store: str | None) -> None:
-    """Show costs and pending uploads of remote buckets, and list them once."""
+    """Show requests and pending uploads of remote buckets, and list them once."""
 
 
 @remote.command()
-@click.option("--prices", metavar="FILE", type=click.File("r"), help="TOML: prices of 1,000 requests and of 1 GB.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @takes_store
-def cost(prices: IO[str] | None, as_json: bool, store: StoreChoice) -> None:
-    """Show the requests to remote storage since the nodes started, by bucket, tenant and epoch, and their price.
-
-    Epochs are those of BatchLoaders; "-" stands for all other requests. The prices are list prices of S3, Google and
-    Azure, read within the region. FILE replaces some of them: it has the sections [s3], [gs], [az], [https], [http] and
-    [file], with the keys get, head, list, put, delete (of 1,000 requests), bytes_in and bytes_out (of 1 GB).
-    """
-    table = prices_of(prices.read(), prices.name) if prices is not None else LIST_PRICES
+def usage(as_json: bool, store: StoreChoice) -> None:
+    """Show the requests to remote storage since the nodes started, by bucket and tenant."""
     with store.reading() as client:
         rows = _summed(client)
-        places = {info.name: info.remote.scheme for info in client.buckets() if info.remote is not None}
     with OutputLines() as lines:
         if not as_json:
             lines.add(
-                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'waited':>10}  {'price':>10}  "
-                f"{'epoch':>5}  bucket (tenant)"
+                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'waited':>10}  bucket (tenant)"
             )
         for row in rows:
-            # A bucket that is deleted, or no remote one any more, has no place to go by.
-            scheme = places.get(row.bucket)
-            price = price_of(row.requests, row.bytes_in, row.bytes_out, table[scheme]) if scheme is not None else None
-            if as_json:
-                lines.add(json.dumps(_fields(row) | {"price": None if price is None else round(price, 6)}))
-            else:
-                lines.add(_line(row, price))
-    if not as_json and prices is None:
-        note(ASSUMPTIONS)
+            lines.add(json.dumps(_fields(row)) if as_json else _line(row))
 
 
 @remote.command()
@@ -268,15 +249,10 @@ def pending(as_json: bool, store: StoreChoice) -> None:
                 lines.add(f"  {printable(name)}: {printable(error)}")
 
 
-def _line(row: RemoteUsage, price: float | None) -> str:
+def _line(row: RemoteUsage) -> str:
     who = printable(row.bucket) + (f" ({printable(row.tenant)})" if row.tenant else "")
     count, received, sent = sum(row.requests.values()), size_text(row.bytes_in), size_text(row.bytes_out)
-    shown = "-" if price is None else f"{price:.4f}"
-    epoch = "-" if row.epoch is None else row.epoch
-    return (
-        f"{count:>12,}  {received:>10}  {sent:>10}  {row.throttled:>9,}  {row.wait_s:>8.1f} s  {shown:>10}  "
-        f"{epoch:>5}  {who}"
-    )
+    return f"{count:>12,}  {received:>10}  {sent:>10}  {row.throttled:>9,}  {row.wait_s:>8.1f} s  {who}"
 
 
 @remote.command()
@@ -346,10 +322,10 @@ def _inventory_fields(found: InventoryInfo) -> dict[str, Any]:
 
 
 def _summed(client: Client) -> list[RemoteUsage]:
-    """Return the usage of all nodes together, by bucket, tenant and epoch."""
-    sums: dict[tuple[str, str, int], RemoteUsage] = {}
+    """Return the usage of all nodes together, by bucket and tenant."""
+    sums: dict[tuple[str, str], RemoteUsage] = {}
     for row in client.remote_usage():
-        key = row.bucket, row.tenant, -1 if row.epoch is None else row.epoch
+        key = row.bucket, row.tenant
         before = sums.get(key)
         sums[key] = row if before is None else _sum(before, row)
     return [sums[key] for key in sorted(sums)]
@@ -363,14 +339,13 @@ def _sum(one: RemoteUsage, other: RemoteUsage) -> RemoteUsage:
     requests = {
         kind: one.requests.get(kind, 0) + other.requests.get(kind, 0) for kind in {*one.requests, *other.requests}
     }
-    return RemoteUsage("", one.bucket, one.tenant, requests, **counts, epoch=one.epoch)
+    return RemoteUsage("", one.bucket, one.tenant, requests, **counts)
 
 
 def _fields(row: RemoteUsage) -> dict[str, Any]:
     return {
         "bucket": row.bucket,
         "tenant": row.tenant,
-        "epoch": row.epoch,
         "requests": row.requests,
         "bytes_in": row.bytes_in,
         "bytes_out": row.bytes_out,

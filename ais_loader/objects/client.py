@@ -259,8 +259,7 @@ class Client:
     def remote_usage(self) -> list[RemoteUsage]:
         """Return the requests that the nodes have sent to remote storage since they started.
 
-        There is one value for each node, remote bucket, tenant and epoch. Raises NodeUnavailable if a node does not
-        answer.
+        There is one value for each node, remote bucket and tenant. Raises NodeUnavailable if a node does not answer.
         """
         return self._transport.remote_usage()
 

@@ -119,7 +119,7 @@ class PendingUploads:
 
 @dataclass(frozen=True, slots=True)
 class RemoteUsage:
-    """Requests to the remote storage of one bucket for one tenant and epoch, since the node started."""
+    """Requests to the remote storage of one bucket for one tenant, since the node started."""
 
     node: str
     """The endpoint of the node; "" for an embedded store."""
@@ -143,9 +143,6 @@ class RemoteUsage:
     """Operations that failed."""
     wait_s: float = 0.0
     """Time that readers waited for cold objects, in seconds, summed over readers."""
-    epoch: int | None = None
-    """The epoch of the `BatchLoader` that announced the objects. None for requests that no loader announced, and for a
-    tenant's epochs before the latest 100."""
 
 
 class OpenedObject(NamedTuple):
@@ -319,7 +316,7 @@ class Transport(Protocol):
         earlier steps: the whole window is to be sent then. One attempt, of a few seconds."""
 
     def remote_usage(self) -> list[RemoteUsage]:
-        """Return the requests to remote storage, by node, bucket, tenant and epoch."""
+        """Return the requests to remote storage, by node, bucket and tenant."""
 
     def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> list[PendingUploads]:
         """Return what is still to be uploaded, by node and bucket ("": all), after it is uploaded or `wait_s` is over.
@@ -388,7 +385,6 @@ def usage_row(node: str, row: remote_pb.RemoteUsageRow) -> RemoteUsage:
         row.hedged,
         row.errors,
         row.wait_s,
-        row.epoch if row.HasField("epoch") else None,
     )
 
 
