@@ -258,27 +258,18 @@ def _line(row: RemoteUsage) -> str:
 @remote.command()
 @click.argument("target", metavar="BUCKET[/FOLDER]", **named_by(parse_target))
 @click.option("--refresh", is_flag=True, help="List the remote storage, and keep the list in the store.")
-@click.option(
-    "--manifest",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Take the list from FILE: Parquet, CSV, JSON Lines, or the manifest.json of S3 Inventory.",
-)
 @click.option("--drop", is_flag=True, help="Remove the inventory: listings ask the remote storage again.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @takes_store
-def inventory(
-    target: Target, refresh: bool, manifest: str | None, drop: bool, as_json: bool, store: StoreChoice
-) -> None:
+def inventory(target: Target, refresh: bool, drop: bool, as_json: bool, store: StoreChoice) -> None:
     """Show the inventory of a remote bucket, which listings read in place of the remote storage; make or remove it.
 
     With a folder, a new inventory has only the objects named FOLDER/...
     """
-    refresh = refresh or manifest is not None
     if drop and refresh:
-        raise click.UsageError("--drop, and --refresh or --manifest: give one of them")
+        raise click.UsageError("--drop and --refresh: give one of them")
     if target.folder and not refresh:
-        raise click.UsageError("a folder is for --refresh or --manifest: a bucket has one inventory")
+        raise click.UsageError("a folder is for --refresh: a bucket has one inventory")
     with store.writing(create=False) if drop or refresh else store.reading() as client:
         bucket = client.bucket(target.bucket)
         if drop:
@@ -286,9 +277,7 @@ def inventory(
             return
         if refresh:
             with progress(None, unit=" objects") as bar:
-                found = bucket.refresh_inventory(
-                    target.folder, manifest=manifest, progress=lambda listed: bar.update(listed - bar.n)
-                )
+                found = bucket.refresh_inventory(target.folder, progress=lambda listed: bar.update(listed - bar.n))
         elif (shown := bucket.inventory()) is None:
             raise click.ClickException(f"{printable(target.bucket)}: has no inventory; --refresh makes one")
         else:
@@ -304,8 +293,7 @@ def _inventory_text(bucket: str, found: InventoryInfo) -> str:
     """Describe an inventory in one line."""
     where = f"{printable(bucket)}/{printable(found.prefix)}" if found.prefix else printable(bucket)
     size = size_text(found.size_bytes)
-    how = "listed" if found.source == "listing" else "of a manifest made"
-    return f"{where}: {count_text(found.count, 'object')}, {size}, {how} {found.listed_at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{where}: {count_text(found.count, 'object')}, {size}, listed {found.listed_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _inventory_fields(found: InventoryInfo) -> dict[str, Any]:
@@ -316,8 +304,6 @@ def _inventory_fields(found: InventoryInfo) -> dict[str, Any]:
         "skipped": found.skipped,
         "skipped_names": list(found.skipped_names),
         "listed_at": found.listed_at.isoformat(),
-        "source": found.source,
-        "has_etags": found.has_etags,
     }
 
 

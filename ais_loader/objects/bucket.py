@@ -33,7 +33,6 @@ from ais_loader.objects.remote.inventory import (
     refresh_inventory,
     table_of_inventory,
 )
-from ais_loader.objects.remote.manifest import Manifest
 from ais_loader.objects.remote.reshard import reshard
 from ais_loader.objects.remote.warm import evict, flush, warm
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
@@ -759,28 +758,19 @@ class Bucket(BucketComposing, BucketTransforming):
         require_bucket(self.name)
         flush(self._transport, self.name, prefix, timeout_s)
 
-    def refresh_inventory(
-        self,
-        prefix: str = "",
-        *,
-        manifest: str | os.PathLike[str] | None = None,
-        progress: Callable[[int], object] | None = None,
-    ) -> InventoryInfo:
+    def refresh_inventory(self, prefix: str = "", *, progress: Callable[[int], object] | None = None) -> InventoryInfo:
         """List a remote bucket once, and keep the list in the store. Listings and datasets then read it, until you
         refresh or drop it, instead of asking the remote storage.
 
         Args:
             prefix: List only names that begin with it. The new inventory replaces the old one as a whole.
-            manifest: A file that lists the objects: Parquet, CSV or JSON Lines, or the manifest.json of S3 Inventory
-                (docs/remote.md). Nothing is then asked of the remote storage.
             progress: A function that is called from time to time with the number of objects listed so far.
 
         If it fails, the old inventory stays. Objects that are put or deleted through the store later are listed as they
-        are. Raises InvalidRequest for a bucket that is not a remote one and for a manifest with faults, OSError,
-        MissingExtra, Unsupported, RemoteUnavailable, RemoteDenied, NodeUnavailable, StoreReadOnly.
+        are. Raises InvalidRequest for a bucket that is not a remote one, Unsupported for a web server,
+        RemoteUnavailable, RemoteDenied, NodeUnavailable, StoreReadOnly.
         """
-        listed = None if manifest is None else Manifest(manifest, self.info().remote)
-        return refresh_inventory(self._transport, self.name, prefix, listed, progress)
+        return refresh_inventory(self._transport, self.name, prefix, progress)
 
     def inventory(self) -> InventoryInfo | None:
         """Describe the inventory of a remote bucket; None if there is none.

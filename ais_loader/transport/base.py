@@ -304,7 +304,7 @@ class Transport(Protocol):
         bytes."""
 
     def refresh_inventory(
-        self, requests: Iterable[remote_pb.RefreshInventoryRequest]
+        self, request: remote_pb.RefreshInventoryRequest
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
         """Make an inventory of a remote bucket that has an id for it, once all nodes know it. Nothing is repeated."""
 

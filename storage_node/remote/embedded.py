@@ -123,24 +123,10 @@ class EmbeddedRemote:
     def refresh_inventory(
         self,
         bucket: RemoteBucket,
-        first: remote_pb.RefreshInventoryRequest,
-        following: Iterator[remote_pb.RefreshInventoryRequest],
+        request: remote_pb.RefreshInventoryRequest,
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
         """See `Inventories.refresh`."""
-
-        async def rows() -> AsyncGenerator[remote_pb.RefreshInventoryRequest, None]:
-            while (request := await self._thread.read(next, following, None)) is not None:
-                yield request
-
-        async def refresh() -> AsyncGenerator[remote_pb.RefreshInventoryResponse, None]:
-            async with (
-                aclosing(rows()) as requests,
-                aclosing(self.tier.inventories.refresh(bucket, first, requests)) as progress,
-            ):
-                async for response in progress:
-                    yield response
-
-        return self._thread.each(refresh())
+        return self._thread.each(self.tier.inventories.refresh(bucket, request))
 
     def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
         """See `RemoteTier.warm`."""

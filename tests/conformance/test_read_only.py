@@ -12,6 +12,7 @@ from conformance_kit import contents
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.transport.base import Transport
 from ais_loader.transport.read_only import READS
+from ais_loader.wire.generated.ais_remote_pb2 import RefreshInventoryRequest
 
 CHANGES: dict[str, Callable[[Bucket], object]] = {
     "create_bucket": lambda bucket: bucket.client.create_bucket("another"),
@@ -24,7 +25,7 @@ CHANGES: dict[str, Callable[[Bucket], object]] = {
     "delete": lambda bucket: bucket.delete("a"),
     "delete_names": lambda bucket: bucket.delete_many(["a"]),
     "warm": lambda bucket: bucket.warm(["a"]),
-    "refresh_inventory": lambda bucket: bucket._transport.refresh_inventory(iter(())),
+    "refresh_inventory": lambda bucket: bucket._transport.refresh_inventory(RefreshInventoryRequest()),
     "evict": lambda bucket: bucket.evict(["a"]),
     "promote": lambda bucket: bucket.promote("/nowhere"),
     "etl": lambda bucket: bucket.transform("b", etl="t"),

@@ -286,32 +286,14 @@ class FetchedObject(_message.Message):
     def __init__(self, size_bytes: _Optional[int] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class RefreshInventoryRequest(_message.Message):
-    __slots__ = ("bucket", "prefix", "has_rows", "listed_ns", "rows", "complete", "id")
+    __slots__ = ("bucket", "prefix", "id")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
-    HAS_ROWS_FIELD_NUMBER: _ClassVar[int]
-    LISTED_NS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     prefix: str
-    has_rows: bool
-    listed_ns: int
-    rows: InventoryRows
-    complete: bool
     id: str
-    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., has_rows: bool = ..., listed_ns: _Optional[int] = ..., rows: _Optional[_Union[InventoryRows, _Mapping]] = ..., complete: bool = ..., id: _Optional[str] = ...) -> None: ...
-
-class InventoryRows(_message.Message):
-    __slots__ = ("count", "names", "details")
-    COUNT_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    DETAILS_FIELD_NUMBER: _ClassVar[int]
-    count: int
-    names: bytes
-    details: bytes
-    def __init__(self, count: _Optional[int] = ..., names: _Optional[bytes] = ..., details: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class RefreshInventoryResponse(_message.Message):
     __slots__ = ("listed", "description")
