@@ -31,7 +31,7 @@ from storage_node.settings.host_patterns import ANY
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
 from storage_node.store.read.object_reader import MemberPage
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 from storage_node.store.write import check_announced, check_content
 

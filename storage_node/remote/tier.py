@@ -75,8 +75,8 @@ from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import MemberPage
-from storage_node.store.reframe_on_put import Spooled
 from storage_node.store.replica_state import not_found_message
+from storage_node.store.spooled import Spooled
 from storage_node.store.store import Store
 
 R = TypeVar("R")

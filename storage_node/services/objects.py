@@ -51,8 +51,9 @@ from storage_node.store.read.object_reader import (
     open_member,
     open_object,
 )
-from storage_node.store.reframe_on_put import Spooled, reframed_bytes, replacement, spool_for
+from storage_node.store.reframe_on_put import reframed_bytes, replacement
 from storage_node.store.replica_state import CatalogPage
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.write import check_announced, check_content
 

@@ -34,7 +34,7 @@ from storage_node.remote.inventory.split_listing import ListedRange, SplitListin
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.skipped_names import SkippedNames
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 if TYPE_CHECKING:

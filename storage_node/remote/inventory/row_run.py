@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from ais_loader.wire.inventory import Block, Row, encoded, rows_of
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 _HEAD = struct.Struct("<III")
