@@ -105,16 +105,15 @@ class Bucket(BucketComposing, BucketTransforming):
         *,
         copies: int | None = None,
         min_copies: int | None = None,
-        reframe: bool | None = None,
         remote: Remote | str | None = None,
         quota_bytes: int | None = None,
         quota_objects: int | None = None,
     ) -> BucketInfo:
         """Change the bucket's properties, which `Client.create_bucket` describes. None leaves a property unchanged.
 
-        `min_copies` and `reframe` apply to objects that are stored from now on. `copies`, which can be changed only in
-        a cluster, applies to every object: the cluster makes or removes copies in the background, and `info().settling`
-        is True until it has finished. `remote` makes the bucket a remote one, or changes its place: stored copies stay
+        `min_copies` applies to objects that are stored from now on. `copies`, which can be changed only in a cluster,
+        applies to every object: the cluster makes or removes copies in the background, and `info().settling` is True
+        until it has finished. `remote` makes the bucket a remote one, or changes its place: stored copies stay
         and are validated by the new rule. `remote=""` removes it: the stored copies are then all that there is.
         `quota_bytes` and `quota_objects` apply to writes from now on, and 0 removes them. The first quota of a bucket
         takes one scan of its objects. If they exceed it already, they stay.
@@ -128,7 +127,6 @@ class Bucket(BucketComposing, BucketTransforming):
         settings = checked_settings(
             copies=copies,
             min_copies=min_copies,
-            reframe=reframe,
             remote=place,
             quota_bytes=quota_bytes,
             quota_objects=quota_objects,
@@ -154,8 +152,7 @@ class Bucket(BucketComposing, BucketTransforming):
             name: 1 to 1,024 bytes of UTF-8. See README.
             data: A bytes-like object, a path (to store the file's contents), or a binary file object. Never a str.
             metadata: String keys and values, at most 4 KiB of UTF-8 in total. Control characters are not allowed,
-                except tabs and line endings in values. Keys that begin with "ais.", and `ais-original-size` and
-                `ais-original-crc32c`, are set by the store alone.
+                except tabs and line endings in values. Keys that begin with "ais." are set by the store alone.
             checksum: The CRC-32C that the bytes must have.
             if_absent: Store the object only if there is none of this name.
             if_version: Replace only this version (`ObjectInfo.version`). If several writers use the same condition,

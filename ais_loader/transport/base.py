@@ -84,8 +84,6 @@ class BucketInfo:
     """The number of copies that each object has, on different hosts."""
     min_copies: int = 1
     """A write is refused when fewer copies than this can be written."""
-    reframe: bool = False
-    """Archives in one frame are stored with many, see `Client.create_bucket`."""
     settling: bool = False
     """`copies` was changed, and replicas are still being added or removed."""
     remote: Remote | None = None
@@ -422,7 +420,6 @@ def checked_settings(
     *,
     copies: int | None,
     min_copies: int | None,
-    reframe: bool | None,
     remote: Remote | Literal[""] | None,
     quota_bytes: int | None,
     quota_objects: int | None,
@@ -435,7 +432,6 @@ def checked_settings(
     return BucketSettings(
         checked("copies", copies, 1, MAX_COPIES),
         checked("min_copies", min_copies, 1, MAX_COPIES),
-        reframe,
         remote,
         checked("quota_bytes", quota_bytes, 0, MAX_QUOTA),
         checked("quota_objects", quota_objects, 0, MAX_QUOTA),

@@ -729,7 +729,6 @@ def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
         name,
         record.uuid,
         record.copies,
-        reframe=record.reframe,
         remote=record.remote,
         quota_bytes=record.quota_bytes,
         quota_objects=record.quota_objects,

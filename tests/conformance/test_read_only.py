@@ -16,7 +16,7 @@ from ais_loader.wire.generated.ais_remote_pb2 import RefreshInventoryRequest
 
 CHANGES: dict[str, Callable[[Bucket], object]] = {
     "create_bucket": lambda bucket: bucket.client.create_bucket("another"),
-    "set_bucket": lambda bucket: bucket.set(reframe=True),
+    "set_bucket": lambda bucket: bucket.set(min_copies=1),
     "delete_bucket": lambda bucket: bucket.client.delete_bucket(bucket.name, force=True),
     "snapshots": lambda bucket: bucket.snapshot("now"),
     "put": lambda bucket: bucket.put("a", b"2"),

@@ -586,7 +586,6 @@ def _bucket_info(bucket: pb.Bucket) -> BucketInfo:
         bucket.uuid.hex(),
         bucket.copies,
         bucket.min_copies or 1,
-        bucket.reframe,
         bucket.settling,
         Remote.from_wire(bucket.remote) if bucket.HasField("remote") else None,
         bucket.quota_bytes,
