@@ -31,7 +31,6 @@ from storage_node.context.node import Node
 from storage_node.etl.values import TransformRunner
 from storage_node.etl.worker.environments import Environments
 from storage_node.identity.credentials import ChannelCredentials, server_credentials
-from storage_node.identity.mixed_listener import MixedListener
 from storage_node.identity.node_tls import Renewal, issued, tls_files
 from storage_node.lane.listener import LaneListener
 from storage_node.limits.call_slots import note_tenant, tenant_of
@@ -76,7 +75,6 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
-_CONNECTIONS = "grpc.max_allowed_incoming_connections"
 LANE_METHODS = ("Objects/Put", "Objects/PutMany")
 """Calls with objects in their requests, which lanes serve as well."""
 PEER_LANE_METHODS: tuple[str, ...] = ()
@@ -130,7 +128,6 @@ class NodeServer:
         self._serving: asyncio.Task[None] | None = None
         self._stopping: asyncio.Event | None = None
         self._grace_s = 0.0
-        self._mixed: list[MixedListener] = []
         self.port = 0
         self.peer_port = 0
         self.batches: BatchService | None = None
@@ -245,8 +242,7 @@ class NodeServer:
         openers = ThreadPoolExecutor(self.config.reads.archive_threads, thread_name_prefix="ais-loader-archive")
         with readers, openers, ExitStack() as held:
             membership, acceptor_store = self.membership, self._acceptor_store
-            credentials = self._credentials if self.config.listen.plaintext != "used" else None
-            caller = Caller.of_node(membership, read_secret(self.config.listen.peer_secret_file), credentials)
+            caller = Caller.of_node(membership, read_secret(self.config.listen.peer_secret_file), self._credentials)
             confirmation = MapConfirmation(membership, acceptor_store, Channels(caller))
             node = Node(self._store, self.config, readers, openers, membership, caller, confirmation.require)
             lifecycle = NodeLifecycle(
@@ -329,21 +325,14 @@ class NodeServer:
             metrics_served(listen.host, listen.metrics_port, METRICS, partial(replace, running))
         )
 
-        for mixed in self._mixed:
-            held.callback(mixed.release)
-
         async def begin() -> None:
             await peer_server.start()
             await server.start()
-            for mixed in self._mixed:
-                mixed.start()
             lanes.start()
             peer_lanes.start()
 
         async def end() -> None:
-            await asyncio.gather(*(mixed.refuse() for mixed in self._mixed))
             await asyncio.gather(*(one.stop(self._grace_s) for one in (server, peer_server, lanes, peer_lanes)))
-            await asyncio.gather(*(mixed.close() for mixed in self._mixed))
 
         return NodePart(begin, end)
 
@@ -359,19 +348,11 @@ class NodeServer:
     def _bound(self, server: grpc.aio.Server, host: str, port: int, *, peers: bool) -> int:
         """Return the bound port. Raises OSError."""
         address, files = f"{host}:{port}", tls_files(self.config)
-        credentials = server_credentials(files, peers=peers) if files is not None else None
         try:
-            if credentials is None:
+            if files is None:
                 return int(server.add_insecure_port(address))
-            if self.config.listen.plaintext == "refused":
-                return int(server.add_secure_port(address, credentials))
-            # Its connections have three descriptors instead of one.
-            mixed = MixedListener(host, port, dict(_options(self.config))[_CONNECTIONS] // 3)
-            self._mixed.append(mixed)
-            server.add_secure_port(mixed.tls_address, credentials)
-            server.add_insecure_port(mixed.plaintext_address)
-            return mixed.port
-        except (RuntimeError, OSError) as error:
+            return int(server.add_secure_port(address, server_credentials(files, peers=peers)))
+        except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: is another node running there? ({error})") from error
 
     def _lane_handler(self, lanes: LaneListener, port: Callable[[], int]) -> grpc.RpcMethodHandler:
@@ -402,7 +383,7 @@ def _own_secret(store: Store) -> Path:
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     connections = min(config.limits.max_connections, descriptor_limit() // 2)
-    return [*_OPTIONS, (_CONNECTIONS, connections)]
+    return [*_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)]
 
 
 def _session_handler(batches: BatchService) -> grpc.RpcMethodHandler:

@@ -125,7 +125,7 @@ ROOMS = {
         "ais_loader.values.packed",
     ),
     "cryptography": ("storage_node.identity", "storage_node.rights"),
-    "obstore": ("storage_node.remote", "ais_loader.bench.s3_client"),
+    "obstore": ("storage_node.remote",),
     "botocore": ("storage_node.gateway",),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),

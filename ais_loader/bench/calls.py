@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from itertools import count, islice
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,11 +36,7 @@ class Done(NamedTuple):
 
 
 def connected(plan: BenchPlan) -> Client:
-    """Connect a client for the plan. Raises InvalidRequest if the keys of an S3 endpoint are missing."""
-    if plan.s3:
-        from ais_loader.bench.s3_client import S3Client
-
-        return cast(Client, S3Client(plan.url, retry_s=plan.retry_s))  # it has the calls that the workloads of S3 make
+    """Connect a client for the plan."""
     if plan.embedded:
         return ais_loader.connect(plan.url, mode="a" if plan.writes else "r")
     return ais_loader.connect(plan.url, options=ClusterOptions(**plan.client_options))
@@ -72,7 +68,7 @@ class Calls:
             "get": lambda wanted: map(self._get, wanted),
             "get-batch": self._batches,
             "members": self._batches,
-            "ranges": (lambda wanted: map(self._range, wanted)) if self.plan.s3 else self._batches,
+            "ranges": self._batches,
             "list": lambda wanted: map(self._list, wanted),
             "sessions": lambda wanted: map(self._session, self._groups(wanted)),
             "put": lambda wanted: map(self._put, wanted),
@@ -97,13 +93,6 @@ class Calls:
         info = self._bucket.put(f"{self._written}{number:09d}", data)
         elapsed = time.perf_counter_ns() - start
         return Done(elapsed, 1, info.size_bytes, self._differs(info.size_bytes, len(data)))
-
-    def _range(self, number: int) -> Done:
-        entry = self._entry(number)
-        start = time.perf_counter_ns()
-        data = self._bucket.get_range(entry.name, entry.start, entry.length)  # type: ignore[attr-defined]
-        elapsed = time.perf_counter_ns() - start
-        return Done(elapsed, 1, len(data), self._byte_errors(data, number, entry.start, entry.length))
 
     def _put_many(self, group: list[int]) -> Done:
         objects = [(f"{self._written}{number:09d}", content(number, self._sizes.of(number))) for number in group]

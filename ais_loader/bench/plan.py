@@ -19,8 +19,6 @@ from ais_loader.values.urls import is_remote
 READING = ("get", "get-batch", "members", "ranges", "list", "sessions")
 WRITING = ("put", "put-many", "mixed")
 WORKLOADS = (*READING, *WRITING)
-OF_S3 = ("get", "ranges", "put", "mixed")
-"""Workloads that S3 has calls for."""
 MARKED = "ais-loader-bench"
 """Default bucket."""
 _LARGEST = 1 << 40
@@ -82,9 +80,7 @@ class BenchPlan:
 
     workload: str
     url: str
-    """Address of the store, or an S3 endpoint."""
-    s3: bool = False
-    """`url` is an S3 endpoint."""
+    """Address of the store."""
     bucket: str = MARKED
     size: str = "10KiB"
     objects: int = 10_000
@@ -132,8 +128,6 @@ class BenchPlan:
             raise InvalidRequest(f"warm_up_s={self.warm_up_s}: need 0 or more")
         if self.epochs < 0 or not 0 <= self.puts_percent <= 100:
             raise InvalidRequest("epochs need 0 or more, puts 0 to 100 percent")
-        if self.s3:
-            self._require_s3()
         if self.cold and self.writes:
             raise InvalidRequest(f"cold is about reads: {self.workload} has no such thing as a cold cache")
         if self.cold and self.warm_up_s:
@@ -146,20 +140,13 @@ class BenchPlan:
         if self.workload == "ranges" and self.range_bytes > self.sizes.low and not self.sizes.sigma:
             raise InvalidRequest(f"ranges of {self.range_bytes} bytes do not fit in objects of {self.size}")
 
-    def _require_s3(self) -> None:
-        if self.workload not in OF_S3:
-            raise InvalidRequest(f"{self.workload} is no workload of S3: need one of {', '.join(OF_S3)}")
-        for name, value in (("cold", False), ("copies", 1), ("lane", "auto"), ("clients", 1)):
-            if getattr(self, name) != value:
-                raise InvalidRequest(f"{name} is about stores, and an S3 endpoint has no such thing")
-
     @property
     def writes(self) -> bool:
         return self.workload in WRITING
 
     @property
     def embedded(self) -> bool:
-        return not self.s3 and not is_remote(self.url)
+        return not is_remote(self.url)
 
     @property
     def client_options(self) -> dict[str, Any]:

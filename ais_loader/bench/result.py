@@ -112,8 +112,7 @@ def result(
 def table(found: Mapping[str, Any]) -> list[str]:
     """Format a result as lines for a terminal."""
     plan = found["plan"]
-    rows = [("endpoint", plan["url"])] if plan["s3"] else []
-    rows += [("workload", _workload(plan)), ("measured", f"{found['elapsed_s']:.1f} s, {found['calls']:,} calls")]
+    rows = [("workload", _workload(plan)), ("measured", f"{found['elapsed_s']:.1f} s, {found['calls']:,} calls")]
     if not found["whole"]:
         rows.append(("", "interrupted: this is what was measured until then"))
     rows.append(("objects", f"{found['objects']:,}, {found['objects_per_s']:,.0f} a second"))
@@ -144,7 +143,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 def _workload(plan: Mapping[str, Any]) -> str:
     text = f"{plan['workload']}, {plan['objects']:,} objects of {plan['size']}, "
-    if not plan["s3"] and plan["workload"] in ("get-batch", "members", "ranges", "sessions", "put-many"):
+    if plan["workload"] in ("get-batch", "members", "ranges", "sessions", "put-many"):
         text += f"batches of {plan['batch']}, "
     machines = f"{plan['clients']} machines × " if plan["clients"] > 1 else ""
     return f"{text}{machines}{plan['processes']} × {plan['threads']} threads"
@@ -158,9 +157,7 @@ def load(path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"{path} is no JSON, so no result of `ais-loader bench --json`: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise InvalidRequest(f"{path} is no result of `ais-loader bench --json` (format {FORMAT!r})")
-    # Results from before the options of several client machines, and of S3 endpoints.
-    found["plan"] = {"clients": 1, "s3": False} | found["plan"]
-    return {"clients": [], "lost": {}} | found
+    return found
 
 
 def machines(found: Mapping[str, Any]) -> set[str]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ais_loader.bench.plan import MARKED, OF_S3, BenchPlan, size_bytes
+from ais_loader.bench.plan import MARKED, BenchPlan, size_bytes
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import OutputLines, columns, note, progress, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from ais_loader.objects.client import Client
+    pass
 
 _WORKLOADS = {
     "get": "One object with each call.",
@@ -36,9 +35,8 @@ _WORKLOADS = {
 
 @click.group(cls=HintingGroup)
 @store_of_commands
-@click.option("--s3", metavar="ENDPOINT", help="An S3 endpoint instead; this option can also follow the command.")
-def bench(store: str | None, s3: str | None) -> None:
-    """Benchmark a store: embedded, a node, or a cluster; or, with --s3, any S3 endpoint.
+def bench(store: str | None) -> None:
+    """Benchmark a store: embedded, a node, or a cluster.
 
     Objects with known bytes are stored in a dedicated bucket and stay there for the next run; a bucket that this
     command did not create is refused. docs/bench.md describes workloads and figures.
@@ -77,28 +75,12 @@ def _measures(name: str, text: str) -> click.Command:
     }
 
     def measure(**options: Any) -> None:
-        source = click.get_current_context().get_parameter_source("store")
-        if options["s3"] is not None and source is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError("--s3 and --store exclude each other")
         _measure(name, **options)
 
-    s3 = click.option(
-        "--s3",
-        metavar="ENDPOINT",
-        callback=_endpoint,
-        hidden=name not in OF_S3,
-        help="Measure an S3 endpoint, such as http://127.0.0.1:9000, instead of a store. Its keys come from "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
-    )
     command: Callable[..., None] = takes_store(measure)
-    for option in reversed([s3, *_common(name), *of_name.get(name, [])]):
+    for option in reversed([*_common(name), *of_name.get(name, [])]):
         command = option(command)
     return click.command(name, help=text)(command)
-
-
-def _endpoint(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
-    """Return the endpoint that was given after the command, or before its name."""
-    return value or (context.parent.params.get("s3") if context.parent is not None else None)
 
 
 def _common(name: str) -> list[Callable[[Any], Any]]:
@@ -175,7 +157,6 @@ def _measure(
     warm_up: float | None,
     ray: str | None,
     clients: int | None,
-    s3: str | None,
     range_size: str = "4KiB",
     cold: bool = False,
     **options: Any,
@@ -188,13 +169,10 @@ def _measure(
         raise click.UsageError(
             "--clients needs --ray, as clients are nodes of a Ray cluster; on this machine, use --processes"
         )
-    if ray is not None and s3 is not None:
-        raise click.UsageError("--ray and --s3 exclude each other, as the keys are in the environment of this process")
     try:
         plan = BenchPlan(
             workload=workload,
             url=store.url,
-            s3=s3 is not None,
             clients=clients or 1,
             duration_s=duration,
             epochs=epochs or 0,
@@ -246,15 +224,11 @@ def _run(
     check: Callable[[dict[str, Any]], None] = lambda described: None,
     **others: Any,
 ) -> dict[str, Any]:
-    from ais_loader.bench.calls import connected
     from ais_loader.bench.conductor import finish, prepare, run
     from ais_loader.bench.filling import remove
 
-    def opened() -> AbstractContextManager[Client]:
-        return connected(plan) if plan.s3 else store.writing(create=True)
-
     # No client of an embedded store remains open: it has only one writer.
-    with opened() as client:
+    with store.writing(create=True) as client:
         described = client.describe()
         check(described)
         with progress(plan.objects, unit=" objects") as bar:
@@ -265,7 +239,7 @@ def _run(
         if sys.stderr.isatty():
             click.echo("\r\x1b[K", nl=False, err=True)
         if clean:
-            with opened() as client:
+            with store.writing(create=True) as client:
                 remove(client, plan.bucket)
         else:
             finish(plan)

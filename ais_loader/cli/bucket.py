@@ -59,11 +59,6 @@ def _parse_bucket(text: str) -> Target:
     help="Refuse a write when fewer copies than this can be written.",
 )
 @click.option(
-    "--reframe",
-    is_flag=True,
-    help="Store .tar.zst and .tar.lz4 in many frames, so that reading a member costs about the member's size.",
-)
-@click.option(
     "--quota",
     "quota_size",
     metavar="SIZE",
@@ -114,7 +109,6 @@ def create(
     exist_ok: bool,
     copies: int,
     min_copies: int,
-    reframe: bool,
     quota_size: str,
     quota_objects: int,
     remote: str | None,
@@ -143,7 +137,6 @@ def create(
                 exist_ok=exist_ok,
                 copies=copies,
                 min_copies=min_copies,
-                reframe=reframe,
                 remote=place,
                 quota_bytes=size_of_text(quota_size),
                 quota_objects=quota_objects,
@@ -191,7 +184,7 @@ def show(name: Target, as_json: bool, store: StoreChoice) -> None:
 @click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
 @takes_store
 def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None:
-    """Change a bucket's properties for future writes: min_copies=2, reframe=yes.
+    """Change a bucket's properties for future writes: min_copies=2.
 
     remote=URL makes it a remote bucket or changes its place, and remote= ends that; endpoint=, region=, profile=,
     validate=, write=, and cache_bytes=, as in cache_bytes=200GB, change a part of it. max_requests_per_s=100 and
@@ -237,14 +230,12 @@ def _assigned(text: str) -> tuple[str, Any]:
         return key, int(value)
     if key == "quota_bytes" and value:
         return key, size_of_text(value)
-    if key == "reframe" and value.lower() in ("yes", "no", "true", "false"):
-        return key, value.lower() in ("yes", "true")
     if key in _REMOTE_KEYS and "=" in text:
         if key in ("validate", "max_requests_per_s"):
             return key, _rule(value)
         return key, size_of_text(value) if key in _SIZES else value
     raise click.UsageError(
-        f"{text!r}: need copies=N, min_copies=N, reframe=yes or no, quota_bytes=SIZE, quota_objects=N, or "
+        f"{text!r}: need copies=N, min_copies=N, quota_bytes=SIZE, quota_objects=N, or "
         f"{', '.join(_REMOTE_KEYS)} with a value"
     )
 
@@ -258,7 +249,6 @@ def _properties(found: BucketInfo) -> dict[str, Any]:
         "uuid": found.uuid,
         "copies": found.copies,
         "min_copies": found.min_copies,
-        "reframe": found.reframe,
         "settling": found.settling,
         "quota_bytes": found.quota_bytes,
         "quota_objects": found.quota_objects,

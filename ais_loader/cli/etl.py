@@ -19,7 +19,7 @@ from ais_loader.cli.show import OutputLines, count_text, note, printable, size_t
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 
 if TYPE_CHECKING:
-    from ais_loader.transforms.etl import Command, Communication, Server, TransformInfo
+    from ais_loader.transforms.etl import Command, TransformInfo
 
 
 @click.group(cls=HintingGroup)
@@ -44,7 +44,7 @@ for _command in (run, jobs, job, cancel):
     "--args", "arguments", metavar="JSON", help='With --node-command: its arguments, as {"rate": 16000}.', default=""
 )
 @click.option("--command", metavar="WORDS", help="A program and its words, as 'tr a-z A-Z'; no shell runs it.")
-@click.option("--server", metavar="ADDRESS", help="A server of yours, as http://HOST:PORT or grpc://HOST:PORT.")
+@click.option("--server", metavar="ADDRESS", help="A server of yours, as http://HOST:PORT.")
 @click.option("--requirement", multiple=True, metavar="SPEC", help="With --python: a package it needs; repeatable.")
 @click.option("--streaming", is_flag=True, help="With --python: it takes and yields chunks.")
 @click.option("--path", is_flag=True, help="With --python: it takes a file's path instead of bytes.")
@@ -56,8 +56,8 @@ for _command in (run, jobs, job, cancel):
 )
 @click.option(
     "--communication",
-    type=click.Choice(["hpush", "hpull", "ws", "grpc"]),
-    help="With --server: how objects reach it.  [default: hpush, or grpc for a grpc:// address]",
+    type=click.Choice(["hpush", "hpull", "ws"]),
+    help="With --server: how objects reach it.  [default: hpush]",
 )
 @click.option("--fqn", is_flag=True, help="With --server: send it file paths instead of bytes.")
 @click.option("--direct-put", is_flag=True, help="With --server: it stores the results of jobs itself.")
@@ -116,7 +116,7 @@ def init(
             "--server": (server, {"--communication": communication, "--fqn": fqn, "--direct-put": direct_put}),
         }
     )
-    from ais_loader.transforms.etl import NodeCommand
+    from ais_loader.transforms.etl import NodeCommand, Server
 
     transform: Any
     if python is not None:
@@ -126,7 +126,7 @@ def init(
     elif command is not None:
         transform = _command_of(command, input_suffix, output_suffix)
     else:
-        transform = _server_of(server or "", communication, fqn=fqn, direct_put=direct_put)
+        transform = Server(server or "", communication or "hpush", fqn=fqn, direct_put=direct_put)
     with store.writing(create=False) as client:
         made = client.etl.init(
             name,
@@ -165,13 +165,6 @@ def _command_of(text: str, input_suffix: str, output_suffix: str) -> Command:
     if not words:
         raise click.BadParameter("need a program", param_hint="'--command'")
     return Command(words, input_suffix, output_suffix)
-
-
-def _server_of(address: str, communication: Any, *, fqn: bool, direct_put: bool) -> Server:
-    from ais_loader.transforms.etl import Server
-
-    chosen: Communication = communication or ("grpc" if address.startswith("grpc://") else "hpush")
-    return Server(address, chosen, fqn=fqn, direct_put=direct_put)
 
 
 def _loaded(text: str) -> Any:

@@ -60,7 +60,7 @@ _SHORT_HELP = {
     "snapshot": "Preserve a bucket as it is now, despite later writes and deletions.",
     "warm": "Store the objects of a remote bucket that are cold, before they are read.",
     "evict": "Remove stored copies of a remote bucket to free space; the remote objects stay.",
-    "remote": "Show costs and pending uploads of remote buckets, and list them once.",
+    "remote": "Show requests and pending uploads of remote buckets, and list them once.",
     "du": "Count objects and bytes; copies are not counted.",
     "exists": "Check whether buckets and objects exist; the exit code is the answer.",
     "set-metadata": "Change an object's metadata, such as source=studio.",

@@ -1,5 +1,4 @@
-"""`ais-loader warm`, `evict` and `remote`: copies of remote buckets, inventories, pending uploads, and what requests
-cost."""
+"""`ais-loader warm`, `evict` and `remote`: copies of remote buckets, inventories, pending uploads, and requests."""
 
 from __future__ import annotations
 
@@ -18,7 +17,6 @@ from ais_loader.objects.client import Client
 from ais_loader.transport.base import RemoteUsage
 from ais_loader.values.changes import Progress
 from ais_loader.values.inventory import InventoryInfo
-from ais_loader.values.remote_prices import ASSUMPTIONS, LIST_PRICES, price_of, prices_of
 from ais_loader.values.size_of_text import size_of_text
 
 _names = click.argument("target", metavar="[BUCKET/]FOLDER", required=False, **named_by(parse_target))
@@ -176,40 +174,23 @@ def _wanted(
 @click.group(cls=HintingGroup)
 @store_of_commands
 def remote(store: str | None) -> None:
-    """Show costs and pending uploads of remote buckets, and list them once."""
+    """Show requests and pending uploads of remote buckets, and list them once."""
 
 
 @remote.command()
-@click.option("--prices", metavar="FILE", type=click.File("r"), help="TOML: prices of 1,000 requests and of 1 GB.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @takes_store
-def cost(prices: IO[str] | None, as_json: bool, store: StoreChoice) -> None:
-    """Show the requests to remote storage since the nodes started, by bucket, tenant and epoch, and their price.
-
-    Epochs are those of BatchLoaders; "-" stands for all other requests. The prices are list prices of S3, Google and
-    Azure, read within the region. FILE replaces some of them: it has the sections [s3], [gs], [az], [https], [http] and
-    [file], with the keys get, head, list, put, delete (of 1,000 requests), bytes_in and bytes_out (of 1 GB).
-    """
-    table = prices_of(prices.read(), prices.name) if prices is not None else LIST_PRICES
+def usage(as_json: bool, store: StoreChoice) -> None:
+    """Show the requests to remote storage since the nodes started, by bucket and tenant."""
     with store.reading() as client:
         rows = _summed(client)
-        places = {info.name: info.remote.scheme for info in client.buckets() if info.remote is not None}
     with OutputLines() as lines:
         if not as_json:
             lines.add(
-                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'waited':>10}  {'price':>10}  "
-                f"{'epoch':>5}  bucket (tenant)"
+                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'waited':>10}  bucket (tenant)"
             )
         for row in rows:
-            # A bucket that is deleted, or no remote one any more, has no place to go by.
-            scheme = places.get(row.bucket)
-            price = price_of(row.requests, row.bytes_in, row.bytes_out, table[scheme]) if scheme is not None else None
-            if as_json:
-                lines.add(json.dumps(_fields(row) | {"price": None if price is None else round(price, 6)}))
-            else:
-                lines.add(_line(row, price))
-    if not as_json and prices is None:
-        note(ASSUMPTIONS)
+            lines.add(json.dumps(_fields(row)) if as_json else _line(row))
 
 
 @remote.command()
@@ -268,41 +249,27 @@ def pending(as_json: bool, store: StoreChoice) -> None:
                 lines.add(f"  {printable(name)}: {printable(error)}")
 
 
-def _line(row: RemoteUsage, price: float | None) -> str:
+def _line(row: RemoteUsage) -> str:
     who = printable(row.bucket) + (f" ({printable(row.tenant)})" if row.tenant else "")
     count, received, sent = sum(row.requests.values()), size_text(row.bytes_in), size_text(row.bytes_out)
-    shown = "-" if price is None else f"{price:.4f}"
-    epoch = "-" if row.epoch is None else row.epoch
-    return (
-        f"{count:>12,}  {received:>10}  {sent:>10}  {row.throttled:>9,}  {row.wait_s:>8.1f} s  {shown:>10}  "
-        f"{epoch:>5}  {who}"
-    )
+    return f"{count:>12,}  {received:>10}  {sent:>10}  {row.throttled:>9,}  {row.wait_s:>8.1f} s  {who}"
 
 
 @remote.command()
 @click.argument("target", metavar="BUCKET[/FOLDER]", **named_by(parse_target))
 @click.option("--refresh", is_flag=True, help="List the remote storage, and keep the list in the store.")
-@click.option(
-    "--manifest",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Take the list from FILE: Parquet, CSV, JSON Lines, or the manifest.json of S3 Inventory.",
-)
 @click.option("--drop", is_flag=True, help="Remove the inventory: listings ask the remote storage again.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @takes_store
-def inventory(
-    target: Target, refresh: bool, manifest: str | None, drop: bool, as_json: bool, store: StoreChoice
-) -> None:
+def inventory(target: Target, refresh: bool, drop: bool, as_json: bool, store: StoreChoice) -> None:
     """Show the inventory of a remote bucket, which listings read in place of the remote storage; make or remove it.
 
     With a folder, a new inventory has only the objects named FOLDER/...
     """
-    refresh = refresh or manifest is not None
     if drop and refresh:
-        raise click.UsageError("--drop, and --refresh or --manifest: give one of them")
+        raise click.UsageError("--drop and --refresh: give one of them")
     if target.folder and not refresh:
-        raise click.UsageError("a folder is for --refresh or --manifest: a bucket has one inventory")
+        raise click.UsageError("a folder is for --refresh: a bucket has one inventory")
     with store.writing(create=False) if drop or refresh else store.reading() as client:
         bucket = client.bucket(target.bucket)
         if drop:
@@ -310,9 +277,7 @@ def inventory(
             return
         if refresh:
             with progress(None, unit=" objects") as bar:
-                found = bucket.refresh_inventory(
-                    target.folder, manifest=manifest, progress=lambda listed: bar.update(listed - bar.n)
-                )
+                found = bucket.refresh_inventory(target.folder, progress=lambda listed: bar.update(listed - bar.n))
         elif (shown := bucket.inventory()) is None:
             raise click.ClickException(f"{printable(target.bucket)}: has no inventory; --refresh makes one")
         else:
@@ -328,8 +293,7 @@ def _inventory_text(bucket: str, found: InventoryInfo) -> str:
     """Describe an inventory in one line."""
     where = f"{printable(bucket)}/{printable(found.prefix)}" if found.prefix else printable(bucket)
     size = size_text(found.size_bytes)
-    how = "listed" if found.source == "listing" else "of a manifest made"
-    return f"{where}: {count_text(found.count, 'object')}, {size}, {how} {found.listed_at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{where}: {count_text(found.count, 'object')}, {size}, listed {found.listed_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _inventory_fields(found: InventoryInfo) -> dict[str, Any]:
@@ -340,16 +304,14 @@ def _inventory_fields(found: InventoryInfo) -> dict[str, Any]:
         "skipped": found.skipped,
         "skipped_names": list(found.skipped_names),
         "listed_at": found.listed_at.isoformat(),
-        "source": found.source,
-        "has_etags": found.has_etags,
     }
 
 
 def _summed(client: Client) -> list[RemoteUsage]:
-    """Return the usage of all nodes together, by bucket, tenant and epoch."""
-    sums: dict[tuple[str, str, int], RemoteUsage] = {}
+    """Return the usage of all nodes together, by bucket and tenant."""
+    sums: dict[tuple[str, str], RemoteUsage] = {}
     for row in client.remote_usage():
-        key = row.bucket, row.tenant, -1 if row.epoch is None else row.epoch
+        key = row.bucket, row.tenant
         before = sums.get(key)
         sums[key] = row if before is None else _sum(before, row)
     return [sums[key] for key in sorted(sums)]
@@ -363,14 +325,13 @@ def _sum(one: RemoteUsage, other: RemoteUsage) -> RemoteUsage:
     requests = {
         kind: one.requests.get(kind, 0) + other.requests.get(kind, 0) for kind in {*one.requests, *other.requests}
     }
-    return RemoteUsage("", one.bucket, one.tenant, requests, **counts, epoch=one.epoch)
+    return RemoteUsage("", one.bucket, one.tenant, requests, **counts)
 
 
 def _fields(row: RemoteUsage) -> dict[str, Any]:
     return {
         "bucket": row.bucket,
         "tenant": row.tenant,
-        "epoch": row.epoch,
         "requests": row.requests,
         "bytes_in": row.bytes_in,
         "bytes_out": row.bytes_out,

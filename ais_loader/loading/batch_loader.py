@@ -403,13 +403,11 @@ class _Iteration:
             return None
         if not dataset._client.is_shared:
             return None
-        epoch = run.start.epoch
         return PlanSender(
             dataset._client,
             lambda step: dataset.wanted(run.draw(step)),
             run.left,
             self._expect_steps,
-            epoch,
             getattr(dataset, "buckets", None) if self._draws_numbers else None,
         )
 

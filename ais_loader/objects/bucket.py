@@ -33,7 +33,6 @@ from ais_loader.objects.remote.inventory import (
     refresh_inventory,
     table_of_inventory,
 )
-from ais_loader.objects.remote.manifest import Manifest
 from ais_loader.objects.remote.reshard import reshard
 from ais_loader.objects.remote.warm import evict, flush, warm
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
@@ -106,16 +105,15 @@ class Bucket(BucketComposing, BucketTransforming):
         *,
         copies: int | None = None,
         min_copies: int | None = None,
-        reframe: bool | None = None,
         remote: Remote | str | None = None,
         quota_bytes: int | None = None,
         quota_objects: int | None = None,
     ) -> BucketInfo:
         """Change the bucket's properties, which `Client.create_bucket` describes. None leaves a property unchanged.
 
-        `min_copies` and `reframe` apply to objects that are stored from now on. `copies`, which can be changed only in
-        a cluster, applies to every object: the cluster makes or removes copies in the background, and `info().settling`
-        is True until it has finished. `remote` makes the bucket a remote one, or changes its place: stored copies stay
+        `min_copies` applies to objects that are stored from now on. `copies`, which can be changed only in a cluster,
+        applies to every object: the cluster makes or removes copies in the background, and `info().settling` is True
+        until it has finished. `remote` makes the bucket a remote one, or changes its place: stored copies stay
         and are validated by the new rule. `remote=""` removes it: the stored copies are then all that there is.
         `quota_bytes` and `quota_objects` apply to writes from now on, and 0 removes them. The first quota of a bucket
         takes one scan of its objects. If they exceed it already, they stay.
@@ -129,7 +127,6 @@ class Bucket(BucketComposing, BucketTransforming):
         settings = checked_settings(
             copies=copies,
             min_copies=min_copies,
-            reframe=reframe,
             remote=place,
             quota_bytes=quota_bytes,
             quota_objects=quota_objects,
@@ -155,8 +152,7 @@ class Bucket(BucketComposing, BucketTransforming):
             name: 1 to 1,024 bytes of UTF-8. See README.
             data: A bytes-like object, a path (to store the file's contents), or a binary file object. Never a str.
             metadata: String keys and values, at most 4 KiB of UTF-8 in total. Control characters are not allowed,
-                except tabs and line endings in values. Keys that begin with "ais.", and `ais-original-size` and
-                `ais-original-crc32c`, are set by the store alone.
+                except tabs and line endings in values. Keys that begin with "ais." are set by the store alone.
             checksum: The CRC-32C that the bytes must have.
             if_absent: Store the object only if there is none of this name.
             if_version: Replace only this version (`ObjectInfo.version`). If several writers use the same condition,
@@ -759,28 +755,19 @@ class Bucket(BucketComposing, BucketTransforming):
         require_bucket(self.name)
         flush(self._transport, self.name, prefix, timeout_s)
 
-    def refresh_inventory(
-        self,
-        prefix: str = "",
-        *,
-        manifest: str | os.PathLike[str] | None = None,
-        progress: Callable[[int], object] | None = None,
-    ) -> InventoryInfo:
+    def refresh_inventory(self, prefix: str = "", *, progress: Callable[[int], object] | None = None) -> InventoryInfo:
         """List a remote bucket once, and keep the list in the store. Listings and datasets then read it, until you
         refresh or drop it, instead of asking the remote storage.
 
         Args:
             prefix: List only names that begin with it. The new inventory replaces the old one as a whole.
-            manifest: A file that lists the objects: Parquet, CSV or JSON Lines, or the manifest.json of S3 Inventory
-                (docs/remote.md). Nothing is then asked of the remote storage.
             progress: A function that is called from time to time with the number of objects listed so far.
 
         If it fails, the old inventory stays. Objects that are put or deleted through the store later are listed as they
-        are. Raises InvalidRequest for a bucket that is not a remote one and for a manifest with faults, OSError,
-        MissingExtra, Unsupported, RemoteUnavailable, RemoteDenied, NodeUnavailable, StoreReadOnly.
+        are. Raises InvalidRequest for a bucket that is not a remote one, Unsupported for a web server,
+        RemoteUnavailable, RemoteDenied, NodeUnavailable, StoreReadOnly.
         """
-        listed = None if manifest is None else Manifest(manifest, self.info().remote)
-        return refresh_inventory(self._transport, self.name, prefix, listed, progress)
+        return refresh_inventory(self._transport, self.name, prefix, progress)
 
     def inventory(self) -> InventoryInfo | None:
         """Describe the inventory of a remote bucket; None if there is none.

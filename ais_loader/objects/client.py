@@ -216,7 +216,6 @@ class Client:
         exist_ok: bool = False,
         copies: int = 1,
         min_copies: int = 1,
-        reframe: bool = False,
         remote: Remote | str | None = None,
         quota_bytes: int = 0,
         quota_objects: int = 0,
@@ -229,8 +228,6 @@ class Client:
             min_copies: The smallest number of copies that a write must store. If fewer can be written, the write is
                 refused and can be retried. If at least this many but fewer than `copies` are written, the store makes
                 the missing copies later.
-            reframe: Whether to recompress a .tar.zst or .tar.lz4 on upload into many frames, if reading one of its
-                members would otherwise require decompressing everything before it. See docs/settings.md.
             remote: A place in S3, GCS, Azure, on an HTTP server or in a folder, as a `Remote` or its URL. The bucket's
                 objects are those at that place, and the store keeps copies of what is read. See docs/remote.md.
             quota_bytes: The maximum size of all objects together; 0 for no limit. What would exceed it is refused with
@@ -244,7 +241,6 @@ class Client:
         settings = checked_settings(
             copies=copies,
             min_copies=min_copies,
-            reframe=reframe,
             remote=place,
             quota_bytes=quota_bytes,
             quota_objects=quota_objects,
@@ -259,8 +255,7 @@ class Client:
     def remote_usage(self) -> list[RemoteUsage]:
         """Return the requests that the nodes have sent to remote storage since they started.
 
-        There is one value for each node, remote bucket, tenant and epoch. Raises NodeUnavailable if a node does not
-        answer.
+        There is one value for each node, remote bucket and tenant. Raises NodeUnavailable if a node does not answer.
         """
         return self._transport.remote_usage()
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ais_loader.objects.folder_walk import FileToStore
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.checksum import crc32c
-from ais_loader.wire.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
@@ -42,8 +41,7 @@ def _common_prefix(names: Sequence[str]) -> str:
 def _is_equal(file: FileToStore, info: ObjectInfo | None) -> bool:
     if info is None or file.is_stream:
         return False
-    sent = _sent(info)
-    return file.size_bytes == sent[0] and holds(file.path, *sent)
+    return file.size_bytes == info.size_bytes and holds(file.path, info.size_bytes, info.checksum)
 
 
 def holds(path: str, size_bytes: int, checksum: int) -> bool:
@@ -58,11 +56,3 @@ def holds(path: str, size_bytes: int, checksum: int) -> bool:
     except OSError:
         return False
     return (read_bytes, found) == (size_bytes, checksum)
-
-
-def _sent(info: ObjectInfo) -> tuple[int, int]:
-    """Return size and CRC-32C of the bytes as they were put; they may be stored in another form."""
-    try:
-        return int(info.metadata[ORIGINAL_SIZE]), int(info.metadata[ORIGINAL_CHECKSUM], 16)
-    except (KeyError, ValueError):
-        return info.size_bytes, info.checksum

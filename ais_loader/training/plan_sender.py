@@ -50,7 +50,6 @@ class PlanSender:
         draw: Returns the entries of a step of the plan. Called by another thread.
         steps: The plan's steps, in the order of the iteration.
         expect_steps: Maximum number of steps that are sent ahead, 1 to `MAX_STEPS`.
-        epoch: The iteration's epoch, to which the store counts its requests for these objects.
         buckets: The buckets of all entries, if they are known without drawing.
     """
 
@@ -60,7 +59,6 @@ class PlanSender:
         draw: Callable[[int], Sequence[EntryLike]],
         steps: range,
         expect_steps: int,
-        epoch: int,
         buckets: Sequence[str] | None = None,
     ) -> None:
         self._buckets = buckets
@@ -68,7 +66,6 @@ class PlanSender:
         self._draw = draw
         self._steps = steps
         self._ahead = expect_steps
-        self._epoch = epoch
         self._loader = os.urandom(16)
         self._remote: dict[str, bool] = {}
         """Whether the objects of a bucket can be fetched ahead, by name."""
@@ -192,7 +189,6 @@ class PlanSender:
             position=position,
             first_step=first_step,
             lifetime_ms=round(LIFETIME_S * 1000),
-            epoch=self._epoch,
         )
         buckets: dict[str, int] = {}
         count = 0

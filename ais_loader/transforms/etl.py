@@ -24,12 +24,11 @@ from ais_loader.transport.base import Transport
 from ais_loader.values.pipeline import Stage
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 
-Communication: TypeAlias = Literal["hpush", "hpull", "ws", "grpc"]
+Communication: TypeAlias = Literal["hpush", "hpull", "ws"]
 _COMMUNICATION = {
     "hpush": pb.TransformServer.HPUSH,
     "hpull": pb.TransformServer.HPULL,
     "ws": pb.TransformServer.WEBSOCKET,
-    "grpc": pb.TransformServer.GRPC,
 }
 _KINDS = {"python": "function", "command": "command", "server": "server"}
 State: TypeAlias = Literal["idle", "running", "stopped", "failed", "unknown"]
@@ -79,7 +78,7 @@ class Server:
     """A server of yours, at an address that the nodes' operator allows. See `storage_node.etl.webserver`."""
 
     address: str
-    """The address: http://HOST:PORT, or grpc://HOST:PORT."""
+    """The address: http://HOST:PORT."""
     communication: Communication = "hpush"
     """How a node and the server exchange objects; docs/etl.md describes each way."""
     fqn: bool = False

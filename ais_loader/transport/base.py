@@ -84,8 +84,6 @@ class BucketInfo:
     """The number of copies that each object has, on different hosts."""
     min_copies: int = 1
     """A write is refused when fewer copies than this can be written."""
-    reframe: bool = False
-    """Archives in one frame are stored with many, see `Client.create_bucket`."""
     settling: bool = False
     """`copies` was changed, and replicas are still being added or removed."""
     remote: Remote | None = None
@@ -119,7 +117,7 @@ class PendingUploads:
 
 @dataclass(frozen=True, slots=True)
 class RemoteUsage:
-    """Requests to the remote storage of one bucket for one tenant and epoch, since the node started."""
+    """Requests to the remote storage of one bucket for one tenant, since the node started."""
 
     node: str
     """The endpoint of the node; "" for an embedded store."""
@@ -143,9 +141,6 @@ class RemoteUsage:
     """Operations that failed."""
     wait_s: float = 0.0
     """Time that readers waited for cold objects, in seconds, summed over readers."""
-    epoch: int | None = None
-    """The epoch of the `BatchLoader` that announced the objects. None for requests that no loader announced, and for a
-    tenant's epochs before the latest 100."""
 
 
 class OpenedObject(NamedTuple):
@@ -307,7 +302,7 @@ class Transport(Protocol):
         bytes."""
 
     def refresh_inventory(
-        self, requests: Iterable[remote_pb.RefreshInventoryRequest]
+        self, request: remote_pb.RefreshInventoryRequest
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
         """Make an inventory of a remote bucket that has an id for it, once all nodes know it. Nothing is repeated."""
 
@@ -319,7 +314,7 @@ class Transport(Protocol):
         earlier steps: the whole window is to be sent then. One attempt, of a few seconds."""
 
     def remote_usage(self) -> list[RemoteUsage]:
-        """Return the requests to remote storage, by node, bucket, tenant and epoch."""
+        """Return the requests to remote storage, by node, bucket and tenant."""
 
     def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> list[PendingUploads]:
         """Return what is still to be uploaded, by node and bucket ("": all), after it is uploaded or `wait_s` is over.
@@ -388,7 +383,6 @@ def usage_row(node: str, row: remote_pb.RemoteUsageRow) -> RemoteUsage:
         row.hedged,
         row.errors,
         row.wait_s,
-        row.epoch if row.HasField("epoch") else None,
     )
 
 
@@ -426,7 +420,6 @@ def checked_settings(
     *,
     copies: int | None,
     min_copies: int | None,
-    reframe: bool | None,
     remote: Remote | Literal[""] | None,
     quota_bytes: int | None,
     quota_objects: int | None,
@@ -439,7 +432,6 @@ def checked_settings(
     return BucketSettings(
         checked("copies", copies, 1, MAX_COPIES),
         checked("min_copies", min_copies, 1, MAX_COPIES),
-        reframe,
         remote,
         checked("quota_bytes", quota_bytes, 0, MAX_QUOTA),
         checked("quota_objects", quota_objects, 0, MAX_QUOTA),

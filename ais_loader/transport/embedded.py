@@ -560,15 +560,13 @@ class EmbeddedTransport:
         return evict(store, bucket, names, prefix, patterns, self._remote_here().tier.space.kept)
 
     def refresh_inventory(
-        self, requests: Iterable[remote_pb.RefreshInventoryRequest]
+        self, request: remote_pb.RefreshInventoryRequest
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
         self._store_to_write().drive_set.require_writable()
-        following = iter(requests)
-        first = next(following)
-        place = self._remote_bucket(first.bucket)
+        place = self._remote_bucket(request.bucket)
         if place is None:
-            raise errors.InvalidRequest(f"bucket {first.bucket!r} is not a remote one")
-        return self._remote_here().refresh_inventory(place, first, following)
+            raise errors.InvalidRequest(f"bucket {request.bucket!r} is not a remote one")
+        return self._remote_here().refresh_inventory(place, request)
 
     def can_expect(self, bucket: str) -> bool:
         return self._can_fetch and self._remote_bucket(bucket) is not None
@@ -731,7 +729,6 @@ def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
         name,
         record.uuid,
         record.copies,
-        reframe=record.reframe,
         remote=record.remote,
         quota_bytes=record.quota_bytes,
         quota_objects=record.quota_objects,

@@ -10,10 +10,8 @@ from ais_loader.transport.base import PutSpec, require_metadata
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.source import Source
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
-from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.format import CatalogEntry
-from storage_node.store.reframe_on_put import content_of
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
 
@@ -39,12 +37,8 @@ def staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False
     require_metadata(spec.metadata)
     bucket, name = spec.bucket, spec.name
     condition = parse_condition(spec.if_absent, spec.if_version or "")  # an answer cannot be lost in this process
-    as_it_comes = source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
-    if not can_reframe(name):
-        return store.stage(bucket, name, *as_it_comes, condition, grouped=grouped)
-    with content_of(store, bucket, name, *as_it_comes) as content:
-        stored = content.chunks, content.metadata, content.size_bytes, content.checksum
-        return store.stage(bucket, name, *stored, condition, grouped=grouped)
+    content = source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
+    return store.stage(bucket, name, *content, condition, grouped=grouped)
 
 
 def put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +21,7 @@ class InventoryInfo:
     skipped_names: tuple[str, ...]
     """The first of these names."""
     listed_at: datetime
-    """The time at which the listing began, or at which the manifest was made, in UTC."""
-    source: Literal["listing", "manifest"]
-    """Where the names come from."""
-    has_etags: bool
-    """Whether each object has an ETag. `pinned` entries need them."""
+    """The time at which the listing began, in UTC."""
 
 
 def when(listed_ns: int) -> datetime:

@@ -18,7 +18,6 @@ class BucketSettings:
 
     copies: int | None = None
     min_copies: int | None = None
-    reframe: bool | None = None
     remote: Remote | Literal[""] | None = None
     """An empty string removes it; the stored objects stay."""
     quota_bytes: int | None = None

@@ -23,7 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +113,6 @@ class Description:
     """URL and endpoint of the remote that was listed."""
     prefix: str
     """Prefix of all names; the inventory says nothing about others."""
-    source: Literal["listing", "manifest"]
     count: int
     size_bytes: int
     """Sum of the objects' sizes."""
@@ -121,8 +120,6 @@ class Description:
     """Number of names that no object here can have."""
     skipped_names: tuple[str, ...]
     """The first of them."""
-    has_etags: bool
-    """Whether each object has an ETag."""
     listed_ns: int
     """Time at which the listing began, in nanoseconds since the epoch."""
     data: str

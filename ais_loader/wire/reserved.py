@@ -6,11 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from ais_loader.errors import InvalidRequest
 
-ORIGINAL_SIZE = "ais-original-size"
-"""Size in bytes of the object as it was put, if it is stored in another form."""
-ORIGINAL_CHECKSUM = "ais-original-crc32c"
-"""CRC-32C of the object as it was put, as eight hexadecimal digits."""
-RESERVED = frozenset({ORIGINAL_SIZE, ORIGINAL_CHECKSUM})
 STORE_PREFIX = "ais."
 """Prefix of the keys by which the store says how it made an object: by a job, or by a promotion."""
 REMOTE_PREFIX = f"{STORE_PREFIX}remote-"
@@ -34,17 +29,15 @@ ROLE_KEY, OPERATOR_ROLE, NODE_ROLE = "ais-role", "operator", "node"
 
 def is_reserved(key: str) -> bool:
     """Whether a key of an object's metadata is the store's."""
-    return key.startswith(STORE_PREFIX) or key in RESERVED
+    return key.startswith(STORE_PREFIX)
 
 
 def require_unreserved(keys: Iterable[str]) -> None:
     """Check metadata from a client. Raises InvalidRequest for a key that is reserved for the store."""
     for key in keys:
         if is_reserved(key):
-            names = " and ".join(sorted(RESERVED))
             raise InvalidRequest(
-                f"metadata {key!r}: keys that begin with {STORE_PREFIX!r}, and {names}, are set by the store alone; "
-                "use another key"
+                f"metadata {key!r}: keys that begin with {STORE_PREFIX!r} are set by the store alone; use another key"
             )
 
 

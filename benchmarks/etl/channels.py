@@ -1,6 +1,6 @@
 """The cost of passing an object through a transform that does nothing, by channel and by kind of server.
 
-    python -m benchmarks.etl.channels  # writes the table and the picture beside this file
+    python -m benchmarks.etl.channels  # writes the table beside this file
 
 The transform returns its input, so only the way to it and back is measured. A stage of a node, as batches and jobs use
 it, passes objects of 10 KiB through, as many at once as it has connections. The server is one separate process. Inputs
@@ -10,18 +10,14 @@ round runs every contestant once, and ratios are computed within a round.
 Prediction, written before the first run: hpush by FastAPI takes about 0.7 ms. Two thirds of that is HTTP in Python by
 uvicorn and Starlette, and the rest is aiohttp, whose parser is in C. The standard library's server takes as long,
 because it parses headers with Python's e-mail parser; Flask takes 1.2 times as long. hpull adds a second request: 1.8
-times as long. A WebSocket has no headers to parse: 2 times as many objects as hpush. gRPC does most of its work in C,
-but its asyncio side in Cython and its server's threads wake each other: as many objects as the WebSocket, give or take
-a fifth. fqn changes little at 10 KiB: opening the file costs what is saved by not sending it. A Python function, in a
-worker at the other end of a socket pair, needs neither HTTP nor WebSocket frames: 1.5 times as many objects as the
-fastest server. A command is a process for each object: 300 objects per second.
+times as long. A WebSocket has no headers to parse: 2 times as many objects as hpush. fqn changes little at 10 KiB:
+opening the file costs what is saved by not sending it. A Python function, in a worker at the other end of a socket
+pair, needs neither HTTP nor WebSocket frames: 1.5 times as many objects as the fastest server. A command is a process
+for each object: 300 objects per second.
 
-The results are as predicted, except for gRPC: 0.8 of the WebSocket while other processes used the machine, and 1.3
-times the WebSocket when only these two contestants ran and had the cores to themselves. gRPC's client has threads of
-its own that must be woken, and waits for them when the cores are taken. Reading ahead of the answer made it even slower
-(0.75 of the WebSocket). In a first run, hpush by FastAPI reached 180 objects per second: small packets were held back
-for 40 ms on the connections of a listener that was created without naming TCP, because asyncio then does not configure
-them to send at once.
+The results are as predicted. In a first run, hpush by FastAPI reached 180 objects per second: small packets were held
+back for 40 ms on the connections of a listener that was created without naming TCP, because asyncio then does not
+configure them to send at once.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ from storage_node.etl.run.node_transforms import open_stage
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.values import Content, Origin, TransformStage
-from storage_node.etl.webserver import FastAPIServer, FlaskServer, GRPCServer, HTTPMultiThreadedServer
+from storage_node.etl.webserver import FastAPIServer, FlaskServer, HTTPMultiThreadedServer
 from storage_node.etl.worker.stage_context import StageContext
 from storage_node.settings.config import ServerConfig
 
@@ -60,23 +56,13 @@ FUNCTION = "function"
 TABLE = Path(__file__).with_suffix(".md")
 
 _Communication = pb.TransformServer
-FRAMEWORKS = {
-    "FastAPI": FastAPIServer, "Flask": FlaskServer, "http.server": HTTPMultiThreadedServer, "gRPC": GRPCServer,
-}  # fmt: skip
-CHANNELS = {
-    "FastAPI": ("hpush", "hpull", "ws"), "Flask": ("hpush", "hpull"), "http.server": ("hpush", "hpull"),
-    "gRPC": ("grpc",),
-}  # fmt: skip
-COMMUNICATION = {
-    "hpush": _Communication.HPUSH, "hpull": _Communication.HPULL,
-    "ws": _Communication.WEBSOCKET, "grpc": _Communication.GRPC,
-}  # fmt: skip
+FRAMEWORKS = {"FastAPI": FastAPIServer, "Flask": FlaskServer, "http.server": HTTPMultiThreadedServer}
+CHANNELS = {"FastAPI": ("hpush", "hpull", "ws"), "Flask": ("hpush", "hpull"), "http.server": ("hpush", "hpull")}
+COMMUNICATION = {"hpush": _Communication.HPUSH, "hpull": _Communication.HPULL, "ws": _Communication.WEBSOCKET}
 CLAIMS = [
     Claim("ws FastAPI", "hpush FastAPI", 1.2),
-    Claim("grpc gRPC", "ws FastAPI", 1.0),
-    *(Claim(FUNCTION, name, 1.0) for name in ("hpush FastAPI", "ws FastAPI", "hpush http.server", "grpc gRPC")),
+    *(Claim(FUNCTION, name, 1.0) for name in ("hpush FastAPI", "ws FastAPI", "hpush http.server")),
     Claim("ws FastAPI fqn", "hpush FastAPI fqn", 1.2),
-    Claim("grpc gRPC fqn", "ws FastAPI fqn", 1.0),
 ]
 
 
@@ -166,7 +152,7 @@ def contestants(held: ExitStack, count: int) -> dict[str, Callable[[], float]]:
     add("command", pb.Transform(command=pb.Command(argument=["cat"])), memory)
     for framework, channels in CHANNELS.items():
         server = held.enter_context(ServerProcess(_serve, (framework, str(folder))))
-        address = f"{'grpc' if framework == 'gRPC' else 'http'}://127.0.0.1:{server.port}"
+        address = f"http://127.0.0.1:{server.port}"
         for channel in channels:
             for fqn in (False, True):
                 given = pb.TransformServer(
@@ -189,7 +175,7 @@ def _code(function: Callable[..., Any], path: bool = False) -> pb.PythonCode:
 @click.command(help=__doc__)
 @click.option("--count", default=1000, show_default=True, help="Objects in each round.")
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--keep/--no-keep", default=True, show_default=True, help="Write the table and the picture.")
+@click.option("--keep/--no-keep", default=True, show_default=True, help="Write the table.")
 def main(count: int, rounds: int, keep: bool) -> None:
     with ExitStack() as held:
         rates = run_rounds(contestants(held, count), rounds)
@@ -202,7 +188,6 @@ def main(count: int, rounds: int, keep: bool) -> None:
         "objects/s",
         CLAIMS,
         table=TABLE if keep else None,
-        picture=True,
     )
 
 

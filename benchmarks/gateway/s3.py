@@ -1,7 +1,7 @@
 """S3 gateway against moto's server, an HTTP server of files, and our own client: GETs, PUTs, and many small objects.
 
 All servers run at once, and take turns in every round; the client is the same for each: obstore in threads of this
-process, as in `ais-loader bench --s3`, or this project's own client. It shares the cores with the servers, so that
+process, or this project's own client. It shares the cores with the servers, so that
 rates are those of the pair. Processor time of a server is its own, and depends less on what else the machine does. The
 gateway verifies signatures and checksums, the others do not. Bytes lie in the page cache, and every length is compared.
 
@@ -68,15 +68,16 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
+import boto3
 import click
 import obstore
 import psutil
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from obstore.store import S3Store
 
 from ais_loader import Client, Entry, connect
-from ais_loader.bench.s3_client import S3Bucket, S3Client
 from ais_loader.testing import NodeProcess
 from benchmarks.gateway.peer import Peer, peer_option
 from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table, run_rounds
@@ -118,8 +119,20 @@ class Server:
 
     def __init__(self, endpoint: str, *pids: int) -> None:
         self.endpoint = endpoint
-        self.bucket: S3Bucket = S3Client(endpoint, retry_s=5.0).bucket(BUCKET)
+        self.store = S3Store(
+            BUCKET, config={"endpoint": endpoint, "region": "us-east-1"}, client_options={"allow_http": True}
+        )
         self._processes = [psutil.Process(pid) for pid in pids]
+
+    def make_bucket(self) -> None:
+        boto3.client("s3", endpoint_url=self.endpoint).create_bucket(Bucket=BUCKET)
+
+    def delete_bucket(self) -> None:
+        obstore.delete(self.store, [one["path"] for page in obstore.list(self.store) for one in page])
+        boto3.client("s3", endpoint_url=self.endpoint).delete_bucket(Bucket=BUCKET)
+
+    def put(self, name: str, data: bytes) -> None:
+        obstore.put(self.store, name, data, use_multipart=False)
 
     def cpu_s(self) -> float:
         """Processor time so far, with children that run."""
@@ -189,16 +202,16 @@ class Setting:
             with connect(folder / "before") as client:
                 self._fill(client)
             self.servers[BEFORE] = held.enter_context(gateway(str(folder / "before"), keys, tree=before))
-        self.servers[MOTO].bucket.call_itself("PUT")
+        self.servers[MOTO].make_bucket()
         for name in self.names:
-            self.servers[MOTO].bucket.put(name, self.data)
+            self.servers[MOTO].put(name, self.data)
         self.peers = [peer.name for peer in peers]
         for peer in peers:
             server = self.servers[peer.name] = Server(peer.url, *peer.pids)
-            server.bucket.client.create_bucket(BUCKET)
-            held.callback(server.bucket.client.delete_bucket, BUCKET, force=True)
+            server.make_bucket()
+            held.callback(server.delete_bucket)
             for name in self.names:
-                server.bucket.put(name, self.data)
+                server.put(name, self.data)
         self.pool = held.enter_context(ThreadPoolExecutor(THREADS))
         self.two = held.enter_context(ThreadPoolExecutor(2))
         self._spent: dict[str, list[tuple[float, float]]] = {}
@@ -235,17 +248,17 @@ class Setting:
 
     # The work of a round. Every function returns the number of objects.
 
-    def gets(self, bucket: S3Bucket) -> int:
+    def gets(self, server: Server) -> int:
         names = random.choices(self.names, k=ROUND_GETS[self.size_bytes])
 
         def get(name: str) -> int:
-            return len(cast(Any, bucket.get(name)))
+            return len(cast(Any, obstore.get(server.store, name).bytes()))
 
         assert all(size == self.size_bytes for size in self.pool.map(get, names))
         return len(names)
 
-    def puts(self, bucket: S3Bucket) -> int:
-        list(self.pool.map(lambda number: bucket.put(f"put-{number}", self.data), range(ROUND_PUTS)))
+    def puts(self, server: Server) -> int:
+        list(self.pool.map(lambda number: server.put(f"put-{number}", self.data), range(ROUND_PUTS)))
         return ROUND_PUTS
 
     def own_puts(self) -> int:
@@ -292,9 +305,9 @@ def bundled(endpoint: str, names: list[str], size_bytes: int) -> int:
     return len(names)
 
 
-def upload(bucket: S3Bucket, data: bytes) -> int:
+def upload(server: Server, data: bytes) -> int:
     """Upload one object in parts."""
-    obstore.put(bucket._store, "large", data, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+    obstore.put(server.store, "large", data, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
     return len(data) // MIB
 
 
@@ -336,15 +349,13 @@ def sections(setting: Setting, rounds: int, only: set[str]) -> Iterator[tuple[st
     floor = [Claim(GATEWAY, name, 0.0) for name in (BEFORE, *setting.peers)]
     if "get" in only:
         work: dict[str, tuple[Server | None, Callable[[], int]]] = {
-            name: (server, partial(setting.gets, server.bucket)) for name, server in servers.items()
+            name: (server, partial(setting.gets, server)) for name, server in servers.items()
         }
         claims = [Claim(GATEWAY, MOTO, 3.0), Claim(GATEWAY, FILES, 0.8 if size_bytes == MIB else 0.0)]
         claims += [Claim(GATEWAY, BEFORE, 0.0), *(Claim(GATEWAY, name, OF_PEER[size_bytes]) for name in setting.peers)]
         yield section(setting, f"GET of {size}", "object", work, claims, rounds, size_bytes)
     if "put" in only and size_bytes == MIB:
-        work = {
-            name: (servers[name], partial(setting.puts, servers[name].bucket)) for name in (*ours, MOTO, *setting.peers)
-        }
+        work = {name: (servers[name], partial(setting.puts, servers[name])) for name in (*ours, MOTO, *setting.peers)}
         work[OWN] = (servers[OF_NODE], setting.own_puts)
         work[DIGESTS] = (None, partial(digests, setting.two, [setting.data] * ROUND_PUTS))
         claims = [Claim(GATEWAY, MOTO, 0.0), Claim(OF_NODE, OWN, 0.0), Claim(GATEWAY, DIGESTS, 0.0), *floor]
@@ -352,7 +363,7 @@ def sections(setting: Setting, rounds: int, only: set[str]) -> Iterator[tuple[st
     if "upload" in only and size_bytes == MIB:
         data = random.Random(1).randbytes(PART_BYTES) * (UPLOAD_BYTES // PART_BYTES)
         names = (*ours, MOTO, *setting.peers)
-        work = {name: (servers[name], partial(upload, servers[name].bucket, data)) for name in names}
+        work = {name: (servers[name], partial(upload, servers[name], data)) for name in names}
         work[OWN] = (servers[OF_NODE], partial(own_upload, setting.client, data))
         pieces = [data[at : at + MIB] for at in range(0, UPLOAD_BYTES, MIB)]
         work[DIGESTS] = (None, partial(digests, setting.two, pieces))
@@ -363,7 +374,7 @@ def sections(setting: Setting, rounds: int, only: set[str]) -> Iterator[tuple[st
         direct, bundle, batch, single = "S3 direct", "bundle", "own batches", "own single GETs"
         node = servers[OF_NODE]
         work = {
-            direct: (node, partial(setting.gets, node.bucket)),
+            direct: (node, partial(setting.gets, node)),
             bundle: (node, partial(setting.bundles, node)),
             single: (node, setting.own_gets),
             batch: (node, setting.own_batches),

@@ -98,12 +98,6 @@ def cluster() -> None:
 @insecure_option
 @secure_option
 @click.option(
-    "--migrate",
-    is_flag=True,
-    help="With --secure: nodes that run without TLS restart with it one after another, and still serve clients "
-    "without it, until `up --secure` is run again. See docs/security.md.",
-)
-@click.option(
     "--trust-ray",
     is_flag=True,
     help="With --secure and --address: confirm that everyone who can submit jobs to that Ray may act as an operator.",
@@ -121,7 +115,6 @@ def up(
     dashboard: bool,
     insecure: bool,
     secure: bool,
-    migrate: bool,
     trust_ray: bool,
     config: Path | None,
     assignments: tuple[str, ...],
@@ -140,8 +133,6 @@ def up(
     from storage_node.ops.ray_head import require_ray
 
     require_ray()  # before anything is created
-    if migrate and not secure:
-        raise click.UsageError("--migrate goes with --secure")
     if secure and _ray_address(address) and not trust_ray:
         raise click.UsageError(
             "everyone who can submit jobs to that Ray can read the keys of the nodes, and act as an operator: use "
@@ -161,7 +152,6 @@ def up(
         settings_instead=config is not None,
         insecure=insecure,
         secure=secure,
-        migrate=migrate,
         timeout_s=timeout,
     )
     result = _alone(plan.root, plan.address, lambda: _listening(lambda: commands.up(plan, note)))

@@ -323,17 +323,6 @@ def require_secrets(config: ServerConfig, *, makes_own: bool, has_tls: bool = Fa
             f"host={listen.host} is more than loopback, and token_key_file needs TLS there: tokens are not sent in the "
             "clear. Use --secure, or set cert_file, key_file and ca_file"
         )
-    if (has_tls or listen.cert_file) and listen.plaintext != "refused":
-        if not listen.peer_secret_file:
-            raise ValueError(
-                f"plaintext={listen.plaintext} needs peer_secret_file: nodes that call without TLS show no "
-                "certificate, and prove by it who they are"
-            )
-        if listen.token_key_file and not is_loopback(listen.host):
-            raise ValueError(
-                f"plaintext={listen.plaintext}: tokens are not sent in the clear, and host={listen.host} is more than "
-                "loopback: set token_key_file when plaintext is refused"
-            )
     if (has_tls or listen.cert_file) and not listen.peer_secret_file:
         return  # certificates prove who calls
     if listen.peer_secret_file:

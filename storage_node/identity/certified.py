@@ -15,51 +15,39 @@ import grpc
 from storage_node.identity.names import OPERATOR_URI, described, is_of_cluster, node_uri
 
 URI_PROPERTY = "peer_uri"
-_TYPE_PROPERTY, _TLS = "transport_security_type", b"ssl"
 
 
-def certified(
-    handler: grpc.RpcMethodHandler | None, node_uuid: bytes, *, accepts_plaintext: bool = False
-) -> grpc.RpcMethodHandler | None:
+def certified(handler: grpc.RpcMethodHandler | None, node_uuid: bytes) -> grpc.RpcMethodHandler | None:
     """Return a handler that first requires the certificate of this node, or of an operator if `node_uuid` is empty.
 
-    Args:
-        handler: one of `guarded`: it takes a stream of requests.
-        accepts_plaintext: whether a call over a connection without TLS, which shows no certificate, passes.
+    `handler` is one of `guarded`: it takes a stream of requests.
     """
     if handler is None:
         return None
     needed = node_uri(node_uuid) if node_uuid else OPERATOR_URI
     response = "stream" if handler.response_streaming else "unary"
     method = getattr(handler, f"stream_{response}")
-    return handler._replace(**{f"stream_{response}": _checking(method, needed, accepts_plaintext)})
+    return handler._replace(**{f"stream_{response}": _checking(method, needed)})
 
 
-def has_tls(context: Any) -> bool:
-    """Whether a call has come over a connection with TLS."""
-    return _TLS in context.auth_context().get(_TYPE_PROPERTY, ())
-
-
-def _checking(method: Callable[..., Any], needed: str, accepts_plaintext: bool) -> Callable[..., Any]:
+def _checking(method: Callable[..., Any], needed: str) -> Callable[..., Any]:
     if inspect.isasyncgenfunction(method):
 
         async def answers(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            await _require(needed, accepts_plaintext, context)
+            await _require(needed, context)
             async for answer in method(requests, context):
                 yield answer
 
         return answers
 
     async def answer(requests: AsyncIterator[Any], context: Any) -> Any:
-        await _require(needed, accepts_plaintext, context)
+        await _require(needed, context)
         return await method(requests, context)
 
     return answer
 
 
-async def _require(needed: str, accepts_plaintext: bool, context: Any) -> None:
-    if accepts_plaintext and not has_tls(context):
-        return
+async def _require(needed: str, context: Any) -> None:
     if (problem := problem_of(needed, context.auth_context())) is not None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, problem)
 

@@ -2,10 +2,6 @@
 
 Wherever it exists, nodes and operators' commands use TLS. On several machines, each needs the same CA: the folder is
 copied to them before the nodes start there.
-
-A cluster that runs without TLS goes over to it while it serves, in three rounds, in each of which its nodes restart one
-after the other. First they accept both kinds of connections, and call each other without TLS; then they call each other
-with it; at last they refuse connections without it. The setting `plaintext` says in which round they are.
 """
 
 from __future__ import annotations

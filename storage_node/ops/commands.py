@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,6 @@ from storage_node.ops.ray_head import ClusterError, RayHead
 from storage_node.settings.config import DEFAULT, is_loopback
 from storage_node.settings.sources import NODES, Settings, WrongSetting, require_nodes
 
-PLAINTEXT = "plaintext"
-"""Setting by which nodes go over to TLS."""
 DRAIN_GRACE_S = 5.0
 CHANGE_TIMEOUT_S = 30.0
 _POLL_S = 0.2
@@ -66,8 +64,6 @@ class ClusterPlan:
     """Nodes may listen beyond loopback without TLS."""
     secure: bool = False
     """Nodes use TLS from now on; their CA is created if there is none."""
-    migrate: bool = False
-    """With `secure`: nodes that run without TLS take it up one by one, and serve clients without it for now."""
     timeout_s: float = 60.0
 
 
@@ -111,17 +107,8 @@ def up(plan: ClusterPlan, tell: Tell) -> Result:
     with _ray(plan, tell) as head:
         hosts = ray_actors.look(plan.root)
         _require_loopback(plan, hosts)
-        kept = rolling_settings.newest_of(hosts).values.get(PLAINTEXT, "refused")
-        if plan.settings_instead and kept != "refused":
-            plan = _with(plan, kept)  # a file of settings does not end a migration
-        if plan.migrate and nodes_of(hosts):
-            return _migrate(plan, kept, hosts, head, notes, tell)
         if plan.secure:
-            if kept == "used":
-                raise ClusterError("not all nodes have TLS yet: run `cluster up --secure --migrate` again")
             cluster_identity.folder_of(plan.root).make()
-            if kept != "refused":
-                plan = _with(plan, DEFAULT)
         if not nodes_of(hosts):
             _make_first(plan, hosts, tell)
             hosts = ray_actors.look(plan.root)
@@ -134,42 +121,6 @@ def up(plan: ClusterPlan, tell: Tell) -> Result:
             for uuid in host.found.absent
         ]
         return _run(plan, hosts, head, notes, tell)
-
-
-def _migrate(
-    plan: ClusterPlan, kept: str, hosts: Sequence[Host], head: RayHead | None, notes: list[str], tell: Tell
-) -> Result:
-    """Bring nodes that run without TLS to use it with each other, and to serve clients with and without it.
-
-    The settings come before the CA: a node that starts in between is one without TLS, and one that starts later accepts
-    both kinds of connections. `kept` is the setting before.
-    """
-    folder = cluster_identity.folder_of(plan.root)
-    if kept == "refused" and folder.exists:
-        raise ClusterError(f"the nodes of {plan.root} have TLS, or start with it: `cluster up` is enough")
-    if kept != "accepted":
-        for_now = {**(plan.settings or {}), PLAINTEXT: "used"}
-        rolling_settings.settle(plan.root, hosts, for_now, instead=plan.settings_instead)
-        folder.make()
-        tell("first round: the nodes accept connections with and without TLS")
-        result = _run(_with(plan, "used"), ray_actors.look(plan.root), head, notes, tell)
-        if late := [node["name"] for node in result.nodes if node["state"] != "serving" or not node.get("tls")]:
-            raise ClusterError(
-                f"{', '.join(late)} does not serve with TLS yet: mend that, and run this again. Clients are served "
-                "without TLS as before"
-            )
-    tell("second round: the nodes call each other with TLS")
-    result = _run(_with(plan, "accepted"), ray_actors.look(plan.root), head, notes, tell)
-    result.notes.append(
-        "clients are served with and without TLS. When all of them use grpcs://, run `cluster up --secure`: it refuses "
-        "the others"
-    )
-    return result
-
-
-def _with(plan: ClusterPlan, plaintext: str) -> ClusterPlan:
-    """Return the plan with one setting more."""
-    return replace(plan, settings={**(plan.settings or {}), PLAINTEXT: plaintext})
 
 
 def add(plan: ClusterPlan, tell: Tell, wipe: str = "") -> Result:
@@ -307,13 +258,13 @@ def _serves_metrics(settings: Sequence[Mapping[str, Any]]) -> bool:
 
 def _require_tls_from_the_start(plan: ClusterPlan) -> None:
     """Require that no node runs without TLS where TLS is wanted. Raises ClusterError."""
-    if plan.secure and not plan.migrate and not cluster_identity.folder_of(plan.root).exists:
+    if plan.secure and not cluster_identity.folder_of(plan.root).exists:
         files = {one.listening or one.endpoint for one in node_file.read_all(plan.root) if one.endpoint}
         answers = ask_nodes(files, peer_secret.operator(plan.root))
         if serving := [endpoint for endpoint, answer in answers.items() if answer.uuid]:
             raise ClusterError(
                 f"nodes of {plan.root} serve without TLS at {', '.join(serving)}: `cluster down` first, and then "
-                "`cluster up --secure`, or `cluster up --secure --migrate` while they serve"
+                "`cluster up --secure`"
             )
 
 
@@ -427,13 +378,7 @@ def _run(plan: ClusterPlan, hosts: Sequence[Host], head: RayHead | None, notes: 
     started = [ray_actors.start(plan.root, host, node) for node, host in nodes.values()]
     statuses = ray_actors.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
     statuses = rolling_settings.take_over(
-        started,
-        statuses,
-        settings,
-        peer_secret.operator(plan.root),
-        plan.timeout_s,
-        tell,
-        secure=cluster_identity.folder_of(plan.root).exists,
+        started, statuses, settings, peer_secret.operator(plan.root), plan.timeout_s, tell
     )
     by_uuid = {status["uuid"]: status for status in statuses}
     map_ = _agree(plan, started, by_uuid, notes)

@@ -36,12 +36,10 @@ def default_file(root: Path) -> str:
 def operator(root: Path) -> Caller:
     """Return the identity with which commands call the nodes below a root. Raises ClusterError."""
     try:
-        kept = settings_store.read(root).values
+        named = settings_store.read(root).values.get(SETTING, "")
     except (OSError, WrongSetting):
-        kept = {}  # code that needs the settings reports the error
-    # While nodes call each other without TLS, some may not have it yet.
-    credentials = cluster_identity.operator(root) if kept.get("plaintext") != "used" else None
+        named = ""  # code that needs the settings reports the error
     try:
-        return Caller(read_secret(kept.get(SETTING, "") or default_file(root)), credentials=credentials)
+        return Caller(read_secret(named or default_file(root)), credentials=cluster_identity.operator(root))
     except (OSError, ValueError) as error:
         raise ClusterError(f"the cluster's secret cannot be read: {error}") from error

@@ -17,11 +17,6 @@ from storage_node.settings.sources import NODES, Settings, for_node, merged, req
 _POLL_S = 0.1
 
 
-def newest_of(hosts: Sequence[Host]) -> KeptSettings:
-    """Return the newest settings that a host has stored."""
-    return max((host.settings for host in hosts), key=lambda kept: kept.version, default=KeptSettings())
-
-
 def settle(root: Path, hosts: Sequence[Host], change: Settings | None, *, instead: bool) -> KeptSettings:
     """Store the newest settings, with the given changes, on every host that answers.
 
@@ -30,7 +25,7 @@ def settle(root: Path, hosts: Sequence[Host], change: Settings | None, *, instea
 
     Raises ClusterError, WrongSetting.
     """
-    newest = newest_of(hosts)
+    newest = max((host.settings for host in hosts), key=lambda kept: kept.version, default=KeptSettings())
     values = newest.values
     if change is not None:
         nodes = [node for host in hosts for node in host.found.nodes]
@@ -52,12 +47,8 @@ def take_over(
     caller: Caller,
     timeout_s: float,
     tell: Callable[[str], None],
-    *,
-    secure: bool = False,
 ) -> list[dict[str, Any]]:
     """Restart the nodes that serve with other settings. Return the state of all nodes afterwards. Raises ClusterError.
-
-    `secure`: also those that serve without TLS.
 
     Nodes restart one after the other, each only when the one before serves its replicas again: every object with
     another replica stays available, and settings with which a node cannot serve stop only one node.
@@ -65,13 +56,13 @@ def take_over(
     now = list(statuses)
     for at, one in enumerate(started):
         wanted = for_node(settings.values, one.node.name, one.node.uuid)
-        if now[at]["state"] != "serving" or _has(now[at], wanted, secure=secure):
+        if now[at]["state"] != "serving" or now[at].get("settings", wanted) == wanted:
             continue
         tell(f"{one.node.name}: restarting with its new settings")
         ray_actors.renew(one)
 
         def done(status: Mapping[str, Any], wanted: Settings = wanted) -> bool:
-            return bool(status["state"] == "serving" and _has(status, wanted, secure=secure))
+            return bool(status["state"] == "serving" and status.get("settings", wanted) == wanted)
 
         (now[at],) = ray_actors.wait_serving([one], timeout_s, lambda _: None, done)
         if not done(now[at]):
@@ -80,11 +71,6 @@ def take_over(
             break
         _wait_until_trusted(now[at]["endpoint"], caller, timeout_s)
     return now
-
-
-def _has(status: Mapping[str, Any], wanted: Settings, *, secure: bool) -> bool:
-    """Whether a node serves as it should. Older nodes do not say it all."""
-    return status.get("settings", wanted) == wanted and (not secure or bool(status.get("tls", True)))
 
 
 def _wait_until_trusted(endpoint: str, caller: Caller, timeout_s: float) -> None:

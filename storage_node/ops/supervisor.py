@@ -109,7 +109,6 @@ class Supervisor:
                 "metrics_url": f"http://{self._metrics}/metrics" if server is not None and self._metrics else "",
                 "gateway_url": self._gateway.url if self._gateway is not None else "",
                 "settings": self._settings,
-                "tls": server is not None and bool(server.config.listen.cert_file),
                 "pid": os.getpid(),
                 "drives": [str(drive) for drive in local.drives] if local is not None else [],
                 "map_version": view.version if view is not None else 0,

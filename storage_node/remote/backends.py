@@ -15,7 +15,7 @@ from storage_node.remote.backend import Backend
 from storage_node.remote.gate import Gate
 from storage_node.remote.host_limiter import HostLimiters
 from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.usage import Usage, UsageCounts, UsageKey
+from storage_node.remote.usage import Usage, UsageCounts
 from storage_node.settings.declarations import RemoteSettings
 
 
@@ -48,9 +48,9 @@ class Backends:
             )
         return found
 
-    def waited(self, bucket_uuid: bytes, tenant: str, epoch: int | None, wait_s: float) -> None:
+    def waited(self, bucket_uuid: bytes, tenant: str, wait_s: float) -> None:
         """Count the time that a reader has waited for a cold object."""
-        self._usage.note(bucket_uuid.hex(), tenant, "wait_s", wait_s, epoch=epoch)
+        self._usage.note(bucket_uuid.hex(), tenant, "wait_s", wait_s)
 
     def require_budget(self, bucket: RemoteBucket) -> None:
         """Require that a bucket has not received its limit for this day. Raises RemoteLimitReached."""
@@ -77,9 +77,8 @@ class Backends:
                     hedged=counts.hedged,
                     errors=counts.errors,
                     wait_s=counts.wait_s,
-                    epoch=epoch,
                 )
-                for (uuid, tenant, epoch), counts in sorted(self._usage.snapshot().items(), key=_order)
+                for (uuid, tenant), counts in sorted(self._usage.snapshot().items())
             ]
         )
 
@@ -91,8 +90,3 @@ class Backends:
         backends, self._open = list(self._open.values()), {}
         await asyncio.gather(*(backend.close() for backend in backends), return_exceptions=True)
         self._gate.close()
-
-
-def _order(row: tuple[UsageKey, UsageCounts]) -> tuple[str, str, int]:
-    bucket, tenant, epoch = row[0]
-    return bucket, tenant, -1 if epoch is None else epoch

@@ -27,7 +27,7 @@ from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
-from storage_node.store.reframe_on_put import Spooled
+from storage_node.store.spooled import Spooled
 
 Part: TypeAlias = "tuple[Spooled, str] | ArrivingPart | None"
 """Bytes of a range, and the version of their object; bytes that are arriving; None if the object was stored."""

@@ -31,7 +31,7 @@ from storage_node.settings.host_patterns import ANY
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
 from storage_node.store.read.object_reader import MemberPage
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 from storage_node.store.write import check_announced, check_content
 
@@ -123,24 +123,10 @@ class EmbeddedRemote:
     def refresh_inventory(
         self,
         bucket: RemoteBucket,
-        first: remote_pb.RefreshInventoryRequest,
-        following: Iterator[remote_pb.RefreshInventoryRequest],
+        request: remote_pb.RefreshInventoryRequest,
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
         """See `Inventories.refresh`."""
-
-        async def rows() -> AsyncGenerator[remote_pb.RefreshInventoryRequest, None]:
-            while (request := await self._thread.read(next, following, None)) is not None:
-                yield request
-
-        async def refresh() -> AsyncGenerator[remote_pb.RefreshInventoryResponse, None]:
-            async with (
-                aclosing(rows()) as requests,
-                aclosing(self.tier.inventories.refresh(bucket, first, requests)) as progress,
-            ):
-                async for response in progress:
-                    yield response
-
-        return self._thread.each(refresh())
+        return self._thread.each(self.tier.inventories.refresh(bucket, request))
 
     def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
         """See `RemoteTier.warm`."""

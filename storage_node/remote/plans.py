@@ -39,13 +39,10 @@ class Expected(NamedTuple):
 
     key: PlannedKey
     tenant: str
-    epoch: int | None = None
-    """The loader's epoch, if it has told it."""
 
 
 class _Window:
     __slots__ = (
-        "epoch",
         "expires_s",
         "first_step",
         "keys",
@@ -57,13 +54,12 @@ class _Window:
         "todo",
     )
 
-    def __init__(self, position: int, tenant: str, epoch: int | None) -> None:
+    def __init__(self, position: int, tenant: str) -> None:
         self.position = position
         """The first step that the loader has not delivered."""
         self.first_step = position
         """Number of `steps[0]`."""
         self.tenant = tenant
-        self.epoch = epoch
         self.steps: deque[Sequence[PlannedKey]] = deque()
         self.keys = 0
         self.size_bytes = _KEY_BYTES
@@ -116,7 +112,6 @@ class Plans:
         tenant: str,
         lifetime_s: float,
         now_s: float,
-        epoch: int | None = None,
     ) -> bool:
         """Advance and renew the window of a loader.
 
@@ -127,7 +122,6 @@ class Plans:
                 steps are added at its end.
             steps: Keys of each step.
             tenant: Whose requests they are.
-            epoch: The loader's epoch, to which they are counted.
 
         Returns False if the steps do not follow those that are known. They are ignored then.
 
@@ -140,7 +134,7 @@ class Plans:
         if first_step == position:
             self._require_room(window, steps, replaces=True)
             self.forget(loader, position)
-            window = self._windows[loader] = _Window(position, tenant, epoch)
+            window = self._windows[loader] = _Window(position, tenant)
             self._size_bytes += window.size_bytes
         elif window is None:
             return False
@@ -260,7 +254,7 @@ class Plans:
                 break
             self._takings += 1
             window.taken = self._takings
-            found.append(Expected(window.todo.popleft()[1], window.tenant, window.epoch))
+            found.append(Expected(window.todo.popleft()[1], window.tenant))
         return found
 
     def needed_at(self, bucket_uuid: bytes, name: str) -> int | None:
@@ -276,12 +270,6 @@ class Plans:
             else:
                 found.append(steps - window.position)
         return max(0, min(found)) if found else None
-
-    def epoch_of(self, bucket_uuid: bytes, name: str, tenant: str) -> int | None:
-        """Return the epoch of a loader of this tenant that needs an object; None if there is none, or if it has not
-        told its epoch."""
-        windows = list(self._needs.get((bucket_uuid, name), ()))
-        return next((one.epoch for one in windows if one.tenant == tenant and one.epoch is not None), None)
 
 
 def _size_of(keys: Sequence[PlannedKey]) -> int:

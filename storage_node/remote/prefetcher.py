@@ -22,7 +22,6 @@ from storage_node.remote.plans import Expected, PlannedKey, Plans
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.urgency import Urgency, current_urgency
-from storage_node.remote.usage import current_epoch
 from storage_node.store.names import object_name_fault
 
 LOADER_ID_BYTES = 16
@@ -89,7 +88,6 @@ class Prefetcher:
             tenant=current_tenant.get(),
             lifetime_s=lifetime_s,
             now_s=asyncio.get_running_loop().time(),
-            epoch=request.epoch if request.HasField("epoch") else None,
         )
         self._note_passed()
         passes = self._passes.setdefault(request.loader, {})
@@ -150,7 +148,6 @@ class Prefetcher:
 
     async def _fetch(self, expected: Expected, bucket: RemoteBucket, version: str) -> None:
         current_tenant.set(expected.tenant)
-        current_epoch.set(expected.epoch)
         current_urgency.set(Urgency(False))
         try:
             await self._tier.fetch_ahead(bucket, expected.key.name, version)

@@ -67,7 +67,7 @@ from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
-from storage_node.remote.usage import UsageCounts, current_epoch
+from storage_node.remote.usage import UsageCounts
 from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.remote.write_back.write_back import WriteBack
@@ -75,8 +75,8 @@ from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import MemberPage
-from storage_node.store.reframe_on_put import Spooled
 from storage_node.store.replica_state import not_found_message
+from storage_node.store.spooled import Spooled
 from storage_node.store.store import Store
 
 R = TypeVar("R")
@@ -119,7 +119,7 @@ class RemoteTier:
         file_roots: See `Backend`.
         owner: The node that fetches an object.
         upload_owners: The node that uploads an object.
-        plans: What loaders have announced, by which requests are counted to their epochs.
+        plans: What loaders have announced.
     """
 
     def __init__(
@@ -149,7 +149,6 @@ class RemoteTier:
         )
         self.writing = NameLocks()
         """Names that are written through: the remote storage and the store see their writes in the same order."""
-        self._plans = plans
         self.arrivals = Arrivals(store, read)
         self._reader = ColdReader(self.arrivals, self.backend, self.fetch, read)
         self._intake = ObjectIntake(self.arrivals, store_object, self.space, read)
@@ -286,7 +285,7 @@ class RemoteTier:
         self._require_kept(bucket, name)
         flight = asyncio.ensure_future(self._join(bucket, name, version, with_bytes=with_bytes))
         try:
-            with self._waiting(bucket, name):
+            with self._waiting(bucket):
                 await self.arrivals.within((bucket.uuid, name), flight, self._fetch_timeout_s)
         except TimeoutError:
             raise RemoteUnavailable(
@@ -297,14 +296,13 @@ class RemoteTier:
             flight.cancel()
 
     @contextlib.contextmanager
-    def _waiting(self, bucket: RemoteBucket, name: str) -> Iterator[None]:
+    def _waiting(self, bucket: RemoteBucket) -> Iterator[None]:
         """Count the time of this context, in which a reader waits for a cold object."""
         tenant, began_s = current_tenant.get(), time.monotonic()
-        epoch = self._plans.epoch_of(bucket.uuid, name, tenant)
         try:
             yield
         finally:
-            self._backends.waited(bucket.uuid, tenant, epoch, time.monotonic() - began_s)
+            self._backends.waited(bucket.uuid, tenant, time.monotonic() - began_s)
 
     async def _join(self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool = False) -> None:
         # Only the flight of another node is one without the bytes.
@@ -372,7 +370,6 @@ class RemoteTier:
     async def _begin_part(self, bucket: RemoteBucket, name: str) -> bool:
         """Begin to read a part of an object from the remote storage; return True if the object is stored by now."""
         self._require_kept(bucket, name)
-        self._count_for(bucket, name)
         self._backends.require_budget(bucket)
         return bucket.remote.is_write_back and await self._bring(bucket, name)
 
@@ -468,7 +465,6 @@ class RemoteTier:
 
     async def _look_and_load(self, bucket: RemoteBucket, name: str) -> None:
         """Fetch, unless the object is stored here, or on another owner, and is current."""
-        self._count_for(bucket, name)
         try:
             entry = await self._read(self.stored, bucket, name)
         except ObjectNotFound:
@@ -486,11 +482,6 @@ class RemoteTier:
             await self._load(bucket, name, "", "")
         elif not self.is_current(bucket, name, entry):
             await self._load(bucket, name, str(entry.version), entry.metadata.get(REMOTE_ETAG, ""))
-
-    def _count_for(self, bucket: RemoteBucket, name: str) -> None:
-        """Count the requests of this task to the epoch of the loader that has announced the object."""
-        if current_epoch.get() is None:
-            current_epoch.set(self._plans.epoch_of(bucket.uuid, name, current_tenant.get()))
 
     async def _load(
         self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True, tries: int = 3

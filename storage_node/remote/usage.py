@@ -1,7 +1,7 @@
-"""Usage: counters of requests to remote storage, by bucket, tenant, and the epoch of the loader that caused them.
+"""Usage: counters of requests to remote storage, by bucket and tenant.
 
-The number of counters is limited: beyond it, earlier epochs of a tenant are counted together, and so are further
-tenants. Besides, the bytes that each bucket has received on this day are counted, for its limit.
+Their number is limited: beyond it, further tenants of a bucket are counted together. Besides, the bytes that each
+bucket has received on this day are counted, for its limit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -18,28 +17,21 @@ from storage_node.limits.call_slots import current_tenant
 
 Request = Literal["get", "head", "list", "put", "delete"]
 Count = Literal["bytes_in", "bytes_out", "throttled", "retried", "hedged", "errors", "wait_s"]
-MAX_EPOCHS = 100
-"""Epochs of one bucket and tenant that are counted apart: the latest ones."""
 MAX_ROWS = 10_000
 OTHERS = "other"
 """Tenant of the counters of further tenants."""
 _DAY_S = 24 * 3600
-
-current_epoch: ContextVar[int | None] = ContextVar("current_epoch", default=None)
-"""Epoch of the loader for which a request is sent; None if no loader has announced it."""
 
 
 class UsageKey(NamedTuple):
     bucket: str
     """UUID."""
     tenant: str
-    epoch: int | None
-    """None for requests that no loader has announced, and for earlier epochs."""
 
 
 @dataclass(slots=True)
 class UsageCounts:
-    """Counters of one bucket, tenant and epoch. All only grow."""
+    """Counters of one bucket and tenant. All only grow."""
 
     requests: dict[Request, int] = field(default_factory=lambda: defaultdict(int))
     """Requests that were sent, including those that were repeated."""
@@ -81,24 +73,20 @@ class Usage:
         self._now_s = now_s
         self._lock = threading.Lock()
         self._counts: dict[UsageKey, UsageCounts] = {}
-        self._epochs: dict[tuple[str, str], set[int]] = {}
         self._days: dict[str, tuple[int, int]] = {}
         """The last day on which a bucket received bytes, and how many."""
         self._buckets: dict[str, None] = {}
         """All buckets, in the order of their first request."""
 
     def of_bucket(self, bucket: str) -> RemoteBucketUsage:
-        """Return the counters of one bucket, by its UUID. Each call counts for its `current_tenant` and
-        `current_epoch`."""
+        """Return the counters of one bucket, by its UUID. Each call counts for its `current_tenant`."""
         return RemoteBucketUsage(self, bucket)
 
-    def note(
-        self, bucket: str, tenant: str, count: Request | Count, amount: float = 1, *, epoch: int | None = None
-    ) -> None:
+    def note(self, bucket: str, tenant: str, count: Request | Count, amount: float = 1) -> None:
         """Increase a counter: of requests of one kind, or another one."""
         with self._lock:
             self._buckets.setdefault(bucket)
-            counts = self._counts_of(UsageKey(bucket, tenant, epoch))
+            counts = self._counts_of(UsageKey(bucket, tenant))
             if count in ("get", "head", "list", "put", "delete"):
                 counts.requests[count] += int(amount)
             else:
@@ -109,21 +97,8 @@ class Usage:
                 self._days[bucket] = today, int(amount) + (size_bytes if day == today else 0)
 
     def _counts_of(self, key: UsageKey) -> UsageCounts:
-        found = self._counts.get(key)
-        if found is not None:
-            return found
-        if len(self._counts) >= MAX_ROWS:
-            return self._counts.setdefault(UsageKey(key.bucket, OTHERS, None), UsageCounts())
-        if key.epoch is not None:
-            epochs = self._epochs.setdefault(key[:2], set())
-            if len(epochs) >= MAX_EPOCHS:
-                earliest = min(epochs)
-                if key.epoch < earliest:
-                    return self._counts.setdefault(key._replace(epoch=None), UsageCounts())
-                epochs.remove(earliest)
-                earlier = self._counts.pop(key._replace(epoch=earliest))
-                self._counts.setdefault(key._replace(epoch=None), UsageCounts()).add(earlier)
-            epochs.add(key.epoch)
+        if key not in self._counts and len(self._counts) >= MAX_ROWS:
+            key = key._replace(tenant=OTHERS)
         return self._counts.setdefault(key, UsageCounts())
 
     def _today(self) -> int:
@@ -136,7 +111,7 @@ class Usage:
             return size_bytes if day == self._today() else 0
 
     def snapshot(self) -> Mapping[UsageKey, UsageCounts]:
-        """Return copies of all counters, by bucket, tenant and epoch."""
+        """Return copies of all counters, by bucket and tenant."""
         with self._lock:
             return {key: replace(one, requests=dict(one.requests)) for key, one in self._counts.items()}
 
@@ -157,7 +132,7 @@ class RemoteBucketUsage:
         self._bucket = bucket
 
     def note(self, count: Request | Count, amount: float = 1) -> None:
-        self._usage.note(self._bucket, current_tenant.get(), count, amount, epoch=current_epoch.get())
+        self._usage.note(self._bucket, current_tenant.get(), count, amount)
 
     @property
     def bytes_today(self) -> int:

@@ -33,7 +33,7 @@ from storage_node.context.channels import Channels, newer_map
 from storage_node.context.errors import NotAMember
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
-from storage_node.identity.certified import certified, has_tls
+from storage_node.identity.certified import certified
 from storage_node.limits.tasks import settled
 from storage_node.limits.tenant_rates import TenantRates
 from storage_node.services.calls import RequestReader, guarded, rated
@@ -260,7 +260,6 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._port = port
         self._client_port = client_port
         self._proofs = ProofCheck(node.caller.secret) if node.caller.secret else None
-        self._accepts_plaintext = self._proofs is not None and node.config.listen.plaintext != "refused"
         self._known_hosts: set[tuple[str, str]] = set()
         """Verified hosts that callers have named, each with the address of the listener that it leads to."""
         self._channels = Channels(node.caller)
@@ -276,9 +275,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         except (_Refused, _Stranger, LoaderError) as refused:
             return _refusal(refused)
         handler = await continuation(handler_call_details)
-        if not self._node.config.listen.cert_file:
-            return handler
-        return certified(handler, node_uuid, accepts_plaintext=self._accepts_plaintext)
+        return certified(handler, node_uuid) if self._node.config.listen.cert_file else handler
 
     async def is_inside(self, method: str, context: Context) -> bool | None:
         """Return whether the caller is a node or an operator, at either listener.
@@ -292,7 +289,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         meta = _texts(context.invocation_metadata())
         if ROLE_KEY not in meta:
             return False
-        if self._node.config.listen.cert_file and not (self._accepts_plaintext and not has_tls(context)):
+        if self._node.config.listen.cert_file:
             return None
         try:
             await self._require_proof(method, meta, of_clients=True)

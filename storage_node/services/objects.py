@@ -1,13 +1,10 @@
 """Buckets and Objects services: each call is a thin layer over the store.
 
-Calls that may wait for a drive run on the reader threads. A PUT into a bucket that requests re-framing is replaced,
-message by message, as if the client had sent the re-framed archive. Therefore a standalone node and a coordinator of
-replicas behave alike, and all replicas receive the same bytes.
+Calls that may wait for a drive run on the reader threads.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import time
@@ -39,8 +36,6 @@ from storage_node.services.errors import Context
 from storage_node.services.pending_guard import PendingGuard
 from storage_node.services.put_writer import PutWriter
 from storage_node.services.write_through import WriteThrough
-from storage_node.store.archives.kinds import can_reframe
-from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.listing import PAGE_BYTES, LevelPage, NamesPage
 from storage_node.store.read.object_reader import (
@@ -51,10 +46,8 @@ from storage_node.store.read.object_reader import (
     open_member,
     open_object,
 )
-from storage_node.store.reframe_on_put import Spooled, reframed_bytes, replacement, spool_for
 from storage_node.store.replica_state import CatalogPage
 from storage_node.store.store_record import BucketRecord
-from storage_node.store.write import check_announced, check_content
 
 MAX_PAGE_SIZE = 10_000
 
@@ -115,7 +108,6 @@ class ObjectsService:
         self._put_writer = put_writer
         self._tier = tier
         self._write_through = WriteThrough(node, tier)
-        self._reframing = Reframing(node)
 
     @bounded_requests
     @counted("put")
@@ -126,7 +118,7 @@ class ObjectsService:
         if first is not None and first.WhichOneof("part") == "header":
             bucket = first.header.bucket
             require_unreserved(first.header.metadata)
-        async with aclosing(self._reframing.messages(first, messages_of_client)) as messages:
+        async with aclosing(_all(first, messages_of_client)) as messages:
             return await self.store_messages(bucket, messages, getattr(context, "take_from_socket", None))
 
     async def done_earlier(self, header: pb.PutHeader) -> pb.ObjectInfo | None:
@@ -184,14 +176,13 @@ class ObjectsService:
         """Put the objects of one message. Raises LoaderError."""
         for small in request.object:
             require_unreserved(small.metadata)
-        group = await self._reframing.group(request)
-        names = self._write_through.names(group)
-        async with self._write_through.admitted(group), self._tier.writing.hold(names):
-            failed = await self._write_through.group(group)
-            stored = group if not failed else _without(group, failed)
+        names = self._write_through.names(request)
+        async with self._write_through.admitted(request), self._tier.writing.hold(names):
+            failed = await self._write_through.group(request)
+            stored = request if not failed else _without(request, failed)
             response = _response(await self._put_writer.store_group(stored.object))
             self._write_through.judge(stored, response)
-        return response if not failed else _with_failures(response, failed, len(group.object))
+        return response if not failed else _with_failures(response, failed, len(request.object))
 
     @bounded_responses(deadline=True)
     @counted_stream("get")
@@ -428,8 +419,11 @@ class ObjectsService:
         return _members_response(await stored() if cold is None else cold)
 
 
-async def _all(first: pb.PutRequest, messages: AsyncIterator[pb.PutRequest]) -> AsyncGenerator[pb.PutRequest, None]:
-    yield first
+async def _all(
+    first: pb.PutRequest | None, messages: AsyncIterator[pb.PutRequest]
+) -> AsyncGenerator[pb.PutRequest, None]:
+    if first is not None:
+        yield first
     async for message in messages:
         yield message
 
@@ -460,7 +454,6 @@ def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
         uuid=record.uuid_bytes,
         copies=record.copies,
         min_copies=1,
-        reframe=record.reframe,
         remote=record.remote.to_wire() if record.remote is not None else None,
         quota_bytes=record.quota_bytes,
         quota_objects=record.quota_objects,
@@ -486,97 +479,3 @@ def _with_failures(response: pb.PutManyResponse, failed: Mapping[int, LoaderErro
     stored = iter(response.result)
     errors_of = {at: pb.PutResult(error=pb.Error(kind=one.kind, message=str(one))) for at, one in failed.items()}
     return pb.PutManyResponse(result=[errors_of.get(at) or next(stored) for at in range(count)])
-
-
-_CHUNK_END = b""
-
-
-class Reframing:
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._store = node.store
-
-    def _wanted(self, bucket: str, name: str) -> bool:
-        if not can_reframe(name):
-            return False
-        view = self._node.membership.view
-        if view is not None and bucket in view.buckets:
-            return view.buckets[bucket].reframe
-        found = self._store.find_bucket(bucket)
-        return found is not None and found.reframe
-
-    async def messages(
-        self, first: pb.PutRequest | None, messages: AsyncIterator[pb.PutRequest]
-    ) -> AsyncGenerator[pb.PutRequest, None]:
-        """Yield the messages of one PUT, given the first one, if any, and the others.
-
-        Raises ContentMismatch, InvalidRequest, DriveFull, DriveFailed.
-        """
-        if first is None:
-            return
-        if not first.HasField("header") or not self._wanted(first.header.bucket, first.header.name):
-            yield first
-            async for message in messages:
-                yield message
-            return
-        header, read = first.header, self._node.read
-        spool = stored = await read(spool_for, self._store, f"{header.bucket}/{header.name}")
-        try:
-            async for message in messages:
-                part = message.WhichOneof("part")
-                if part == "data":
-                    await read(spool.write, message.data)
-                elif part == "end":
-                    check_content(spool, message.end.size_bytes, message.end.checksum)
-                    check_announced(spool, header)
-                    break
-                else:
-                    raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")
-            else:
-                yield first
-                return  # the consumer of these messages notices that the end is missing
-            stored, metadata = await self._replacement(header, spool)
-            header.size_bytes, header.checksum = stored.size_bytes, stored.checksum
-            header.metadata.clear()
-            header.metadata.update(metadata)
-            yield pb.PutRequest(header=header)
-            chunks = stored.chunks()
-            while chunk := await read(next, chunks, _CHUNK_END):
-                yield pb.PutRequest(data=chunk)
-            yield pb.PutRequest(end=pb.PutEnd(size_bytes=stored.size_bytes, checksum=stored.checksum))
-        finally:
-            spool.close()
-            stored.close()
-
-    async def _replacement(self, header: pb.PutHeader, spool: Spooled) -> tuple[Spooled, dict[str, str]]:
-        work = asyncio.ensure_future(
-            asyncio.to_thread(replacement, self._store, header.name, dict(header.metadata), spool)
-        )
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait([work])  # its files must not be closed while it runs
-            if work.exception() is None:
-                work.result()[0].close()
-            raise
-
-    async def group(self, request: pb.PutManyRequest) -> pb.PutManyRequest:
-        """Re-frame small objects. Raises DriveFull, DriveFailed."""
-        for small in request.object:
-            if self._wanted(small.bucket, small.name):
-                await asyncio.to_thread(self._reframe, small)
-        return request
-
-    def _reframe(self, small: pb.SmallObject) -> None:
-        if small.HasField("checksum") and small.checksum != crc32c(small.data):
-            return  # the store will refuse it
-        label = f"{small.bucket}/{small.name}"
-        try:
-            found = reframed_bytes(self._store, label, small.name, [small.data], dict(small.metadata))
-        except LoaderError:
-            return  # in any case, the original can be stored
-        if found is not None:
-            small.data, metadata = found
-            small.checksum = crc32c(small.data)
-            small.metadata.clear()
-            small.metadata.update(metadata)

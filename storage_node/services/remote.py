@@ -61,15 +61,12 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         )
         return pb.EvictResponse(objects=copies, bytes=freed_bytes)
 
-    @bounded_responses(deadline=False, many_requests=True)
+    @bounded_responses(deadline=False)
     async def RefreshInventory(
-        self, requests: AsyncIterator[pb.RefreshInventoryRequest], context: Context
+        self, request: pb.RefreshInventoryRequest, context: Context
     ) -> AsyncIterator[pb.RefreshInventoryResponse]:
-        first = await anext(requests, None)
-        if first is None:
-            raise InvalidRequest("the refresh of an inventory begins with its bucket")
-        bucket = self._tier.require_remote(first.bucket)
-        async with aclosing(self._tier.inventories.refresh(bucket, first, requests)) as progress:
+        bucket = self._tier.require_remote(request.bucket)
+        async with aclosing(self._tier.inventories.refresh(bucket, request)) as progress:
             async for response in progress:
                 yield response
 

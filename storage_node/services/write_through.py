@@ -19,7 +19,7 @@ from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.node import Node
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
 
 Store: TypeAlias = Callable[[AsyncIterator[pb.PutRequest]], Awaitable[pb.ObjectInfo]]

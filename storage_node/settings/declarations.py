@@ -84,10 +84,6 @@ class ListenSettings(SettingsGroup):
     """The key of `cert_file` in PEM, without a password."""
     ca_file: str = ""
     """The certificates in PEM of the authorities that vouch for other nodes and for operators."""
-    plaintext: Literal["refused", "accepted", "used"] = "refused"
-    """Whether a node with TLS also serves connections without it, at the same ports. "accepted": it does. "used": it
-    also calls other nodes without TLS, because some of them may not have it yet. For the time in which a cluster goes
-    over to TLS, see docs/security.md; it needs `peer_secret_file`. Without effect on a node that has no certificate."""
 
     metrics_port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""

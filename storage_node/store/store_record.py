@@ -32,8 +32,6 @@ class BucketRecord:
 
     uuid: str
     copies: int = 1
-    reframe: bool = False
-    """Whether archives in one frame are stored with many, see `reframe_on_put`. In a cluster this is in the map."""
     remote: Remote | None = None
     """Place of a remote bucket's objects. In a cluster this is in the map."""
     quota_bytes: int = 0
@@ -53,7 +51,6 @@ class BucketRecord:
         """Return the bucket with these settings. The copies are the cluster's to change, in its map."""
         return replace(
             self,
-            reframe=self.reframe if settings.reframe is None else settings.reframe,
             remote=self.remote if settings.remote is None else settings.remote or None,
             quota_bytes=self.quota_bytes if settings.quota_bytes is None else settings.quota_bytes,
             quota_objects=self.quota_objects if settings.quota_objects is None else settings.quota_objects,
@@ -284,6 +281,7 @@ def decode(data: bytes, source: Path) -> StoreRecord:
                 f"{source}: segments of format {segments}; this version reads format {SEGMENT_FORMAT}"
             )
         for bucket in fields["buckets"].values():
+            bucket.pop("reframe", None)  # a setting of earlier versions
             bucket["remote"] = None if bucket["remote"] is None else Remote(**bucket["remote"])
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
         fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from ais_loader import connect
 from ais_loader.bench.plan import BenchPlan
 from ais_loader.bench.ray_clients import RayNode, check_reachable
-from ais_loader.bench.result import ClientResult, comparison, load, result, table
+from ais_loader.bench.result import ClientResult, comparison, result, table
 from ais_loader.bench.tally import BenchTally
 from ais_loader.cli import main
 from ais_loader.errors import InvalidRequest
@@ -70,14 +70,6 @@ def test_a_lost_client_is_named_and_the_others_are_kept() -> None:
     assert found["calls"] == 1
     assert any("LOST" in line and "client 2 on b: it died" in line for line in table(found))
     assert "client 2 on b was lost in the second: it died" in comparison(merged(part("", [1], 1.0)), found)
-
-
-def test_results_of_one_machine_from_before_are_compared(tmp_path: Path) -> None:
-    found = merged(part("", [1], 1.0))
-    older = {name: value for name, value in found.items() if name not in ("clients", "lost")}
-    older["plan"] = {name: value for name, value in older["plan"].items() if name != "clients"}  # type: ignore[attr-defined]
-    (tmp_path / "older").write_text(json.dumps(older))
-    assert not any("differs" in line for line in comparison(load(tmp_path / "older"), found))
 
 
 @pytest.mark.parametrize(

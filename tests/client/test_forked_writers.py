@@ -21,7 +21,7 @@ WRITES: dict[str, Callable[[Client], object]] = {
     "set_metadata": lambda client: client.bucket("b").set_metadata("a", {"k": "v"}),
     "promote": lambda client: client.bucket("b").promote(__file__),
     "create_bucket": lambda client: client.create_bucket("c"),
-    "set_bucket": lambda client: client.bucket("b").set(reframe=True),
+    "set_bucket": lambda client: client.bucket("b").set(min_copies=1),
     "delete_bucket": lambda client: client.delete_bucket("b", force=True),
     "snapshot": lambda client: client.bucket("b").snapshot("s"),
     "etl": lambda client: client.etl.init("t", str.upper),

@@ -20,46 +20,43 @@ from tests.node.cluster_kit import to_one_node
 SETTLED_S = 60.0
 
 
-def properties(bucket: Bucket) -> tuple[int, int, bool]:
+def properties(bucket: Bucket) -> tuple[int, int]:
     found = bucket.info()
     listed = next(one for one in bucket.client.buckets() if one.name == bucket.name)
     assert listed == found == pickle.loads(pickle.dumps(found))
-    return found.copies, found.min_copies, found.reframe
+    return found.copies, found.min_copies
 
 
 def test_a_bucket_has_one_copy_and_no_other_wishes_unless_told(client: Client, bucket: Bucket) -> None:
-    assert properties(bucket) == (1, 1, False)
+    assert properties(bucket) == (1, 1)
 
 
 def test_what_can_be_changed_is_changed_and_the_rest_stays(client: Client, bucket_name: str) -> None:
-    bucket = client.create_bucket(bucket_name, reframe=True)
+    bucket = client.create_bucket(bucket_name)
     uuid = bucket.info().uuid
     bucket.put("a", b"1")
-    assert properties(bucket) == (1, 1, True)
     assert bucket.set() == bucket.info()
-    assert bucket.set(reframe=False, copies=1, min_copies=1) == bucket.info()
-    assert properties(bucket) == (1, 1, False)
-    assert bucket.set(reframe=True).reframe
-    assert properties(client.create_bucket(bucket_name, exist_ok=True)) == (1, 1, True)
+    assert bucket.set(copies=1, min_copies=1) == bucket.info()
+    assert properties(client.create_bucket(bucket_name, exist_ok=True)) == (1, 1)
     assert (bucket.info().uuid, bucket.get("a")) == (uuid, b"1")
     client.delete_bucket(bucket_name, force=True)
-    assert properties(client.create_bucket(bucket_name)) == (1, 1, False)
+    assert properties(client.create_bucket(bucket_name)) == (1, 1)
 
 
 def test_changes_that_cannot_be_are_refused_and_change_nothing(client: Client, bucket: Bucket) -> None:
-    for wrong in ({"copies": 4}, {"min_copies": 2, "reframe": True}, {"copies": 0}, {"min_copies": -1}):
+    for wrong in ({"copies": 4}, {"min_copies": 2}, {"copies": 0}, {"min_copies": -1}):
         with pytest.raises(errors.InvalidRequest, match="copies="):
             bucket.set(**wrong)  # type: ignore[arg-type]
     for wrong in ({"min_copies": 2}, {"min_copies": 0}, {"copies": 0}):
         with pytest.raises(errors.InvalidRequest, match="copies="):
             client.create_bucket(bucket.name + "-2", **wrong)  # type: ignore[arg-type]
-    assert properties(bucket) == (1, 1, False)
+    assert properties(bucket) == (1, 1)
     assert bucket.name + "-2" not in [one.name for one in client.buckets()]
 
 
 def test_a_bucket_that_is_not_there_has_no_properties(client: Client, bucket_name: str) -> None:
     missing = client.bucket(bucket_name)
-    for call in (missing.info, lambda: missing.set(reframe=True), missing.set):
+    for call in (missing.info, lambda: missing.set(min_copies=1), missing.set):
         with pytest.raises(errors.BucketNotFound):
             call()
 

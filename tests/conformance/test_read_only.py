@@ -12,10 +12,11 @@ from conformance_kit import contents
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.transport.base import Transport
 from ais_loader.transport.read_only import READS
+from ais_loader.wire.generated.ais_remote_pb2 import RefreshInventoryRequest
 
 CHANGES: dict[str, Callable[[Bucket], object]] = {
     "create_bucket": lambda bucket: bucket.client.create_bucket("another"),
-    "set_bucket": lambda bucket: bucket.set(reframe=True),
+    "set_bucket": lambda bucket: bucket.set(min_copies=1),
     "delete_bucket": lambda bucket: bucket.client.delete_bucket(bucket.name, force=True),
     "snapshots": lambda bucket: bucket.snapshot("now"),
     "put": lambda bucket: bucket.put("a", b"2"),
@@ -24,7 +25,7 @@ CHANGES: dict[str, Callable[[Bucket], object]] = {
     "delete": lambda bucket: bucket.delete("a"),
     "delete_names": lambda bucket: bucket.delete_many(["a"]),
     "warm": lambda bucket: bucket.warm(["a"]),
-    "refresh_inventory": lambda bucket: bucket._transport.refresh_inventory(iter(())),
+    "refresh_inventory": lambda bucket: bucket._transport.refresh_inventory(RefreshInventoryRequest()),
     "evict": lambda bucket: bucket.evict(["a"]),
     "promote": lambda bucket: bucket.promote("/nowhere"),
     "etl": lambda bucket: bucket.transform("b", etl="t"),

@@ -26,8 +26,6 @@ PUTS: dict[str, Callable[[Bucket], object]] = {
     "multipart": lambda bucket: bucket.multipart("a", metadata=PLANTED),
     "set_metadata": lambda bucket: bucket.set_metadata("kept", PLANTED),
     "promotion": lambda bucket: bucket.put("a", b"planted", metadata={"ais.promoted-mtime-ns": "1"}),
-    "reframing": lambda bucket: bucket.put("a", b"planted", metadata={"ais-original-size": "7"}),
-    "reframing of many": lambda bucket: bucket.put_many([("a", b"x", {"ais-original-crc32c": "0"})], on_error="raise"),
 }
 
 

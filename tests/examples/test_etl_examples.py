@@ -20,10 +20,9 @@ from examples.etl.image_resize import resized
 from examples.etl.tar_features import features_of
 from examples.etl.text_tokens import Tokens
 from storage_node.etl.values import Content
-from storage_node.etl.webserver import FastAPIServer, GRPCServer
 from storage_node.settings.command_template import parse_text
 from tests.data import EMPTY_WAV, IMAGES, utterances
-from tests.etl.servers.server_kit import GRPC, HPUSH, ORIGIN, WS, bytes_of, open_stage, run
+from tests.etl.servers.server_kit import HPUSH, ORIGIN, WS, bytes_of, open_stage, run
 from tests.etl.worker_kit import of_template, run_one
 
 SPEECH = utterances()[::17]
@@ -85,12 +84,8 @@ def test_ffmpeg_as_a_command_makes_the_same_of_it(tmp_path: Path) -> None:
         run_one(tmp_path, of_template("wav"), b"this is no audio", OPERATOR)
 
 
-class OverGrpc(GRPCServer):
-    transform = FlacToWav.transform
-
-
-@pytest.mark.parametrize(("kind", "communication"), [(FlacToWav, HPUSH), (FlacToWav, WS), (OverGrpc, GRPC)])
-def test_a_server_makes_wav_of_what_it_is_sent(kind: type[FastAPIServer | GRPCServer], communication: Any) -> None:
+@pytest.mark.parametrize("communication", [HPUSH, WS])
+def test_a_server_makes_wav_of_what_it_is_sent(communication: Any) -> None:
     async def main(address: str) -> None:
         async with open_stage(address, communication) as (stage, _):
             for utterance in SPEECH:
@@ -98,7 +93,7 @@ def test_a_server_makes_wav_of_what_it_is_sent(kind: type[FastAPIServer | GRPCSe
                 made = await stage.run(ORIGIN, Content.of(flac), '{"channels": 1, "rate": 16000}')
                 assert bytes_of(made) == flac_to_wav(flac, channels=1, rate=16000)
 
-    with kind().running() as address:
+    with FlacToWav().running() as address:
         run(main(address))
 
 

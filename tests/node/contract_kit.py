@@ -10,9 +10,6 @@ from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
 
 from ais_loader.wire import generated
 
-OF_OTHERS = {"TransformStream"}
-"""Services that nodes ask for, and others serve: the servers of transforms."""
-
 
 def files() -> Iterator[FileDescriptor]:
     for module in pkgutil.iter_modules(generated.__path__):
@@ -27,5 +24,4 @@ def methods() -> dict[str, MethodDescriptor]:
         for file in files()
         for service in file.services_by_name.values()
         for method in service.methods
-        if service.name not in OF_OTHERS
     }

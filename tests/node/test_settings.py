@@ -87,7 +87,6 @@ def test_every_field_can_be_set() -> None:
         "cert_file",
         "key_file",
         "ca_file",
-        "plaintext",
         "gateway_port",
         "gateway_keys_file",
         "gateway_processes",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -14,10 +13,16 @@ from ais_loader import Remote, ShufflePlan, errors
 from ais_loader.cli.main import main
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
+from ais_loader.testing import throwaway_folder
 from ais_loader.values.entry_table import EntryTable
+from ais_loader.wire.inventory import Row
+from storage_node.remote.inventory.inventories import InventoryWriter
+from storage_node.remote.inventory.row_run import RowRun
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
+from tests.store.store_kit import store_at
+from tests.table import table
 
 
 def lists(proxy: FaultProxy) -> int:
@@ -46,7 +51,7 @@ def test_listings_read_the_inventory_and_ask_the_cloud_nothing(
     before = listed(cold)
     began = datetime.now(UTC)
     info = cold.refresh_inventory()
-    assert (info.prefix, info.count, info.skipped, info.source, info.has_etags) == ("", 17, 0, "listing", True)
+    assert (info.prefix, info.count, info.skipped) == ("", 17, 0)
     assert info.size_bytes == sum(size_bytes for _, size_bytes, _, _ in before)
     assert (began - info.listed_at).total_seconds() < 1 and info.listed_at <= datetime.now(UTC)
     assert cold.inventory() == info
@@ -240,19 +245,13 @@ def test_a_refused_listing_leaves_the_old_inventory(
 
 
 def test_a_pinned_entry_is_read_in_the_listed_version_alone(
-    client: Client, cold: Bucket, remote_bucket: RemoteBucket, tmp_path: Path
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket
 ) -> None:
     filled(remote_bucket, 2)
     cold.refresh_inventory()
     remote_bucket.put("en/001.bin", b"replaced")
     items = list(client.get_batch(cold.entries(pinned=True), on_error="placeholder"))
     assert [item.status.name for item in items] == ["OK", "NOT_FOUND"]
-    manifest = tmp_path / "without tags.csv"
-    manifest.write_text("name,size\nen/000.bin,1000\n")
-    cold.evict()
-    assert not cold.refresh_inventory(manifest=manifest).has_etags
-    with pytest.raises(errors.InvalidRequest, match="no ETag"):
-        cold.entries(pinned=True)
 
 
 def test_the_command_line_shows_makes_and_removes_it(cold: Bucket, remote_bucket: RemoteBucket, url: str) -> None:
@@ -273,3 +272,16 @@ def test_the_command_line_shows_makes_and_removes_it(cold: Bucket, remote_bucket
         assert run(cold.name, "--drop") == ""
     failed = CliRunner().invoke(main, ["remote", "inventory", cold.name, "--drop", "--refresh", "--store", url])
     assert failed.exit_code == 2 and "give one of them" in failed.output
+
+
+@table("names", [("a", "c", "b"), ("a", "a")])
+def test_a_listing_that_is_not_in_order_makes_no_inventory(names: tuple[str, ...]) -> None:
+    with throwaway_folder() as folder, store_at(folder) as store:
+        run, writer = RowRun(store), InventoryWriter(store)
+        try:
+            run.append([Row(name.encode(), 1, 0, b"") for name in names])
+            with pytest.raises(errors.RemoteUnavailable, match=f"lists '{names[-1]}' twice, or out of order"):
+                writer.write([run])
+        finally:
+            run.close()
+            writer.close()

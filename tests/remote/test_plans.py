@@ -199,7 +199,6 @@ def test_requests_are_those_of_the_loader_s_tenant(client: Client, cold: Bucket,
     with connect(client.url, options=ClusterOptions(tenant="team")) as other:
         assert list(loader_of(other, plan)) == [contents(plan, step) for step in range(4)]
     rows = [row for row in client.remote_usage() if row.bucket == cold.name]
-    # A batch that outruns its announcement is counted without an epoch, in a row of its own.
     requests: Counter[str] = Counter()
     for row in rows:
         requests[row.tenant] += row.requests.get("get", 0) - row.hedged

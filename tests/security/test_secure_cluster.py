@@ -135,3 +135,17 @@ def test_a_ray_with_tokens_that_is_trusted_runs_nodes_with_tls(
     with connect(said["url"], ca=ray_cluster["ca_file"]) as client, pytest.raises(NodeUntrusted):
         client.buckets()  # two roots on one Ray have nothing in common
     guest.run("down", *to)
+
+
+def test_a_cluster_without_tls_is_stopped_before_it_starts_with_it() -> None:
+    with operating() as operator:
+        plain = operator.json("up", "--nodes", "1", "--no-dashboard")["url"]
+        with connect(plain) as client:
+            client.create_bucket("b").put("a", b"1")
+        assert "`cluster down` first" in operator.error("up", "--secure")
+        with connect(plain) as client:
+            assert client.bucket("b").get("a") == b"1"
+        operator.run("down")
+        said = operator.json("up", "--no-dashboard", "--secure")
+        with connect(said["url"], ca=said["ca_file"]) as client:
+            assert client.bucket("b").get("a") == b"1"

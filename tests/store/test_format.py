@@ -183,7 +183,7 @@ def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
         "epoch": 1,
         "revision": 2,
         "purging": [],
-        "buckets": {BUCKET: {"uuid": bucket_uuid, "copies": 1, "reframe": False, "remote": None}},
+        "buckets": {BUCKET: {"uuid": bucket_uuid, "copies": 1, "remote": None}},
         "retiring": [],
         "former": [],
         "gone": {},

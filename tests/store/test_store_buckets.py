@@ -40,17 +40,17 @@ def test_what_a_bucket_wants_survives_a_restart(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     with store_at(root, bucket=None) as store:
         plain = store.create_bucket("plain")
-        store.create_bucket("b", BucketSettings(reframe=True))
+        store.create_bucket("b", BucketSettings(quota_objects=7))
         store.snapshots.create("b", "s")
     with store_at(root, bucket=None) as store:
-        assert (store.bucket("b").reframe, store.bucket("plain")) == (True, plain)
+        assert (store.bucket("b").quota_objects, store.bucket("plain")) == (7, plain)
         assert store.bucket("b@s").cut is not None
-        assert not store.set_bucket("b", BucketSettings(reframe=False)).reframe
+        assert not store.set_bucket("b", BucketSettings(quota_objects=0)).quota_objects
         for wrong in ({"copies": 2}, {"min_copies": 2}):
             with pytest.raises(InvalidRequest):
-                store.set_bucket("b", BucketSettings(reframe=True, **wrong))
+                store.set_bucket("b", BucketSettings(quota_objects=7, **wrong))
     with store_at(root, bucket=None) as store:
-        assert not store.bucket("b").reframe
+        assert not store.bucket("b").quota_objects
 
 
 def test_everything_in_an_unknown_bucket_is_bucket_not_found(tmp_path: Path) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ais_loader import errors
-from ais_loader.objects.remote.manifest import Manifest
 from ais_loader.transport.base import Transport, require_text
 from ais_loader.transport.remote_inventory import UNREADABLE, InventoryReader, readable
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.inventory import InventoryInfo, when
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_remote_pb2 as pb
-from ais_loader.wire.inventory import PREFIX, Block, Description, changed_name, current_name
+from ais_loader.wire.inventory import PREFIX, Description, changed_name, current_name
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.remote import Remote
 
@@ -26,17 +25,13 @@ _DELETED_AT_ONCE = 5000
 
 
 def refresh_inventory(
-    transport: Transport,
-    bucket: str,
-    prefix: str,
-    manifest: Manifest | None,
-    progress: Callable[[int], object] | None,
+    transport: Transport, bucket: str, prefix: str, progress: Callable[[int], object] | None
 ) -> InventoryInfo:
     """See `Bucket.refresh_inventory`."""
     require_text(prefix, errors.InvalidRequest, "prefix")
     remote = _remote_of(transport, bucket)
-    if manifest is None and not remote.can_list:
-        raise errors.Unsupported(f"{remote.url}: a web server has no listing; give a manifest")
+    if not remote.can_list:
+        raise errors.Unsupported(f"{remote.url}: a web server has no listing; name the objects")
     if not remote.inventory:
         remote = replace(remote, inventory=secrets.token_hex(8))
         transport.set_bucket(bucket, BucketSettings(remote=remote))
@@ -47,7 +42,7 @@ def refresh_inventory(
             changed.append((info.name, info.version))
         elif info.name != current_name(remote.inventory):
             old.append(info.name)
-    made = _made(transport, bucket, prefix, remote, manifest, progress)
+    made = _made(transport, bucket, prefix, remote, progress)
     for name, version in changed:
         try:
             transport.delete(bucket, name, if_version=version)
@@ -137,45 +132,17 @@ def _made(
     bucket: str,
     prefix: str,
     remote: Remote,
-    manifest: Manifest | None,
     progress: Callable[[int], object] | None,
 ) -> InventoryInfo:
-    failed: list[Exception] = []
-
-    def requests() -> Iterator[pb.RefreshInventoryRequest]:
-        first = pb.RefreshInventoryRequest(
-            bucket=bucket, prefix=prefix, has_rows=manifest is not None, id=remote.inventory
-        )
-        if manifest is None:
-            yield first
-            return
-        first.listed_ns = manifest.made_ns
-        yield first
-        try:
-            for block in manifest.blocks():
-                yield pb.RefreshInventoryRequest(rows=_rows(block))
-        except Exception as error:
-            failed.append(error)  # the transport would hide it
-            raise
-        yield pb.RefreshInventoryRequest(complete=True)
-
+    request = pb.RefreshInventoryRequest(bucket=bucket, prefix=prefix, id=remote.inventory)
     description = ""
-    try:
-        for answer in transport.refresh_inventory(requests()):
-            description = description or answer.description
-            if progress is not None:
-                progress(answer.listed)
-    except errors.LoaderError as error:
-        if failed and failed[0] is not error:
-            raise failed[0] from None
-        raise
+    for answer in transport.refresh_inventory(request):
+        description = description or answer.description
+        if progress is not None:
+            progress(answer.listed)
     if not description:
         raise errors.NodeUnavailable(f"bucket {bucket!r}: the refresh ended before the inventory was stored")
     return _info_of(Description.of_json(description))
-
-
-def _rows(block: Block) -> pb.InventoryRows:
-    return pb.InventoryRows(count=block.length, names=block.names, details=block.details)
 
 
 def _info_of(found: Description) -> InventoryInfo:
@@ -186,8 +153,6 @@ def _info_of(found: Description) -> InventoryInfo:
         skipped=found.skipped,
         skipped_names=found.skipped_names,
         listed_at=when(found.listed_ns),
-        source=found.source,
-        has_etags=found.has_etags,
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 
 from ais_loader import errors
 from ais_loader.transport.base import PendingUploads, RemoteUsage, pending_row, require_bucket, usage_row
@@ -46,13 +45,11 @@ class RemoteBucketCalls(Failover):
         return sum(copies for copies, _ in freed), sum(size_bytes for _, size_bytes in freed)
 
     def refresh_inventory(
-        self, requests: Iterable[remote_pb.RefreshInventoryRequest]
+        self, request: remote_pb.RefreshInventoryRequest
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
-        following = iter(requests)
-        first = next(following)
-        self._require_known(first.bucket, first.id)
+        self._require_known(request.bucket, request.id)
         members = self.members
-        yield from members.calls(members.anybody()[0]).refresh_inventory(chain([first], following))
+        yield from members.calls(members.anybody()[0]).refresh_inventory(request)
 
     def _require_known(self, bucket: str, id_: str) -> None:
         """Wait until all nodes that answer know the id of the bucket's inventory: from then on, each marks what it

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -437,12 +437,12 @@ class NodeCalls:
         return answer
 
     def refresh_inventory(
-        self, requests: Iterable[remote_pb.RefreshInventoryRequest]
+        self, request: remote_pb.RefreshInventoryRequest
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
         """Raises the node's error, NodeUnavailable, SilenceTimeout."""
         conn = self._unlocked_connection()
         with conn.in_use():
-            call = conn.remote.RefreshInventory(iter(requests))
+            call = conn.remote.RefreshInventory(request)
         yield from streamed(conn, call, CALL_TIMEOUT_S)
 
     def remote_usage(self) -> remote_pb.RemoteUsageResponse:
@@ -586,7 +586,6 @@ def _bucket_info(bucket: pb.Bucket) -> BucketInfo:
         bucket.uuid.hex(),
         bucket.copies,
         bucket.min_copies or 1,
-        bucket.reframe,
         bucket.settling,
         Remote.from_wire(bucket.remote) if bucket.HasField("remote") else None,
         bucket.quota_bytes,

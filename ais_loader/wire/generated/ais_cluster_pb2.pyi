@@ -62,12 +62,11 @@ class MapNode(_message.Message):
     def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ..., peer_endpoint: _Optional[str] = ..., feature: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MapBucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "snapshot", "former_copies", "remote")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "snapshot", "former_copies", "remote")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
-    REFRAME_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     FORMER_COPIES_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
@@ -75,11 +74,10 @@ class MapBucket(_message.Message):
     uuid: bytes
     copies: int
     min_copies: int
-    reframe: bool
     snapshot: _containers.RepeatedCompositeFieldContainer[MapSnapshot]
     former_copies: _containers.RepeatedScalarFieldContainer[int]
     remote: _ais_objects_pb2.Remote
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ..., former_copies: _Optional[_Iterable[int]] = ..., remote: _Optional[_Union[_ais_objects_pb2.Remote, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ..., former_copies: _Optional[_Iterable[int]] = ..., remote: _Optional[_Union[_ais_objects_pb2.Remote, _Mapping]] = ...) -> None: ...
 
 class MapSnapshot(_message.Message):
     __slots__ = ("name", "cut", "created_ns", "maker", "objects", "size_bytes")

@@ -67,11 +67,9 @@ class TransformServer(_message.Message):
         HPUSH: _ClassVar[TransformServer.Communication]
         HPULL: _ClassVar[TransformServer.Communication]
         WEBSOCKET: _ClassVar[TransformServer.Communication]
-        GRPC: _ClassVar[TransformServer.Communication]
     HPUSH: TransformServer.Communication
     HPULL: TransformServer.Communication
     WEBSOCKET: TransformServer.Communication
-    GRPC: TransformServer.Communication
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COMMUNICATION_FIELD_NUMBER: _ClassVar[int]
     FQN_FIELD_NUMBER: _ClassVar[int]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/ais_etl_server.proto\x12\rais_loader.v1\"w\n\x0bServerInput\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x02 \x01(\t\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\x0f\n\x07put_url\x18\x04 \x01(\t\x12\x11\n\tput_token\x18\x05 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\n \x01(\x0c\x12\x0c\n\x04last\x18\x0b \x01(\x08\"^\n\x0cServerOutput\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0f\n\x07receipt\x18\x04 \x01(\t\x12\x12\n\nput_failed\x18\x05 \x01(\x08\"\x15\n\x13ServerHealthRequest\"\x16\n\x14ServerHealthResponse2\xa8\x01\n\x0fTransformStream\x12\x42\n\x03Run\x12\x1a.ais_loader.v1.ServerInput\x1a\x1b.ais_loader.v1.ServerOutput(\x01\x30\x01\x12Q\n\x06Health\x12\".ais_loader.v1.ServerHealthRequest\x1a#.ais_loader.v1.ServerHealthResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/ais_etl_server.proto\x12\rais_loader.v1\"w\n\x0bServerInput\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x02 \x01(\t\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\x0f\n\x07put_url\x18\x04 \x01(\t\x12\x11\n\tput_token\x18\x05 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\n \x01(\x0c\x12\x0c\n\x04last\x18\x0b \x01(\x08\"^\n\x0cServerOutput\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0f\n\x07receipt\x18\x04 \x01(\t\x12\x12\n\nput_failed\x18\x05 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,4 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVERINPUT']._serialized_end=165
   _globals['_SERVEROUTPUT']._serialized_start=167
   _globals['_SERVEROUTPUT']._serialized_end=261
-  _globals['_SERVERHEALTHREQUEST']._serialized_start=263
-  _globals['_SERVERHEALTHREQUEST']._serialized_end=284
-  _globals['_SERVERHEALTHRESPONSE']._serialized_start=286
-  _globals['_SERVERHEALTHRESPONSE']._serialized_end=308
-  _globals['_TRANSFORMSTREAM']._serialized_start=311
-  _globals['_TRANSFORMSTREAM']._serialized_end=479
 # @@protoc_insertion_point(module_scope)

@@ -35,11 +35,3 @@ class ServerOutput(_message.Message):
     receipt: str
     put_failed: bool
     def __init__(self, data: _Optional[bytes] = ..., last: bool = ..., error: _Optional[str] = ..., receipt: _Optional[str] = ..., put_failed: bool = ...) -> None: ...
-
-class ServerHealthRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ServerHealthResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...

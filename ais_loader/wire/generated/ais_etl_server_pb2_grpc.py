@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from ais_loader.wire.generated import ais_etl_server_pb2 as protos_dot_ais__etl__server__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -23,60 +22,3 @@ if _version_not_supported:
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
-
-
-class TransformStreamStub(object):
-    """Missing associated documentation comment in .proto file."""
-
-    def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
-        self.Run = channel.stream_stream(
-                '/ais_loader.v1.TransformStream/Run',
-                request_serializer=protos_dot_ais__etl__server__pb2.ServerInput.SerializeToString,
-                response_deserializer=protos_dot_ais__etl__server__pb2.ServerOutput.FromString,
-                _registered_method=True)
-        self.Health = channel.unary_unary(
-                '/ais_loader.v1.TransformStream/Health',
-                request_serializer=protos_dot_ais__etl__server__pb2.ServerHealthRequest.SerializeToString,
-                response_deserializer=protos_dot_ais__etl__server__pb2.ServerHealthResponse.FromString,
-                _registered_method=True)
-
-
-class TransformStreamServicer(object):
-    """Missing associated documentation comment in .proto file."""
-
-    def Run(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Health(self, request, context):
-        """Answers when transforms may be sent.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-
-def add_TransformStreamServicer_to_server(servicer, server):
-    rpc_method_handlers = {
-            'Run': grpc.stream_stream_rpc_method_handler(
-                    servicer.Run,
-                    request_deserializer=protos_dot_ais__etl__server__pb2.ServerInput.FromString,
-                    response_serializer=protos_dot_ais__etl__server__pb2.ServerOutput.SerializeToString,
-            ),
-            'Health': grpc.unary_unary_rpc_method_handler(
-                    servicer.Health,
-                    request_deserializer=protos_dot_ais__etl__server__pb2.ServerHealthRequest.FromString,
-                    response_serializer=protos_dot_ais__etl__server__pb2.ServerHealthResponse.SerializeToString,
-            ),
-    }
-    generic_handler = grpc.method_handlers_generic_handler(
-            'ais_loader.v1.TransformStream', rpc_method_handlers)
-    server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('ais_loader.v1.TransformStream', rpc_method_handlers)

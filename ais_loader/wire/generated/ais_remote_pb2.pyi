@@ -107,7 +107,7 @@ class EvictResponse(_message.Message):
     def __init__(self, objects: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ExpectRequest(_message.Message):
-    __slots__ = ("loader", "position", "first_step", "step", "bucket", "lifetime_ms", "done", "epoch")
+    __slots__ = ("loader", "position", "first_step", "step", "bucket", "lifetime_ms", "done")
     LOADER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -115,7 +115,6 @@ class ExpectRequest(_message.Message):
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_MS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     loader: bytes
     position: int
     first_step: int
@@ -123,8 +122,7 @@ class ExpectRequest(_message.Message):
     bucket: _containers.RepeatedScalarFieldContainer[str]
     lifetime_ms: int
     done: bool
-    epoch: int
-    def __init__(self, loader: _Optional[bytes] = ..., position: _Optional[int] = ..., first_step: _Optional[int] = ..., step: _Optional[_Iterable[_Union[ExpectedStep, _Mapping]]] = ..., bucket: _Optional[_Iterable[str]] = ..., lifetime_ms: _Optional[int] = ..., done: bool = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, loader: _Optional[bytes] = ..., position: _Optional[int] = ..., first_step: _Optional[int] = ..., step: _Optional[_Iterable[_Union[ExpectedStep, _Mapping]]] = ..., bucket: _Optional[_Iterable[str]] = ..., lifetime_ms: _Optional[int] = ..., done: bool = ...) -> None: ...
 
 class ExpectedStep(_message.Message):
     __slots__ = ("name", "bucket_index")
@@ -153,7 +151,7 @@ class RemoteUsageResponse(_message.Message):
     def __init__(self, row: _Optional[_Iterable[_Union[RemoteUsageRow, _Mapping]]] = ..., expected_keys: _Optional[int] = ...) -> None: ...
 
 class RemoteUsageRow(_message.Message):
-    __slots__ = ("bucket", "tenant", "requests", "bytes_in", "bytes_out", "throttled", "retried", "hedged", "errors", "wait_s", "epoch")
+    __slots__ = ("bucket", "tenant", "requests", "bytes_in", "bytes_out", "throttled", "retried", "hedged", "errors", "wait_s")
     class RequestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -171,7 +169,6 @@ class RemoteUsageRow(_message.Message):
     HEDGED_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     tenant: str
     requests: _containers.ScalarMap[str, int]
@@ -182,8 +179,7 @@ class RemoteUsageRow(_message.Message):
     hedged: int
     errors: int
     wait_s: float
-    epoch: int
-    def __init__(self, bucket: _Optional[str] = ..., tenant: _Optional[str] = ..., requests: _Optional[_Mapping[str, int]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., throttled: _Optional[int] = ..., retried: _Optional[int] = ..., hedged: _Optional[int] = ..., errors: _Optional[int] = ..., wait_s: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, bucket: _Optional[str] = ..., tenant: _Optional[str] = ..., requests: _Optional[_Mapping[str, int]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., throttled: _Optional[int] = ..., retried: _Optional[int] = ..., hedged: _Optional[int] = ..., errors: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class PendingUploadsRequest(_message.Message):
     __slots__ = ("bucket", "prefix", "wait_ms")
@@ -290,32 +286,14 @@ class FetchedObject(_message.Message):
     def __init__(self, size_bytes: _Optional[int] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class RefreshInventoryRequest(_message.Message):
-    __slots__ = ("bucket", "prefix", "has_rows", "listed_ns", "rows", "complete", "id")
+    __slots__ = ("bucket", "prefix", "id")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
-    HAS_ROWS_FIELD_NUMBER: _ClassVar[int]
-    LISTED_NS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     prefix: str
-    has_rows: bool
-    listed_ns: int
-    rows: InventoryRows
-    complete: bool
     id: str
-    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., has_rows: bool = ..., listed_ns: _Optional[int] = ..., rows: _Optional[_Union[InventoryRows, _Mapping]] = ..., complete: bool = ..., id: _Optional[str] = ...) -> None: ...
-
-class InventoryRows(_message.Message):
-    __slots__ = ("count", "names", "details")
-    COUNT_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    DETAILS_FIELD_NUMBER: _ClassVar[int]
-    count: int
-    names: bytes
-    details: bytes
-    def __init__(self, count: _Optional[int] = ..., names: _Optional[bytes] = ..., details: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class RefreshInventoryResponse(_message.Message):
     __slots__ = ("listed", "description")

@@ -64,7 +64,7 @@ class RemoteBucketsStub(object):
                 request_serializer=protos_dot_ais__remote__pb2.PendingUploadsRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__remote__pb2.PendingUploadsResponse.FromString,
                 _registered_method=True)
-        self.RefreshInventory = channel.stream_stream(
+        self.RefreshInventory = channel.unary_stream(
                 '/ais_loader.v1.RemoteBuckets/RefreshInventory',
                 request_serializer=protos_dot_ais__remote__pb2.RefreshInventoryRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__remote__pb2.RefreshInventoryResponse.FromString,
@@ -117,8 +117,8 @@ class RemoteBucketsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RefreshInventory(self, request_iterator, context):
-        """List the remote storage, or take the rows that the client sends, and store them as the bucket's inventory, see
+    def RefreshInventory(self, request, context):
+        """List the remote storage, and store the list as the bucket's inventory, see
         ais_loader/wire/inventory.py. Answers with what has been listed so far, and at the end with the result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -158,7 +158,7 @@ def add_RemoteBucketsServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_ais__remote__pb2.PendingUploadsRequest.FromString,
                     response_serializer=protos_dot_ais__remote__pb2.PendingUploadsResponse.SerializeToString,
             ),
-            'RefreshInventory': grpc.stream_stream_rpc_method_handler(
+            'RefreshInventory': grpc.unary_stream_rpc_method_handler(
                     servicer.RefreshInventory,
                     request_deserializer=protos_dot_ais__remote__pb2.RefreshInventoryRequest.FromString,
                     response_serializer=protos_dot_ais__remote__pb2.RefreshInventoryResponse.SerializeToString,

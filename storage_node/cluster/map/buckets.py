@@ -69,7 +69,6 @@ class ClusterBuckets:
             name,
             settings.copies or 1,
             settings.min_copies or 1,
-            reframe=bool(settings.reframe),
             remote=settings.remote or None,
         )
 
@@ -222,7 +221,6 @@ def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
         uuid=bucket.uuid,
         copies=bucket.copies,
         min_copies=max(1, bucket.min_copies),
-        reframe=bucket.reframe,
         settling=bool(bucket.former_copies),
         remote=bucket.remote if bucket.HasField("remote") else None,
     )

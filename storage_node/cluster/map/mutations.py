@@ -177,9 +177,7 @@ def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str, features:
     return edit
 
 
-def create_bucket(
-    name: str, copies: int = 1, min_copies: int = 1, *, reframe: bool = False, remote: Remote | None = None
-) -> Edit:
+def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, remote: Remote | None = None) -> Edit:
     """Create a bucket. Raises InvalidName at once."""
     check_bucket_name(name)
 
@@ -193,7 +191,6 @@ def create_bucket(
             uuid=draw_bucket_uuid(),
             copies=copies,
             min_copies=min_copies,
-            reframe=reframe,
             remote=remote.to_wire() if remote is not None else None,
         )
         return map_
@@ -227,8 +224,6 @@ def set_bucket(name: str, settings: BucketSettings) -> Edit:
                     raise TooFewCopies(f"a snapshot of bucket {name!r} is being made; change its copies after that")
                 found.former_copies[:] = list(dict.fromkeys([*found.former_copies, before[0]]))
             found.copies, found.min_copies = wanted
-        if settings.reframe is not None:
-            found.reframe = settings.reframe
         if settings.remote is not None:
             found.ClearField("remote")
             if settings.remote:

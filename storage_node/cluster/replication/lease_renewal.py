@@ -5,7 +5,7 @@ writers wait for it.
 
 It uses the synchronous gRPC API. grpc.aio would need a second event loop in the process, and grpc.aio wakes every loop
 for each event: two threads would wake for each message of the node, and half of the messages would be handed over
-between them (`benchmarks/report/two_trees.md` has the cost).
+between them: 1,300 more calls of Python for a cluster PUT of 6,900.
 
 As long as every node answers, only as many as make a majority are asked, in turn, when half of the lease has passed.
 That is most of what an idle node does (`benchmarks/cluster/idle.md`). As soon as one does not answer, all are asked at

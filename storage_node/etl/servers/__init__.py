@@ -1,1 +1,1 @@
-"""Client side of transforms that are servers: hpush, hpull, WebSocket and gRPC stream."""
+"""Client side of transforms that are servers: hpush, hpull and WebSocket."""

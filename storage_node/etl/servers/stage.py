@@ -24,28 +24,23 @@ from ais_loader.errors import (
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.servers.channel import CONNECT_S, Channel, OutputReceiver, PutFailed, ServerFailed, Unanswered
-from storage_node.etl.servers.grpc_stream import grpc_channel
 from storage_node.etl.servers.http_channel import HttpChannel
-from storage_node.etl.servers.websocket import websocket_channel
+from storage_node.etl.servers.websocket_channel import WebSocketChannel
 from storage_node.etl.signed_tokens import SignedTokenRefused
 from storage_node.etl.transform_http import PutTarget
 from storage_node.etl.values import Content, Destination, Origin, PutResult
 from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, Request
 from storage_node.etl.worker.stage_context import StageContext
 
-_PORTS = {"http": 80, "https": 443, "grpc": None}
+_PORTS = {"http": 80, "https": 443}
 
 
 def require_allowed(server: pb.TransformServer, allowed: Iterable[str]) -> str:
     """Return the address without a trailing slash. "*" allows any address. Raises TransformRefused."""
     address = server.address
-    scheme, host, port = _origin(address)
-    wanted = ("grpc",) if server.communication == pb.TransformServer.GRPC else ("http", "https")
-    if scheme not in wanted:
-        communication = pb.TransformServer.Communication.Name(server.communication).lower()
-        raise TransformRefused(f"{address}: {communication} needs an address that begins with {wanted[0]}://")
+    origin = _origin(address)
     allowed = list(allowed)
-    if "*" not in allowed and (scheme, host, port) not in {_origin(other) for other in allowed}:
+    if "*" not in allowed and origin not in {_origin(other) for other in allowed}:
         raise TransformRefused(
             f"{address} is not among the servers that the operator allows: see the setting etl_servers"
         )
@@ -55,15 +50,12 @@ def require_allowed(server: pb.TransformServer, allowed: Iterable[str]) -> str:
 def _origin(address: str) -> tuple[str, str, int]:
     try:
         parts: SplitResult = urlsplit(address)
-        port = parts.port or _PORTS.get(parts.scheme)
+        port = parts.port or _PORTS.get(parts.scheme, 0)
     except ValueError as error:
         raise TransformRefused(f"{address}: {error}") from error
-    if not parts.hostname or not port or parts.username is not None or parts.query or parts.fragment:
-        raise TransformRefused(
-            f"{address}: need http://HOST:PORT or grpc://HOST:PORT, with a path at most, as http://127.0.0.1:9000"
-        )
-    if parts.scheme not in _PORTS or (parts.scheme == "grpc" and parts.path not in ("", "/")):
-        raise TransformRefused(f"{address}: need http://HOST:PORT or grpc://HOST:PORT")
+    wrong = parts.scheme not in _PORTS or parts.username is not None or parts.query or parts.fragment
+    if wrong or not parts.hostname or not port:
+        raise TransformRefused(f"{address}: need http://HOST:PORT, with a path at most, as http://127.0.0.1:9000")
     return parts.scheme, parts.hostname, port
 
 
@@ -102,9 +94,7 @@ class ServerStage:
     def _new_channel(self, address: str) -> Channel:
         match self._server.communication:
             case _Communication.WEBSOCKET:
-                return websocket_channel(address)
-            case _Communication.GRPC:
-                return grpc_channel(address)
+                return WebSocketChannel(address)
             case _Communication.HPULL:
                 return HttpChannel(address, self._context.transform_http, 2 * self._timeout_s)
             case _:

@@ -1,4 +1,4 @@
-"""Servers for transforms: an author writes one method, and FastAPI, Flask, the standard library or gRPC serves it.
+"""Servers for transforms: an author writes one method, and FastAPI, Flask or the standard library serves it.
 
     class Upper(FastAPIServer):
         def transform(self, data, path, args):
@@ -14,7 +14,6 @@ from __future__ import annotations
 from storage_node.etl.webserver.base import TransformServer
 from storage_node.etl.webserver.fastapi_server import FastAPIServer
 from storage_node.etl.webserver.flask_server import FlaskServer
-from storage_node.etl.webserver.grpc_server import GRPCServer
 from storage_node.etl.webserver.http_server import HTTPMultiThreadedServer
 
-__all__ = ["FastAPIServer", "FlaskServer", "GRPCServer", "HTTPMultiThreadedServer", "TransformServer"]
+__all__ = ["FastAPIServer", "FlaskServer", "HTTPMultiThreadedServer", "TransformServer"]

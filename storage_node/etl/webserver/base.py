@@ -85,10 +85,12 @@ class TransformServer(ABC):
         Raises OSError if it cannot listen, MissingExtra if the web framework is not installed.
         """
         self._require_framework()
-        with contextlib.closing(reserved(host, port) if workers > 1 else self._bind(host, port)) as held:
+        with contextlib.closing(
+            reserved(host, port) if workers > 1 else listening((host, port), family_of(host))
+        ) as held:
             log.info("%s serves at %s with %d processes", type(self).__name__, self._url(held), workers)
             if workers > 1:
-                processes.serve(workers, lambda: self._serve_until_told(self._beside(held)))
+                processes.serve(workers, lambda: self._serve_until_told(_beside(held)))
             else:
                 self._serve_until_told(held)
 
@@ -106,38 +108,24 @@ class TransformServer(ABC):
     def running(self, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
         """Serve from a thread of this process, for tests and notebooks; yields the address. Once per object."""
         self._require_framework()
-        with contextlib.closing(self._bind(host, port)) as listener:
+        with contextlib.closing(listening((host, port), family_of(host))) as listener:
             self.setup()
             thread = threading.Thread(target=self._serve, args=(listener,), name="transform-server", daemon=True)
             thread.start()
             try:
-                self._await_listening()
                 yield self._url(listener)
             finally:
                 self.stop()
                 thread.join(20)
                 self._link.close()
 
-    def _beside(self, held: socket.socket) -> socket.socket:
-        """Return a listener of this process. With a shared one, a single process would accept all of a node's
-        connections."""
-        return listening(held.getsockname()[:2], held.family, reuse_port=True)
-
-    def _bind(self, host: str, port: int) -> socket.socket:
-        return listening((host, port), family_of(host))
-
     def _url(self, listener: socket.socket) -> str:
         host, port = listener.getsockname()[:2]
-        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
-
-    _scheme = "http"
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @abstractmethod
     def _require_framework(self) -> None:
         """Raise MissingExtra if the framework is not installed."""
-
-    def _await_listening(self) -> None:  # noqa: B027 - most have
-        """Wait until the server listens. Returns at once if `_bind` has done it."""
 
     @abstractmethod
     def _serve(self, listener: socket.socket) -> None:
@@ -261,6 +249,12 @@ def listening(address: tuple[str, int], family: int, *, reuse_port: bool = False
     # TCP protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def _beside(held: socket.socket) -> socket.socket:
+    """Return a listener of this process. With a shared one, a single process would accept all of a node's
+    connections."""
+    return listening(held.getsockname()[:2], held.family, reuse_port=True)
 
 
 def reserved(host: str, port: int) -> socket.socket:

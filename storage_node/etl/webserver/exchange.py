@@ -1,4 +1,4 @@
-"""Exchange of messages for one object of a WebSocket or gRPC stream, from input to output. Runs in threads."""
+"""Exchange of messages for one object of a WebSocket, from input to output. Runs in threads."""
 
 from __future__ import annotations
 

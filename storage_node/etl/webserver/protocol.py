@@ -6,8 +6,7 @@
     GET  /ws          a WebSocket, whose binary frames are the messages of protos/ais_etl_server.proto
 
 The response is 200 with the output, 204 if the output was put to its destination, 4xx or 5xx with one line that gives
-the reason. Header values that may be non-ASCII are percent-encoded. Over a WebSocket or a gRPC stream, the same request
-is a message.
+the reason. Header values that may be non-ASCII are percent-encoded. Over a WebSocket, the same request is a message.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from storage_node.gateway.request import Response
 
 _DELETE_TRIES = 5
 _GROUP = 1000
-_SETTINGS = ("copies", "min_copies", "reframe", "quota_bytes", "quota_objects")
+_SETTINGS = ("copies", "min_copies", "quota_bytes", "quota_objects")
 """Settings of a bucket that its new name keeps."""
 _RENAME_MARK = "unfinished rename of a bucket"
 """Name of the upload that marks the target of a rename."""

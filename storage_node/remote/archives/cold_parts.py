@@ -28,7 +28,7 @@ from storage_node.remote.single_flight import SingleFlight
 from storage_node.store.archives.kinds import require_archive
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.read.object_reader import MemberPage, page_of
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 Data: TypeAlias = bytes | memoryview

@@ -14,7 +14,7 @@ from storage_node.limits.tasks import settled
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.store.files import staged_file
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 Read: TypeAlias = Callable[..., Awaitable[Any]]

@@ -1,1 +1,1 @@
-"""Inventories of remote buckets: made of a listing by several streams, or of a manifest, and stored as objects."""
+"""Inventories of remote buckets: made of a listing by several streams, and stored as objects."""

@@ -9,36 +9,32 @@ correct whether the change then happens or not. The marks that are older than a 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import InvalidRequest, RemoteUnavailable
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.inventory import (
     PREFIX,
     ROWS,
-    Block,
     BlockIndex,
     Description,
     Row,
     changed_name,
     current_name,
     encoded,
-    rows_of,
 )
 from storage_node.remote.inventory.row_run import RowRun
 from storage_node.remote.inventory.split_listing import ListedRange, SplitListing
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.skipped_names import SkippedNames
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 if TYPE_CHECKING:
@@ -50,7 +46,6 @@ STREAMS = 16
 PROGRESS_S = 0.5
 """Time between two reports of progress."""
 MARKS_AT_ONCE = 32
-_MAX_ETAG_BYTES = 1024
 
 
 class InventoryWriter:
@@ -66,25 +61,22 @@ class InventoryWriter:
         self.count = 0
         self.content_bytes = 0
         """Sum of the objects' sizes."""
-        self.has_etags = True
 
     @property
     def size_bytes(self) -> int:
         return self._names.size_bytes + self._details.size_bytes
 
-    def write(self, runs: Sequence[RowRun], *, sorted_runs: bool) -> BlockIndex:
-        """Write the rows of these runs in the order of names. Returns where the blocks are.
+    def write(self, runs: Sequence[RowRun]) -> BlockIndex:
+        """Write the rows of these runs, each of which follows the one before it. Returns where the blocks are.
 
-        `sorted_runs`: whether each run follows the one before it. Raises InvalidRequest if a name comes twice.
+        Raises RemoteUnavailable for names that are not in order.
         """
-        rows: Iterator[Row] = (
-            itertools.chain.from_iterable(runs) if sorted_runs else heapq.merge(*runs, key=attrgetter("name"))
-        )
+        rows = itertools.chain.from_iterable(runs)
         names, details, firsts, last = [0], [0], [], b""
         while group := list(itertools.islice(rows, ROWS)):
             for row in group:
                 if row.name <= last:
-                    raise InvalidRequest(f"the manifest has the name {row.name.decode()!r} twice")
+                    raise RemoteUnavailable(f"the remote storage lists {row.name.decode()!r} twice, or out of order")
                 last = row.name
             block = encoded(group)
             self._names.write(block.names)
@@ -94,7 +86,6 @@ class InventoryWriter:
             firsts.append(group[0].name)
             self.count += block.length
             self.content_bytes += sum(row.size_bytes for row in group)
-            self.has_etags &= all(row.etag for row in group)
         return BlockIndex(self.count, names, details, firsts)
 
     def chunks(self) -> Iterator[bytes]:
@@ -141,19 +132,17 @@ class Inventories:
     async def refresh(
         self,
         bucket: RemoteBucket,
-        first: remote_pb.RefreshInventoryRequest,
-        requests: AsyncIterator[remote_pb.RefreshInventoryRequest],
+        request: remote_pb.RefreshInventoryRequest,
     ) -> AsyncGenerator[remote_pb.RefreshInventoryResponse, None]:
-        """Make the inventory whose id the bucket's remote has, and yield the progress. `requests`: those that follow
-        `first`, with rows.
+        """Make the inventory whose id the bucket's remote has, and yield the progress.
 
-        Raises InvalidRequest for rows that make no inventory, Unsupported, RemoteUnavailable, RemoteDenied, DriveFull,
-        and what storing an object raises.
+        Raises InvalidRequest, Unsupported, RemoteUnavailable, RemoteDenied, DriveFull, and what storing an object
+        raises.
         """
-        if not first.id or bucket.remote.inventory != first.id:
+        if not request.id or bucket.remote.inventory != request.id:
             raise InvalidRequest(f"bucket {bucket.name!r} has another inventory, or has been given none, meanwhile")
-        refresh = _Refresh(self._store, self._read, self._backend(bucket), first)
-        task = asyncio.create_task(self._make(bucket, refresh, requests))
+        refresh = _Refresh(self._store, self._read, self._backend(bucket), request.prefix)
+        task = asyncio.create_task(self._make(bucket, refresh))
         try:
             while not (await asyncio.wait([task], timeout=PROGRESS_S))[0]:
                 yield remote_pb.RefreshInventoryResponse(listed=refresh.listed)
@@ -164,25 +153,21 @@ class Inventories:
             await asyncio.shield(self._read(refresh.close))
         yield remote_pb.RefreshInventoryResponse(listed=refresh.listed, description=description)
 
-    async def _make(
-        self, bucket: RemoteBucket, refresh: _Refresh, requests: AsyncIterator[remote_pb.RefreshInventoryRequest]
-    ) -> str:
+    async def _make(self, bucket: RemoteBucket, refresh: _Refresh) -> str:
         id_, writer = bucket.remote.inventory, await self._read(InventoryWriter, self._store)
         try:
-            listed_ns = refresh.first.listed_ns or time.time_ns()
-            await (refresh.take(requests) if refresh.first.has_rows else refresh.list())
+            listed_ns = time.time_ns()
+            await refresh.list()
             index = await self._read(refresh.write_to, writer)
             data = f"data-{secrets.token_hex(8)}"
             await self._put(bucket, f"{PREFIX}{id_}/{data}", writer.chunks(), writer.size_bytes)
             description = Description(
                 place=bucket.remote.place,
-                prefix=refresh.first.prefix,
-                source="manifest" if refresh.first.has_rows else "listing",
+                prefix=refresh.prefix,
                 count=writer.count,
                 size_bytes=writer.content_bytes,
                 skipped=refresh.skipped.count,
                 skipped_names=tuple(refresh.skipped.names),
-                has_etags=writer.has_etags,
                 listed_ns=listed_ns,
                 data=data,
             )
@@ -210,10 +195,10 @@ class _Refresh:
         store: Store,
         read: Callable[..., Awaitable[Any]],
         backend: Backend,
-        first: remote_pb.RefreshInventoryRequest,
+        prefix: str,
     ) -> None:
         self._store, self._read, self._backend = store, read, backend
-        self.first = first
+        self.prefix = prefix
         self.listed = 0
         self.skipped = SkippedNames()
         self._runs: list[RowRun] = []
@@ -223,7 +208,7 @@ class _Refresh:
         """List the remote storage."""
         # A folder is read by one thread at a time.
         streams = 1 if self._backend.remote.scheme == "file" else STREAMS
-        listing = SplitListing(self._backend.list, self.first.prefix, streams=streams, take=self._take_page)
+        listing = SplitListing(self._backend.list, self.prefix, streams=streams, take=self._take_page)
         ranges = await listing.run()
         self._runs = [self._run_of[id(one)] for one in ranges if id(one) in self._run_of]
         for one in ranges:
@@ -236,47 +221,9 @@ class _Refresh:
         await self._read(run.append, rows)
         self.listed += len(rows)
 
-    async def take(self, requests: AsyncIterator[remote_pb.RefreshInventoryRequest]) -> None:
-        """Take the rows of a manifest, in any order. Raises InvalidRequest."""
-        async for request in requests:
-            if request.HasField("rows"):
-                await self._read(self._take_rows, request.rows)
-            if request.complete:
-                return
-        raise InvalidRequest("the manifest was not sent to its end")
-
-    def _take_rows(self, rows: remote_pb.InventoryRows) -> None:
-        try:
-            taken = sorted(rows_of(Block(rows.count, rows.names, rows.details)))
-            kept = [row for row in taken if self._is_name(row)]
-        except ValueError as error:
-            raise InvalidRequest(f"rows of an inventory that cannot be read: {error}") from None
-        self.listed += rows.count
-        if not kept:
-            return
-        for one, following in itertools.pairwise(kept):
-            if one.name == following.name:
-                raise InvalidRequest(f"the manifest has the name {one.name.decode()!r} twice")
-        if not self._runs or kept[0].name <= self._runs[-1].last:
-            self._runs.append(RowRun(self._store))
-        self._runs[-1].append(kept)
-
-    def _is_name(self, row: Row) -> bool:
-        name = row.name.decode("utf-8", "backslashreplace")
-        if not name.startswith(self.first.prefix):
-            return False
-        if row.size_bytes < 0:
-            raise InvalidRequest(f"the manifest has a size of {row.size_bytes:,} bytes for {name!r}")
-        if len(row.etag) > _MAX_ETAG_BYTES:
-            raise InvalidRequest(f"the manifest has an ETag of {len(row.etag):,} bytes for {name!r}")
-        if name.encode() == row.name and not self._backend.name_fault(name):
-            return True
-        self.skipped.note(name)
-        return False
-
     def write_to(self, writer: InventoryWriter) -> BlockIndex:
-        """Write all rows. Returns the index of the blocks. Raises InvalidRequest if a name comes twice."""
-        return writer.write(self._runs, sorted_runs=not self.first.has_rows)
+        """Write all rows. Returns the index of the blocks. Raises RemoteUnavailable for names that are not in order."""
+        return writer.write(self._runs)
 
     def close(self) -> None:
         for run in {*self._runs, *self._run_of.values()}:

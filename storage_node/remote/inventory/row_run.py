@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from ais_loader.wire.inventory import Block, Row, encoded, rows_of
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 _HEAD = struct.Struct("<III")
@@ -19,16 +19,13 @@ class RowRun:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._spool: Spooled | None = None
-        self.last = b""
-        """The last name."""
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Append rows, at least one, whose names are increasing and follow `last`."""
+        """Append rows, at least one, whose names are increasing and follow those before."""
         if self._spool is None:
             self._spool = spool_for(self._store, "an inventory")
         block = encoded(rows)
         self._spool.write(_HEAD.pack(block.length, len(block.names), len(block.details)) + block.names + block.details)
-        self.last = rows[-1].name
 
     def __iter__(self) -> Iterator[Row]:
         if self._spool is None:

@@ -70,11 +70,6 @@ def require_archive(name: str) -> ArchiveKind:
     return kind
 
 
-def can_reframe(name: str) -> bool:
-    """Whether a name is that of an archive which the store may give more restart points."""
-    return kind_of_name(name) in (ArchiveKind.TAR_ZST, ArchiveKind.TAR_LZ4)
-
-
 def recognise(name: str, head: bytes) -> ArchiveKind:
     """Return the kind of the object `name` whose first bytes (MAGIC_BYTES, or all there are) are `head`.
 

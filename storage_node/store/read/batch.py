@@ -27,7 +27,7 @@ from storage_node.store.read.batch_table import MAX_ITEM_BYTES
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FrameSpan, plan_frames
 from storage_node.store.read.frame_reader import FrameReader
-from storage_node.store.reframe_on_put import Spooled
+from storage_node.store.spooled import Spooled
 from storage_node.store.store import Store
 
 

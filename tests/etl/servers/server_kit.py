@@ -18,29 +18,22 @@ from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import PutClaims, TransformHttp
 from storage_node.etl.values import Content, Origin
-from storage_node.etl.webserver import (
-    FastAPIServer,
-    FlaskServer,
-    GRPCServer,
-    HTTPMultiThreadedServer,
-    TransformServer,
-)
+from storage_node.etl.webserver import FastAPIServer, FlaskServer, HTTPMultiThreadedServer, TransformServer
 from storage_node.etl.worker.stage_context import StageContext
 from storage_node.settings.config import ServerConfig
 from storage_node.store.checksum import crc32c
 from tests.etl.worker_kit import on_default_threads
 
 HPUSH, HPULL = pb.TransformServer.HPUSH, pb.TransformServer.HPULL
-WS, GRPC = pb.TransformServer.WEBSOCKET, pb.TransformServer.GRPC
+WS = pb.TransformServer.WEBSOCKET
 FRAMEWORKS: dict[str, type[TransformServer]] = {
     "fastapi": FastAPIServer,
     "flask": FlaskServer,
     "http": HTTPMultiThreadedServer,
-    "grpc": GRPCServer,
 }
 CHANNELS = [
     ("fastapi", HPUSH), ("fastapi", HPULL), ("fastapi", WS), ("flask", HPUSH), ("flask", HPULL), ("http", HPUSH),
-    ("http", HPULL), ("grpc", GRPC),
+    ("http", HPULL),
 ]  # fmt: skip
 """Each framework with each communication that it has."""
 ORIGIN = Origin("b", "größer/a #?%.txt", "7")

@@ -8,18 +8,15 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import grpc.aio
 import pytest
 import websockets.asyncio.server
 
 from ais_loader.errors import TransformFailed, TransformGone, TransformTimeout
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_etl_server_pb2 as pb
-from ais_loader.wire.generated import ais_etl_server_pb2_grpc as rpc
 from storage_node.etl.values import Content
 from tests.etl.servers.server_kit import (
     CHANNELS,
-    GRPC,
     HPULL,
     HPUSH,
     ORIGIN,
@@ -174,15 +171,14 @@ def test_a_server_that_says_nothing_times_out(communication: Communication) -> N
 
 
 @pytest.mark.slow
-@table("communication", [HPUSH, HPULL, WS, GRPC], ids=Communication.Name)
+@table("communication", [HPUSH, HPULL, WS], ids=Communication.Name)
 def test_a_server_that_is_not_there_is_gone_after_a_while_and_at_once_for_those_behind(
     communication: Communication,
 ) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-        address = f"{'grpc' if communication == GRPC else 'http'}://127.0.0.1:{port}"
-        async with open_stage(address, communication, gone_after_s=0.4) as (stage, _):
+        async with open_stage(f"http://127.0.0.1:{port}", communication, gone_after_s=0.4) as (stage, _):
             with pytest.raises(TransformGone, match=r"nobody answers at .*, for 0\.4 s"):
                 await stage.run(ORIGIN, Content.of(b"input"), "")
             results = await asyncio.gather(
@@ -291,57 +287,6 @@ def test_connections_that_a_server_let_go_of_while_they_were_idle_cost_no_object
     run(main())
 
 
-class FaultyStream(rpc.TransformStreamServicer):
-    """Answers half, and then ends or aborts the stream, so many times."""
-
-    def __init__(self) -> None:
-        self.wrong, self.abort = 0, False
-
-    async def Run(self, requests: AsyncIterator[pb.ServerInput], context: Any) -> AsyncIterator[pb.ServerOutput]:
-        async for first in requests:
-            if self.wrong:
-                self.wrong -= 1
-                yield pb.ServerOutput(data=b"half")
-                if self.abort:
-                    await context.abort(grpc.StatusCode.INTERNAL, "oh")
-                return
-            yield pb.ServerOutput(data=first.data.upper(), last=True)
-
-
-@pytest.mark.parametrize("abort", [False, True])
-def test_a_grpc_stream_that_ends_in_the_middle_is_made_anew(abort: bool) -> None:
-    async def main() -> None:
-        servicer = FaultyStream()
-        servicer.abort = abort
-        server = grpc.aio.server()
-        rpc.add_TransformStreamServicer_to_server(servicer, server)
-        address = f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        async with open_stage(address, GRPC, connections=1) as (stage, _):
-            for faults in (0, 1, 2):
-                servicer.wrong = faults
-                assert bytes_of(await stage.run(ORIGIN, Content.of(b"input"), "")) == b"INPUT"
-            servicer.wrong = 3
-            with pytest.raises(TransformFailed, match=r"(broke off: INTERNAL oh|ended the stream), in 3 tries"):
-                await stage.run(ORIGIN, Content.of(b"input"), "")
-        await server.stop(0)
-
-    run(main())
-
-
-def test_a_grpc_server_of_something_else_says_so() -> None:
-    async def main() -> None:
-        server = grpc.aio.server()
-        address = f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        async with open_stage(address, GRPC) as (stage, _):
-            with pytest.raises(TransformFailed, match="has no service TransformStream"):
-                await stage.run(ORIGIN, Content.of(b"input"), "")
-        await server.stop(0)
-
-    run(main())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "communication"),
@@ -372,11 +317,10 @@ async def restarted(framework: str, communication: Communication, held: contextl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("communication", [HPUSH, WS, GRPC], ids=Communication.Name)
+@pytest.mark.parametrize("communication", [HPUSH, WS], ids=Communication.Name)
 def test_a_stage_that_is_closed_lets_what_runs_end_and_takes_no_more(communication: Communication) -> None:
     async def main() -> None:
-        framework = "grpc" if communication == GRPC else "fastapi"
-        with new_server(framework).running() as address:
+        with new_server("fastapi").running() as address:
             async with open_stage(address, communication, connections=1) as (stage, _):
                 running = asyncio.create_task(stage.run(ORIGIN, Content.of(b"x"), '{"sleep_s": 0.4}'))
                 waiting = asyncio.create_task(stage.run(ORIGIN, Content.of(b"y"), ""))

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from storage_node.etl.values import Content
-from tests.etl.servers.server_kit import FRAMEWORKS, GRPC, HPUSH, ORIGIN, bytes_of, open_stage, run
+from tests.etl.servers.server_kit import FRAMEWORKS, HPUSH, ORIGIN, bytes_of, open_stage, run
 
 SCRIPT = """
 import os, sys
@@ -57,7 +57,7 @@ def started(framework: str, workers: int) -> Iterator[tuple[str, subprocess.Pope
     port = free_port()
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, framework, str(port), str(workers)])
     try:
-        yield f"{'grpc' if framework == 'grpc' else 'http'}://127.0.0.1:{port}", process
+        yield f"http://127.0.0.1:{port}", process
         children = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
@@ -74,8 +74,7 @@ def started(framework: str, workers: int) -> Iterator[tuple[str, subprocess.Pope
 def test_several_processes_share_a_port_and_one_that_dies_is_made_anew(framework: str) -> None:
     async def pids(address: str, made: int = 40) -> set[int]:
         """Over connections of their own: those that there are stay with their process."""
-        communication = GRPC if framework == "grpc" else HPUSH
-        async with open_stage(address, communication, gone_after_s=30, retries=50, connections=20) as (stage, _):
+        async with open_stage(address, HPUSH, gone_after_s=30, retries=50, connections=20) as (stage, _):
             contents = await asyncio.gather(*(stage.run(ORIGIN, Content.of(b""), "") for _ in range(made)))
             return {int(bytes_of(content)) for content in contents}
 
@@ -101,12 +100,11 @@ def test_several_processes_share_a_port_and_one_that_dies_is_made_anew(framework
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["fastapi", "grpc"])
-def test_a_streaming_transform_holds_neither_its_input_nor_its_output(framework: str, tmp_path: Any) -> None:
+def test_a_streaming_transform_holds_neither_its_input_nor_its_output(tmp_path: Any) -> None:
     size_bytes = 300 << 20
 
     async def main(address: str) -> None:
-        async with open_stage(address, GRPC if framework == "grpc" else HPUSH, gone_after_s=30) as (stage, _):
+        async with open_stage(address, HPUSH, gone_after_s=30) as (stage, _):
             path = tmp_path / "large"
             with path.open("wb") as file:
                 file.truncate(size_bytes)
@@ -120,5 +118,5 @@ def test_a_streaming_transform_holds_neither_its_input_nor_its_output(framework:
             made.close()
             assert psutil.Process().memory_info().rss - before < 100 << 20
 
-    with started(framework, 1) as (address, _):
+    with started("fastapi", 1) as (address, _):
         run(main(address), 60)

@@ -16,7 +16,6 @@ from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from tests.etl.servers.server_kit import (
     CHANNELS,
     FORMS,
-    GRPC,
     HPULL,
     HPUSH,
     ORIGIN,
@@ -56,7 +55,7 @@ def address(files: Path) -> Iterator[Address]:
 
 
 Channel = tuple[str, Communication]
-QUICK: list[Channel] = [("fastapi", WS), ("flask", HPULL), ("http", HPUSH), ("grpc", GRPC)]
+QUICK: list[Channel] = [("fastapi", WS), ("flask", HPULL), ("http", HPUSH)]
 """Each framework and each communication once; the slow set has all channels."""
 
 

@@ -19,7 +19,7 @@ from storage_node.etl.servers.stage import require_allowed
 from storage_node.etl.signed_tokens import SignedTokenRefused, signed, verified
 from storage_node.etl.transform_http import PutTarget, TransformHttp
 from storage_node.etl.values import Content, Origin
-from tests.etl.servers.server_kit import GRPC, HPULL, HPUSH, ORIGIN, WS, Owner, new_server, of_file, open_stage, run
+from tests.etl.servers.server_kit import HPULL, HPUSH, ORIGIN, WS, Owner, new_server, of_file, open_stage, run
 from tests.table import table
 
 KEY = b"k" * 32
@@ -280,7 +280,7 @@ def test_a_token_is_what_was_signed_and_for_its_purpose() -> None:
 
 # -- addresses
 
-ALLOWED = ("http://127.0.0.1:9000", "https://Transforms.example", "grpc://10.0.0.4:9001/", "http://[::1]:9000/base/")
+ALLOWED = ("http://127.0.0.1:9000", "https://Transforms.example", "http://[::1]:9000/base/")
 
 
 @table(
@@ -289,7 +289,6 @@ ALLOWED = ("http://127.0.0.1:9000", "https://Transforms.example", "grpc://10.0.0
         ("http://127.0.0.1:9000", HPUSH, "http://127.0.0.1:9000"),
         ("http://127.0.0.1:9000/flac/", HPULL, "http://127.0.0.1:9000/flac"),
         ("HTTPS://transforms.EXAMPLE:443/x", WS, "HTTPS://transforms.EXAMPLE:443/x"),
-        ("grpc://10.0.0.4:9001", GRPC, "grpc://10.0.0.4:9001"),
         ("http://[::1]:9000", WS, "http://[::1]:9000"),
     ],
 )
@@ -312,12 +311,9 @@ def test_an_address_of_the_operators_is_gone_to(address: str, communication: Any
         ("http://127.0.0.1:9000#x", HPUSH, "need http://HOST:PORT"),
         ("http://evil.example\\@127.0.0.1:9000", HPUSH, "need http://HOST:PORT"),
         ("http://127.0.0.1:99999", HPUSH, "out of range"),
-        ("grpc://10.0.0.4:9001", WS, "websocket needs an address that begins with http://"),
-        ("http://127.0.0.1:9000", GRPC, "grpc needs an address that begins with grpc://"),
-        ("grpc://10.0.0.4", GRPC, "need http://HOST:PORT or grpc://HOST:PORT"),
-        ("grpc://10.0.0.4:9001/path", GRPC, "need http://HOST:PORT or grpc://HOST:PORT"),
+        ("grpc://10.0.0.4:9001", WS, "need http://HOST:PORT"),
         ("file:///etc/passwd", HPUSH, "need http://HOST:PORT"),
-        ("unix:/run/x", GRPC, "need http://HOST:PORT"),
+        ("unix:/run/x", WS, "need http://HOST:PORT"),
         ("", HPUSH, "need http://HOST:PORT"),
     ],
 )

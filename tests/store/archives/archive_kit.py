@@ -19,9 +19,9 @@ import zstandard
 from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits, Member
-from storage_node.store.archives.reframe import reframe
 from storage_node.store.archives.source import ByteSource, BytesSource
 from storage_node.store.archives.tar_index import TarIndexer
+from tests.store.archives.seekable_zstd import reframe
 from tests.tar_kit import packed_tar
 
 WRITTEN_BY_BSDTAR = Path(__file__).with_name("written_by_bsdtar")

@@ -33,7 +33,6 @@ from ais_loader.extras import install_command
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard, unpacked
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
 from storage_node.store.archives.member import Limits
-from storage_node.store.archives.reframe import SEEKABLE_MAGIC, SKIPPABLE_MAGIC, reframe
 from storage_node.store.archives.restart import MAX_STRETCH_BYTES
 from storage_node.store.archives.source import BytesSource, chunks_of
 from storage_node.store.archives.zstd_frames import MAX_BLOCK_BYTES
@@ -52,6 +51,7 @@ from tests.store.archives.archive_kit import (
     served,
     tar_members,
 )
+from tests.store.archives.seekable_zstd import SEEKABLE_MAGIC, SKIPPABLE_MAGIC, reframe
 from tests.table import table
 
 SIZES = (0, 1, 30_000, 700_000) * 5

@@ -1,4 +1,4 @@
-"""Cost of remote storage: requests and bytes by epoch, prices, and the limits of a bucket."""
+"""Requests to remote storage: how they are counted and shown, and the limits of a bucket."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from ais_loader import Entry, Remote, ShufflePlan, Status, errors
+from ais_loader import Entry, Remote, Status, errors
 from ais_loader.cli import main
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
 from ais_loader.transport.base import RemoteUsage
-from ais_loader.values.remote_prices import LIST_PRICES, price_of, prices_of
-from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.remote.host_limiter import BURST_S, HostLimiter
 from storage_node.remote.urgency import Urgency, current_urgency
-from storage_node.remote.usage import MAX_EPOCHS, OTHERS, Usage, UsageKey
+from storage_node.remote.usage import OTHERS, Usage, UsageKey
 from tests.node.loop_kit import settle, until
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
@@ -36,11 +33,6 @@ def usage(client: Client, bucket: Bucket) -> list[RemoteUsage]:
     return [row for row in client.remote_usage() if row.bucket == bucket.name]
 
 
-def gets(rows: list[RemoteUsage], *epochs: int | None) -> int:
-    """GETs of these epochs, without second ones for slow answers."""
-    return sum(row.requests.get("get", 0) - row.hedged for row in rows if row.epoch in epochs)
-
-
 @pytest.fixture
 def run(url: str) -> Callable[..., Result]:
     def call(*arguments: str) -> Result:
@@ -51,119 +43,36 @@ def run(url: str) -> Callable[..., Result]:
     return call
 
 
-# -- epochs
+# -- counters
 
 
-@pytest.mark.slow
-def test_requests_for_what_a_loader_has_announced_count_to_its_epoch(
-    client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
-) -> None:
-    names = filled(remote_bucket, 24)
-    for epoch, part in enumerate((names[:8], names[8:20])):
-        request = pb.ExpectRequest(loader=b"%16d" % epoch, bucket=[cold.name], lifetime_ms=30_000, epoch=epoch)
-        request.step.add(name=part)
-        assert client._transport.expect(request)
-        # Whether it is fetched ahead or for the reader, it is announced.
-        assert [item.data.tobytes() for item in client.get_batch([Entry(cold.name, name) for name in part])] == [
-            data_of(int(name[3:6])) for name in part
-        ]
-    for name in names[20:]:
-        cold.get(name)
-    rows = usage(client, cold)
-    assert [gets(rows, epoch) for epoch in (0, 1, None)] == [8, 12, 4]
-    of_epochs = [sum(row.bytes_in for row in rows if row.epoch == epoch) for epoch in (0, 1, None)]
-    assert of_epochs == [sum(len(data_of(at)) for at in numbers) for numbers in (range(8), range(8, 20), range(20, 24))]
-    assert sum(row.wait_s for row in rows if row.epoch is None) > 0
-
-
-@pytest.mark.slow
-def test_the_time_that_readers_wait_counts_to_the_epoch(
-    client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
-) -> None:
-    (name,) = filled(remote_bucket, 1)
-    proxy.latency_s = 1.0  # within which the reader comes
-    request = pb.ExpectRequest(loader=b"l" * 16, bucket=[cold.name], lifetime_ms=30_000, epoch=3)
-    request.step.add(name=[name])
-    assert client._transport.expect(request)
-    assert cold.get(name) == data_of(0)
-    assert 0 < sum(row.wait_s for row in usage(client, cold) if row.epoch == 3) < 10
-
-
-@pytest.mark.slow
-@ALONE
-def test_the_epochs_of_a_loader_are_counted_apart(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
-    from ais_loader import BatchLoader, MapDataset
-
-    names = filled(remote_bucket, 40)
-    samples = MapDataset(client, names, bucket=cold.name)
-    loader = BatchLoader(samples, ShufflePlan(len(names), 4, seed=3), in_flight=1, expect_steps=10)
-    for epoch in range(2):
-        batches = iter(loader)
-        next(batches)
-        # What is read before the first announcement has arrived counts to no epoch.
-        eventually(lambda epoch=epoch: gets(usage(client, cold), epoch) > 0)
-        assert len(list(batches)) == 9
-        rows = usage(client, cold)
-        assert gets(rows, 0, 1, None) == 40 * (epoch + 1)
-        assert gets(rows, epoch + 1) == 0
-        cold.evict()
-
-
-def test_earlier_epochs_and_further_tenants_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_tenants_of_a_bucket_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage_node.remote.usage.MAX_ROWS", 2)
     counted = Usage()
-    for epoch in range(MAX_EPOCHS + 3):
-        counted.note("b", "t", "get", epoch=epoch)
-    counted.note("b", "t", "get", epoch=1)
-    found = {key: counts.requests["get"] for key, counts in counted.snapshot().items()}
-    assert found.pop(UsageKey("b", "t", None)) == 4
-    assert sorted(key.epoch or 0 for key in found) == list(range(3, MAX_EPOCHS + 3))
-    monkeypatch.setattr("storage_node.remote.usage.MAX_ROWS", MAX_EPOCHS + 2)
     for at in range(5):
-        counted.note("b", f"tenant {at}", "put", epoch=at)
-    assert counted.snapshot()[UsageKey("b", OTHERS, None)].requests["put"] == 4
-    assert counted.by_bucket()["b"].requests == {"get": MAX_EPOCHS + 4, "put": 5}
+        counted.note("b", f"tenant {at}", "put")
+        counted.note("b", "tenant 0", "get")
+    assert {key: counts.requests for key, counts in counted.snapshot().items()} == {
+        UsageKey("b", "tenant 0"): {"put": 1, "get": 5},
+        UsageKey("b", "tenant 1"): {"put": 1},
+        UsageKey("b", OTHERS): {"put": 3},
+    }
+    assert counted.by_bucket()["b"].requests == {"get": 5, "put": 5}
 
 
-# -- prices
-
-
-@pytest.mark.slow
 @NODES  # the counters of an embedded store are those of its process
-def test_the_cost_is_shown_by_epoch_with_prices_of_the_user(
-    client: Client, cold: Bucket, remote_bucket: RemoteBucket, run: Callable[..., Result], tmp_path: Path
+def test_requests_are_shown_by_bucket_and_tenant(
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket, run: Callable[..., Result]
 ) -> None:
     names = filled(remote_bucket, 4)
-    request = pb.ExpectRequest(loader=b"l" * 16, bucket=[cold.name], lifetime_ms=30_000, epoch=7)
-    request.step.add(name=names)
-    assert client._transport.expect(request)
     cold.warm(names)
-    eventually(lambda: gets(usage(client, cold), 7) == 4)
-    prices = tmp_path / "prices.toml"
-    prices.write_text("[s3]\nget = 1.0\nbytes_in = 1e6\n")
-    shown = run("remote", "cost", "--json", "--prices", str(prices))
-    rows = [row for row in map(json.loads, shown.stdout.splitlines()) if row["bucket"] == cold.name]
-    assert [row["epoch"] for row in rows] == [7]
-    received = sum(len(data_of(at)) for at in range(4))
-    assert rows[0]["bytes_in"] == received
-    assert rows[0]["price"] == pytest.approx(rows[0]["requests"]["get"] / 1000 + received / 1000)
-    table = run("remote", "cost")
-    (line,) = [
-        line for line in table.stdout.splitlines() if line.split()[-1] == cold.name or f"  {cold.name} (" in line
-    ]
-    assert " 7  " in line and "0.0000" in line
-    assert "list prices" in table.stderr and "Not included" in table.stderr
-
-
-def test_prices_replace_list_prices() -> None:
-    table = prices_of("[gs]\nget = 2\n", "prices.toml")
-    assert table["gs"] == LIST_PRICES["gs"] | {"get": 2.0} and table["s3"] == LIST_PRICES["s3"]
-    assert price_of({"get": 1000, "list": 2000}, 10**9, 0, table["gs"]) == pytest.approx(2.01)
-
-
-@table("text", ["get = 1", "[s4]\nget = 1", "[s3]\ngot = 1", "[s3]\nget = -1", "[s3]\nget = '1'", "["])
-def test_what_is_no_price_is_refused(text: str) -> None:
-    with pytest.raises(errors.InvalidRequest, match=r"prices\.toml"):
-        prices_of(text, "prices.toml")
+    (row,) = usage(client, cold)
+    assert row.requests["get"] - row.hedged == 4
+    assert row.bytes_in == sum(len(data_of(at)) for at in range(4))
+    rows = map(json.loads, run("remote", "usage", "--json").stdout.splitlines())
+    (shown,) = [one for one in rows if one["bucket"] == cold.name]
+    assert (shown["requests"], shown["bytes_in"]) == (row.requests, row.bytes_in)
+    assert any(line.split()[-1] == cold.name for line in run("remote", "usage").stdout.splitlines())
 
 
 # -- a limit for a day
