@@ -34,6 +34,8 @@ class Limits:
     """Memory for what arrives of bodies, beyond which it is decoded in smaller steps."""
     headers: int = 128
     """Number of headers."""
+    headers_bytes: int = 64 << 10
+    """Size of all headers together."""
     line_bytes: int = 16 << 10
     """Size of the request line, and of a header."""
     grace_s: float = 5.0
