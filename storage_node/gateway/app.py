@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
@@ -196,7 +197,7 @@ class Gateway:
             path,
             query,
             headers,
-            is_tls=http.secure,
+            is_tls=self._is_tls(http, headers),
             clients=self._clients,
             keys=self._keys,
             spool=self._options.spool,
@@ -216,6 +217,12 @@ class Gateway:
             exchange.call = admitted.name
             if admitted.body is not None:
                 admitted.body.close()
+
+    def _is_tls(self, http: web.BaseRequest, headers: Mapping[str, str]) -> bool:
+        """Whether the client uses TLS, to the gateway or to a proxy in front of it."""
+        if http.secure or headers.get("x-forwarded-proto", "").lower() != "https":
+            return http.secure
+        return any(ip_address(http.remote or "::") in network for network in self._options.proxies)
 
     async def _answer(
         self, http: web.BaseRequest, headers: Mapping[str, str], exchange: Exchange
