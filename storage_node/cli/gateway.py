@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import ssl
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 
 import click
@@ -20,6 +21,14 @@ _WHY = (
 )
 
 
+def networks(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[IPv4Network | IPv6Network, ...]:
+    """Return the addresses and networks that an option names."""
+    try:
+        return tuple(ip_network(text.strip("[]")) for text in texts)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; need an address such as 10.0.0.7, or a network, 10.0.0.0/24") from None
+
+
 @click.command()
 @click.argument("store", metavar="STORE")
 @click.option("--keys", metavar="FILE", type=_FILE, help="File with the access keys. See docs/gateway.md.")
@@ -29,6 +38,8 @@ _WHY = (
               help="Port to listen on; 0 for any free one.")  # fmt: skip
 @click.option("--domain", "domains", metavar="NAME", multiple=True,
               help="A name of the gateway below which buckets are hosts: BUCKET.NAME. Repeat for more.")  # fmt: skip
+@click.option("--proxy", "proxies", metavar="ADDRESS", multiple=True, callback=networks,
+              help="A proxy, or a network of some, whose X-Forwarded-Proto is believed. Repeat for more.")  # fmt: skip
 @click.option("--members", is_flag=True, help="Serve members of archives: the key SHARD.tar/MEMBER.")
 @click.option("--spool", metavar="DIR", type=click.Path(exists=True, file_okay=False),
               help="Folder of temporary files for objects that arrive.  [default: that of the system]")  # fmt: skip
@@ -54,6 +65,7 @@ def gateway(
     host: str,
     port: int,
     domains: tuple[str, ...],
+    proxies: tuple[IPv4Network | IPv6Network, ...],
     members: bool,
     spool: str | None,
     cert: Path | None,
@@ -108,6 +120,7 @@ def gateway(
             key=key,
             options=GatewayOptions(
                 domains=domains,
+                proxies=proxies,
                 with_members=members,
                 spool=spool,
                 access_log=access_log,

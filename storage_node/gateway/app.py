@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
@@ -141,7 +142,7 @@ class Gateway:
             return await self._page._handle(http)
         refused: Refusal
         try:
-            headers = _joined(http)
+            headers = _joined(http, self.limits.headers_bytes)
             if self._keys is None:
                 refuse_websites(headers, self._options.domains, is_loopback=self._is_loopback)
             if self._is_aistore(http):
@@ -196,7 +197,7 @@ class Gateway:
             path,
             query,
             headers,
-            is_tls=http.secure,
+            is_tls=self._is_tls(http, headers),
             clients=self._clients,
             keys=self._keys,
             spool=self._options.spool,
@@ -216,6 +217,12 @@ class Gateway:
             exchange.call = admitted.name
             if admitted.body is not None:
                 admitted.body.close()
+
+    def _is_tls(self, http: web.BaseRequest, headers: Mapping[str, str]) -> bool:
+        """Whether the client uses TLS, to the gateway or to a proxy in front of it."""
+        if http.secure or headers.get("x-forwarded-proto", "").lower() != "https":
+            return http.secure
+        return any(ip_address(http.remote or "::") in network for network in self._options.proxies)
 
     async def _answer(
         self, http: web.BaseRequest, headers: Mapping[str, str], exchange: Exchange
@@ -469,16 +476,18 @@ async def _write(answer: web.StreamResponse, data: Any, slots: Sequence[CallSlot
             slot.moved(len(piece))
 
 
-def _joined(http: web.BaseRequest) -> dict[str, str]:
+def _joined(http: web.BaseRequest, most_bytes: int) -> dict[str, str]:
     """Return the headers by names in lower case. Raises S3Error unless they are UTF-8, and of a body as it is sent."""
-    found: dict[str, str] = {}
+    values: dict[str, list[str]] = {}
     for name, value in http.headers.items():
-        name = name.lower()
-        found[name] = f"{found[name]},{value}" if name in found else value
+        values.setdefault(name.lower(), []).append(value)
+    found = {name: ",".join(each) for name, each in values.items()}
     try:
-        "".join(found.values()).encode()
+        size_bytes = len("".join((*found, *found.values())).encode())
     except UnicodeEncodeError:
         raise S3Error("InvalidArgument", "a header is not UTF-8") from None
+    if size_bytes > most_bytes:
+        raise S3Error("RequestHeaderSectionTooLarge", f"the headers have more than {most_bytes:,} bytes")
     if (coding := found.get("transfer-encoding", "chunked").strip().lower()) != "chunked":
         raise S3Error("NotImplemented", f"Transfer-Encoding {coding[:40]!r}: need chunked")
     return found

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from storage_node.gateway.request import INLINE_BYTES, Response
-from storage_node.gateway.server.client_pace import ClientPace
 from storage_node.gateway.server.limits import Limits
+from storage_node.limits.pace import Pace
 
 if TYPE_CHECKING:
     from ais_loader.values.source import Buffer
@@ -47,7 +47,7 @@ class DirectSend:
         self._lock = threading.Lock()  # `stop` must not meet a number that was closed and is in use again
         self._look_s = min(limits.idle_s / _LOOKS, _MAX_LOOK_S)
         self._slots = slots
-        self._pace = ClientPace(limits)
+        self._pace = Pace(limits)
         self.has_begun = False
         """Whether anything was sent, so that the answer cannot become another one."""
         self.is_slow = False

@@ -74,6 +74,7 @@ STATUSES = {
     "NotModified": 304,
     "PreconditionFailed": 412,
     "QuotaExceeded": 403,
+    "RequestHeaderSectionTooLarge": 400,
     "RequestTimeTooSkewed": 403,
     "RequestTimeout": 400,
     "ServiceUnavailable": 503,

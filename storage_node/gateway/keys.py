@@ -10,6 +10,8 @@ from pathlib import Path
 from ais_loader.errors import InvalidRequest
 from storage_node.store.permissions import others_access, trusted_bytes
 
+MAX_ACCESS_KEY = 128
+"""Longest access key, in characters, as in S3."""
 _ACCESS_KEY = re.compile(r"[!-+.0-~-]+\Z")
 """Characters that a signature can name: those of ASCII but spaces, commas and slashes."""
 _FIELDS = {"access_key", "secret_key", "tenant", "token_file"}
@@ -51,6 +53,8 @@ def read_keys(path: Path) -> dict[str, Account]:
             raise InvalidRequest(f"{path}: key {number}: need access_key and secret_key")
         if not _ACCESS_KEY.match(account.access_key):
             raise InvalidRequest(f"{path}: key {number}: the access key has a slash, comma, space, or no ASCII")
+        if len(account.access_key) > MAX_ACCESS_KEY:
+            raise InvalidRequest(f"{path}: key {number}: the access key has more than {MAX_ACCESS_KEY} characters")
         if account.access_key in found:
             raise InvalidRequest(f"{path}: key {number}: the access key is there twice")
         found[account.access_key] = account

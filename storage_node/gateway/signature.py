@@ -98,7 +98,7 @@ class ChunkSigner:
     def _check(self, kind: str, hashes: list[str], signature: str) -> None:
         stamp, scope = self._request.context["timestamp"], self._auth.credential_scope(self._request)
         text = "\n".join([f"{ALGORITHM}-{kind}", stamp, scope, self._previous, *hashes])
-        self._previous = _compare(self._auth.signature(text, self._request), signature)
+        self._previous = _compare(signature, self._auth.signature(text, self._request))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def _verify_v4(
     request = _Signable(method, url, signed, stamp)
     auth = _Auth(account, scope["region"], payload)
     to_sign = auth.string_to_sign(request, auth.canonical_request(request))
-    seed = _compare(auth.signature(to_sign, request), fields["Signature"])
+    seed = _compare(fields["Signature"], auth.signature(to_sign, request))
     return Signed(account, payload, ChunkSigner(auth, request, seed))
 
 
@@ -242,8 +242,10 @@ def _verify_v2(
     named = (part.partition("=") for part in query.split("&") if part)
     text = "&".join(f"{quote(decoded(name, plus=True), safe='-_.~')}{equals}{value}" for name, equals, value in named)
     split = urlsplit(f"http://gateway{quote(decoded(bucket_path), safe='/-_.~')}?{text}")
-    made = auth.sign_string(auth.canonical_string(method, split, signed))
-    _compare(made, parameters.get("Signature", ""))
+    # boto3 requests /BUCKET, but signs /BUCKET/. Others sign what they request.
+    paths = {split.path, f"{split.path}/" if re.match(r"/[^/]+\Z", split.path) else split.path}
+    made = (auth.sign_string(auth.canonical_string(method, split, signed, auth_path=path)) for path in paths)
+    _compare(parameters.get("Signature", ""), *made)
     return Signed(account, UNSIGNED)
 
 
@@ -263,11 +265,15 @@ def _account(access_key: str, keys: Mapping[str, Account]) -> Account:
     return account
 
 
-def _compare(made: str, given: str) -> str:
-    """Return the signature. Raises S3Error unless both are equal, in a time that does not tell where they differ."""
-    if not hmac.compare_digest(made.encode(), given.encode("utf-8", "surrogatepass")):
-        raise S3Error("SignatureDoesNotMatch", "the signature does not match: check the secret key")
-    return made
+def _compare(given: str, *made: str) -> str:
+    """Return the signature that was made, in a time that does not tell where others differ.
+
+    Raises S3Error unless it is among those that were made.
+    """
+    for one in made:
+        if hmac.compare_digest(one.encode(), given.encode("utf-8", "surrogatepass")):
+            return one
+    raise S3Error("SignatureDoesNotMatch", "the signature does not match: check the secret key")
 
 
 def content_md5(value: str) -> bytes:

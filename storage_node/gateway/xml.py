@@ -1,71 +1,26 @@
-"""XML of requests and answers. Requests may have no document type, no entities, and a limited depth and size."""
+"""XML of requests and answers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from xml.parsers import expat
+from io import BytesIO
 from xml.sax.saxutils import escape
 
 from storage_node.gateway.errors import Refusal, S3Error
+from storage_node.limits import bounded_xml
+from storage_node.limits.bounded_xml import Element
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-_MAX_DEPTH = 8
-_MAX_ELEMENTS = 100_000
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
-
-
-class Element:
-    """An element of a request, without its namespace."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.text = ""
-        self.children: list[Element] = []
-
-    def find(self, name: str) -> str | None:
-        """Return the text of the first child of this name; None if there is none."""
-        return next((child.text for child in self.children if child.name == name), None)
-
-    def all(self, name: str) -> list[Element]:
-        """Return the children of this name."""
-        return [child for child in self.children if child.name == name]
 
 
 def parse(data: bytes, root: str) -> Element:
     """Parse a request whose outermost element is `root`. Raises S3Error with the code MalformedXML."""
-    top = Element("")
-    stack, count = [top], 0
-
-    def begin(name: str, _: object) -> None:
-        nonlocal count
-        count += 1
-        if len(stack) > _MAX_DEPTH or count > _MAX_ELEMENTS:
-            raise S3Error("MalformedXML", "the document has too many elements")
-        child = Element(name.rpartition("\n")[2])
-        stack[-1].children.append(child)
-        stack.append(child)
-
-    def end(_: str) -> None:
-        stack.pop()
-
-    def text(data: str) -> None:
-        stack[-1].text += data
-
-    def refuse(*_: object) -> int:
-        raise S3Error("MalformedXML", "document types and entities are not allowed")
-
-    parser = expat.ParserCreate(namespace_separator="\n")
-    parser.buffer_text = True
-    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = begin, end, text
-    parser.StartDoctypeDeclHandler, parser.ExternalEntityRefHandler = refuse, refuse
     try:
-        parser.Parse(data, True)
-    except (expat.ExpatError, ValueError, LookupError) as error:
-        raise S3Error("MalformedXML", f"the document is not well-formed: {error}") from None
-    if len(top.children) != 1 or top.children[0].name != root:
-        raise S3Error("MalformedXML", f"the document's root must be {root}")
-    return top.children[0]
+        return bounded_xml.parse(BytesIO(data), root)
+    except ValueError as error:
+        raise S3Error("MalformedXML", str(error)) from None
 
 
 def tag(name: str, value: object) -> str:

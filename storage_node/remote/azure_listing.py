@@ -9,20 +9,20 @@ starts after another key is read from the beginning.
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from email.utils import parsedate_to_datetime
 from urllib.parse import unquote
 
 from ais_loader.errors import Unsupported
+from storage_node.limits.bounded_xml import Element, Source, parse
 from storage_node.remote.driver import KeyPage, ListedKey, RequestFailure
 from storage_node.remote.failures import message
+from storage_node.remote.listing_request import not_advancing, page_of
 from storage_node.remote.object_stores import ObjectStores
-from storage_node.remote.s3_listing import answer_of, unreadable
 
-PAGE_KEYS = 5000
-"""The most keys of a page; Azure has no larger ones."""
+PAGE_KEYS = 1000
+"""The most keys of a page. Azure would send 5,000, of up to 4 KiB each, in an answer beyond the limit."""
 _MARKERS_KEPT = 1000
 
 
@@ -40,7 +40,7 @@ class AzureListing:
         """
         place = f"{self._stores.remote.url}/{prefix}"
         marker = self._markers.get((prefix, after), "")
-        continued = bool(marker)
+        continued, known, pages = bool(marker), marker, 0
         while True:
             query = {
                 "comp": "list",
@@ -49,16 +49,19 @@ class AzureListing:
                 "restype": "container",
                 **({"marker": marker} if marker else {}),
             }
-            body = await answer_of(
+            keys, marker, markers = await page_of(
                 lambda query=query: self._stores.azure_listing_request(query),  # type: ignore[misc]
                 place,
                 self._stores,
                 self._secrets,
+                lambda source: _parsed(source, self._stores.prefix),
             )
-            try:
-                keys, marker, markers = _parsed(body, self._stores.prefix)
-            except (ET.ParseError, ValueError) as error:
-                raise unreadable(place, error, self._secrets) from None
+            # Markers may lead in a circle, which comes by each marker that is kept.
+            pages += 1
+            if marker and marker == known:
+                raise not_advancing(place, after, self._secrets)
+            if not pages & (pages - 1):
+                known = marker
             if continued and keys and min(keys).key <= after:
                 raise self._unordered(place, min(keys).key, after)
             # Azure may order by UTF-16. A page is put into the order of UTF-8; pages cannot be.
@@ -83,30 +86,30 @@ class AzureListing:
             self._markers.popitem(last=False)
 
 
-def _parsed(body: bytes, above: str) -> tuple[list[ListedKey], str, int]:
+def _parsed(source: Source, above: str) -> tuple[list[ListedKey], str, int]:
     """Return the keys of an answer, the marker of the next page, and the number of directory markers."""
-    root = ET.fromstring(body)
-    if root.tag != "EnumerationResults":
-        raise ValueError(f"it is a {root.tag!r}")
     keys, markers = [], 0
-    for blob in root.iterfind("Blobs/Blob"):
-        name = blob.find("Name")
-        key = "" if name is None else name.text or ""
-        if name is not None and name.get("Encoded") == "true":
+
+    def take(blob: Element) -> None:
+        nonlocal markers
+        name, properties = blob.child("Name"), blob.child("Properties") or Element("Properties", {})
+        key = "" if name is None else name.text
+        if name is not None and name.attributes.get("Encoded") == "true":
             key = unquote(key)
         if not key.startswith(above):
             raise ValueError("it has a key outside the prefix")
         key = key.removeprefix(above)
-        size_bytes = int(blob.findtext("Properties/Content-Length") or 0)
-        is_folder = blob.findtext("Properties/ResourceType") == "directory"
+        size_bytes = int(properties.find("Content-Length") or 0)
+        is_folder = properties.find("ResourceType") == "directory"
         if not key or is_folder or (key.endswith("/") and not size_bytes):
             markers += 1
-            continue
-        etag = blob.findtext("Properties/Etag") or ""
-        modified = blob.findtext("Properties/Last-Modified")
+            return
+        modified = properties.find("Last-Modified")
         modified_ns = int(parsedate_to_datetime(modified).timestamp()) * 1_000_000_000 if modified else 0
-        keys.append(ListedKey(key, size_bytes, quoted_etag(etag), modified_ns))
-    return keys, root.findtext("NextMarker") or "", markers
+        keys.append(ListedKey(key, size_bytes, quoted_etag(properties.find("Etag") or ""), modified_ns))
+
+    root = parse(source, "EnumerationResults", {"Blob": take})
+    return keys, root.find("NextMarker") or "", markers
 
 
 def quoted_etag(etag: str) -> str:

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from datetime import datetime
 from typing import Any
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.remote import Remote
-from storage_node.remote import s3_listing
+from storage_node.remote import driver, s3_listing
 from storage_node.remote.azure_listing import AzureListing, quoted_etag
 from storage_node.remote.driver import (
     CHUNK_BYTES,
@@ -25,6 +25,7 @@ from storage_node.remote.driver import (
     RequestFailure,
 )
 from storage_node.remote.failures import failure_of, message
+from storage_node.remote.listing_request import not_advancing
 from storage_node.remote.object_stores import ObjectStores, obstore_module
 from storage_node.remote.remote_object import RemoteObject, made_up_etag
 
@@ -107,6 +108,9 @@ class CloudDriver:
         else:
             own = self._listed(prefix, after)
         async for page in own:
+            if page.after and page.after <= after:
+                raise not_advancing(f"{self._remote.url}/{prefix}", after, self.secrets)
+            after = page.after
             yield page
 
     async def _listed(self, prefix: str, after: str) -> AsyncIterator[KeyPage]:
@@ -236,7 +240,13 @@ class CloudDriver:
         iterator = result.stream(min_chunk_size=CHUNK_BYTES).__aiter__()
         while True:
             with self._translated(name):
-                chunk = await anext(iterator, None)
+                try:
+                    # obstore shows a chunk when it is complete.
+                    async with asyncio.timeout(CHUNK_BYTES / driver.PACE.rate_bytes_per_s):
+                        chunk = await anext(iterator, None)
+                except TimeoutError:
+                    slow = RemoteUnavailable(message(f"{self._remote.url}/{name}", driver.TOO_SLOW, self.secrets))
+                    raise RequestFailure(slow, retry=True) from None
             if chunk is None:
                 return
             yield memoryview(chunk)

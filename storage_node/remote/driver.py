@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ais_loader.errors import LoaderError
+from storage_node.limits.pace import PaceLimits
 from storage_node.remote.remote_object import RemoteObject
 
 CHUNK_BYTES = 1 << 20
 """Approximate size of the chunks in which objects are read."""
+
+PACE = PaceLimits(rate_bytes_per_s=4096.0)
+"""The slowest that a storage may send an answer, besides the limit on its silence."""
+TOO_SLOW = f"its answer comes with less than {PACE.rate_bytes_per_s:,.0f} bytes per second"
 
 Buffer = bytes | memoryview
 

@@ -210,7 +210,7 @@ def _described(status: int, body: str, reason: str) -> tuple[str, str]:
     try:
         described = json.loads(body)["error"]
         return str(described.get("status", "")), f"status {status}: {described.get('message', '')}"
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     if not status:
         return "", reason or "no answer"

@@ -13,9 +13,9 @@ import pytest
 from ais_loader.testing import eventually
 from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.server.certificate import Certificate
-from storage_node.gateway.server.client_pace import ClientPace
 from storage_node.gateway.server.limits import Limits
 from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.limits.pace import Pace
 from tests.gateway.conftest import Served
 from tests.gateway.raw_kit import connected, parsed, received, request
 
@@ -25,7 +25,7 @@ LIMITS = Limits(idle_s=10.0, rate_bytes_per_s=100.0, rate_window_s=60.0)
 def pace(moves: list[tuple[float, int | None]]) -> float | None:
     """Return when a client is found slow, that has moved so many bytes at these times; None bytes: it is not waited
     for. Looks are 1 s apart."""
-    one, moved = ClientPace(LIMITS), 0
+    one, moved = Pace(LIMITS), 0
     for second in range(int(moves[-1][0]) + 1):
         due = [bytes_ for at_s, bytes_ in moves if at_s <= second]
         if due[-1] is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -127,12 +128,13 @@ class Asked:
 
 @dataclass
 class Reply:
-    """An answer. `cut_bytes`: the connection is closed after this part of the body."""
+    """An answer. `cut_bytes`: the connection is closed after this part of the body. `pause_s`: after each byte."""
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     cut_bytes: int | None = None
+    pause_s: float = 0.0
 
 
 def content(asked: Asked, data: bytes, etag: str = '"v1"', cut_bytes: int | None = None) -> Reply:
@@ -183,9 +185,16 @@ class DecidedServer:
                     self.send_header("Content-Length", str(len(reply.body)))
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(reply.body[: reply.cut_bytes])
+                    self.send_body(reply)
                 if reply.cut_bytes is not None:
                     self.close_connection = True
+
+            def send_body(self, reply: Reply) -> None:
+                step = 1 if reply.pause_s else max(1, len(reply.body))
+                with contextlib.suppress(ConnectionError):
+                    for at in range(0, len(reply.body[: reply.cut_bytes]), step):
+                        self.wfile.write(reply.body[: reply.cut_bytes][at : at + step])
+                        time.sleep(reply.pause_s)
 
             do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = answer
 

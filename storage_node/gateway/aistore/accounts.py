@@ -9,7 +9,7 @@ from ais_loader import errors
 from ais_loader.objects.client import Client
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.clients import Clients
-from storage_node.gateway.keys import Account
+from storage_node.gateway.keys import MAX_ACCESS_KEY, Account
 
 _BEARER = "bearer "
 
@@ -42,14 +42,13 @@ def client_for(
 
 
 def _account(token: str, keys: Mapping[str, Account]) -> Account | None:
-    at = token.find(":")
-    while at >= 0:
-        account = keys.get(token[:at])
-        secret = account.secret_key if account is not None else ""
-        is_equal = hmac.compare_digest(token[at + 1 :].encode("utf-8", "replace"), secret.encode())
-        if account is not None and is_equal:
-            return account
-        at = token.find(":", at + 1)
+    # An access key may have colons itself. Each is tried, so that their number has to be limited.
+    for at, letter in enumerate(token[: MAX_ACCESS_KEY + 1]):
+        account = keys.get(token[:at]) if letter == ":" else None
+        if account is not None:
+            given = token[at + 1 :].encode("utf-8", "replace")
+            if hmac.compare_digest(given, account.secret_key.encode()):
+                return account
     return None
 
 

@@ -101,7 +101,7 @@ def archive_objects(request: Request) -> Response:
         found = _found(source, chosen, stopping, skips=skips)
         return made.append(found) if appends else made.make(found)
 
-    return answer_when_done(request.client, request.action, action)
+    return answer_when_done(request.recent_jobs, request.action, action)
 
 
 def _format(mime: object, name: str) -> ArchiveFormat:

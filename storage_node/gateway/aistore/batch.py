@@ -14,13 +14,12 @@ from typing import Any
 
 from ais_loader.errors import LoaderError
 from ais_loader.objects.archive import BatchArchive, check_names, member_name
-from ais_loader.objects.client import Client
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Item, Status
 from storage_node.gateway.aistore.batch_plan import Asked, BatchPlan, batch_plan
 from storage_node.gateway.aistore.errors import AISError, of_store
 from storage_node.gateway.aistore.jobs import GET_BATCH, Stopping
-from storage_node.gateway.aistore.recent_jobs import Stopped, recent_jobs
+from storage_node.gateway.aistore.recent_jobs import RecentJobs, Stopped
 from storage_node.gateway.aistore.request import Request
 from storage_node.gateway.reading import begun
 from storage_node.gateway.request import Response
@@ -37,7 +36,7 @@ def get_batch(request: Request) -> Response:
         request.named_bucket(name, provider, must_exist=True)
     check_names(plan.entries, plan.names)
     batch = request.client.get_batch(plan.entries, on_error="placeholder" if plan.goes_on else "raise")
-    archive = _Archive(batch, plan, request.client)
+    archive = _Archive(batch, plan, request.recent_jobs)
     try:
         if not plan.is_streamed:
             with archive:
@@ -55,14 +54,14 @@ class _Archive(BatchArchive):
     It is a job as long as it is written, which its client may stop.
     """
 
-    def __init__(self, batch: Batch, plan: BatchPlan, client: Client) -> None:
+    def __init__(self, batch: Batch, plan: BatchPlan, jobs: RecentJobs) -> None:
         super().__init__(batch, plan.archive, plan.names)
         self.rows: list[dict[str, Any]] = []
         """Descriptions of the entries, in front of an archive that is not streamed."""
         self._is_told = not plan.is_streamed
         self._size_bytes = 0
         self._stopping = Stopping()
-        self._job = recent_jobs(client).begin(GET_BATCH, self._stopping.stop)
+        self._job = jobs.begin(GET_BATCH, self._stopping.stop)
 
     def close(self) -> None:
         """Abandon what has not been written, and end the job."""

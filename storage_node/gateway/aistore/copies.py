@@ -157,7 +157,7 @@ def copy_bucket(request: Request) -> Response:
             outcome = _all_copied(source, target, copying.prefix, to, stopping, remove=False)
         return synchronized(outcome, source, target, copying, stopping)
 
-    return answer_when_done(request.client, request.action, action)
+    return answer_when_done(request.recent_jobs, request.action, action)
 
 
 def synchronized(
@@ -250,7 +250,7 @@ def move_bucket(request: Request) -> Response:
         mark.abort()
         return Outcome(done, size_bytes)
 
-    return answer_when_done(request.client, request.action, action)
+    return answer_when_done(request.recent_jobs, request.action, action)
 
 
 def _target_of_rename(request: Request, info: BucketInfo, name: str) -> tuple[Bucket, MultipartUpload]:

@@ -9,7 +9,6 @@ import base64
 import binascii
 import json
 import re
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,13 +16,12 @@ from typing import Any
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.transforms.etl import TransformInfo
-from ais_loader.transforms.transform_job import find_job
 from ais_loader.values.pipeline import Etl, Pipeline, Stage
 from ais_loader.values.urls import is_remote
 from storage_node.gateway.aistore.copies import Copying, places, uname
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.groups import selection
-from storage_node.gateway.aistore.jobs import ETL_BUCKET, ETL_OBJECTS
+from storage_node.gateway.aistore.jobs import ETL_BUCKET, ETL_OBJECTS, new_store_job, store_job
 from storage_node.gateway.aistore.request import Request, json_response, text_response
 from storage_node.gateway.request import Response
 
@@ -159,7 +157,7 @@ def about_one(request: Request) -> Response:
     }
     if job := request.query.get("uuid"):
         try:
-            failures = find_job(request.client._transport, job).failures()
+            failures = store_job(request, job).failures()
         except errors.JobNotFound:
             raise AISError(404, f"job {job[:100]} of etl {info.name} does not exist") from None
         answer["obj_errors"] = [{"obj_name": one.name, "msg": str(one.error), "ecode": 500} for one in failures]
@@ -267,7 +265,7 @@ def _job(request: Request, kind: str, name: str, provider: str, names: list[str]
             inspect=copying.is_dry,
             continue_on_error=copying.goes_on,
             concurrency=workers if isinstance(workers, int) and workers > 0 else 0,
-            name=f"{kind}-{secrets.token_hex(4)}",
+            name=new_store_job(request, kind),
             wait=False,
         )
     except errors.TransformNotFound:

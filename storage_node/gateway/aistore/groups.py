@@ -102,7 +102,7 @@ def delete_objects(request: Request) -> Response:
                 failure = failure or result
         return Outcome.of(deleted, 0, failure)
 
-    return answer_when_done(request.client, request.action, action)
+    return answer_when_done(request.recent_jobs, request.action, action)
 
 
 def copy_objects(request: Request) -> Response:
@@ -122,7 +122,7 @@ def copy_objects(request: Request) -> Response:
             return synchronized(outcome, bucket, to, replace(copying, prefix=chosen.prefix), stopping)
         return synchronized(outcome, bucket, to, copying, stopping, chosen.names())
 
-    return answer_when_done(request.client, request.action, action)
+    return answer_when_done(request.recent_jobs, request.action, action)
 
 
 def prefetch_objects(request: Request) -> Response:
@@ -137,7 +137,7 @@ def prefetch_objects(request: Request) -> Response:
         ]
         return Outcome.of(summary.warmed, summary.size_bytes, next(iter(failures), None))
 
-    return answer_when_done(request.client, request.action, action)
+    return answer_when_done(request.recent_jobs, request.action, action)
 
 
 def evict_objects(request: Request) -> Response:
@@ -149,7 +149,7 @@ def evict_objects(request: Request) -> Response:
         summary = bucket.evict(names, prefix=chosen.prefix)
         return Outcome(summary.copies, summary.size_bytes)
 
-    return answer_when_done(request.client, request.action, action)
+    return answer_when_done(request.recent_jobs, request.action, action)
 
 
 def evict_bucket(request: Request) -> Response:

@@ -111,7 +111,6 @@ def admit(
     Over TLS, the SDK sends the headers of an upload first, with a length of 0 if it does not know it, and the body only
     where a redirection says. Every upload is thus sent to its own address with one parameter more.
     """
-    is_tls = is_tls or headers.get("x-forwarded-proto", "").lower() == "https"
     parameters = dict(query_pairs(query))
     client, access_key = client_for(headers, keys, clients)
     found = route(method, path[len(_ROOT) + 1 :], parameters)
@@ -125,6 +124,7 @@ def admit(
             rest=found.rest,
             provider=provider,
             spool=spool,
+            access_key=access_key,
             needs_token=keys is not None,
         )
 

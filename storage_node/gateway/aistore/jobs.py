@@ -8,6 +8,8 @@ Lists of jobs show the store's, and those of this process that run or have just 
 
 from __future__ import annotations
 
+import hashlib
+import re
 import secrets
 import threading
 import time
@@ -18,11 +20,10 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ais_loader import errors
-from ais_loader.objects.client import Client
 from ais_loader.transforms.transform_job import TransformJob, find_job, list_jobs
 from storage_node.gateway.aistore.cluster import TARGET
 from storage_node.gateway.aistore.errors import AISError, unsupported
-from storage_node.gateway.aistore.recent_jobs import RecentJob, Stopped, recent_jobs
+from storage_node.gateway.aistore.recent_jobs import RecentJob, RecentJobs, Stopped
 from storage_node.gateway.aistore.request import Request, json_response, text_response
 from storage_node.gateway.request import Response
 
@@ -50,6 +51,7 @@ _BY_ITSELF = {
 """Jobs that a client may start, and that the store does all the time."""
 _NEVER = "0001-01-01T00:00:00Z"
 ETL_BUCKET, ETL_OBJECTS = "etl-bck", "etl-listrange"
+_MARKED = re.compile(rf"(?:{ETL_BUCKET}|{ETL_OBJECTS})-([0-9a-f]{{8}}-)[0-9a-f]{{8}}\Z")
 GET_BATCH = "get-batch"
 _IDLING = frozenset(("copy-listrange", "archive", GET_BATCH))
 """Kinds that AIStore lists as running for a while after their work, as idle jobs, and that clients expect there."""
@@ -95,16 +97,16 @@ class Stopping:
             yield item
 
 
-def answer_when_done(client: Client, kind: str, action: Callable[[Stopping], Outcome]) -> Response:
+def answer_when_done(jobs: RecentJobs, kind: str, action: Callable[[Stopping], Outcome]) -> Response:
     """Run an action, and answer with an id that says how it ended. Raises what the action raises, if it does so soon.
 
     Args:
-        client: The client that asks for the action, and may list and stop it.
+        jobs: Those of the client that asks for the action, which may list and stop it.
         action: A function that calls `check` of its argument again and again.
     """
     done: Future[str] = Future()
     stopping = Stopping()
-    job = recent_jobs(client).begin(kind, stopping.stop)
+    job = jobs.begin(kind, stopping.stop)
 
     def work() -> None:
         failure: Exception | None = None
@@ -260,6 +262,33 @@ def _of_process(job: RecentJob) -> Job:
     )
 
 
+def new_store_job(request: Request, kind: str) -> str:
+    """Return the name of a new job of the store, with a mark of the access key that may list and stop it."""
+    return f"{kind}-{_mark(request)}{secrets.token_hex(4)}"
+
+
+def _mark(request: Request) -> str:
+    key = request.access_key
+    return f"{hashlib.sha256(key.encode()).hexdigest()[:8]}-" if key else ""
+
+
+def _is_of_another(request: Request, name: str) -> bool:
+    """Whether a job of the store is that of another access key. Nodes cannot tell keys apart that have no tokens."""
+    found = _MARKED.match(name)
+    return found is not None and _mark(request) not in ("", found[1])
+
+
+def store_job(request: Request, name: str) -> TransformJob:
+    """Return a job of the store. Raises JobNotFound, also for one of another access key."""
+    if _is_of_another(request, name):
+        raise errors.JobNotFound(f"there is no job {name!r}")
+    return find_job(request.client._transport, name)
+
+
+def _store_jobs(request: Request) -> list[TransformJob]:
+    return [job for job in list_jobs(request.client._transport) if not _is_of_another(request, job.name)]
+
+
 def _of_store(job: TransformJob) -> Job:
     counts = job.counts
     kind = ETL_OBJECTS if job.name.startswith(f"{ETL_OBJECTS}-") else ETL_BUCKET
@@ -299,10 +328,10 @@ def _found(request: Request, id: str) -> Job | None:
     job = _of_id(id)
     if job is not None:
         return job
-    if (recent := recent_jobs(request.client).find(id)) is not None:
+    if (recent := request.recent_jobs.find(id)) is not None:
         return _of_process(recent)
     try:
-        return _of_store(find_job(request.client._transport, id))
+        return _of_store(store_job(request, id))
     except errors.JobNotFound:
         return None
 
@@ -310,8 +339,8 @@ def _found(request: Request, id: str) -> Job | None:
 def _known(request: Request) -> list[Job]:
     """Return the jobs that a request asks for by their kind: those of the store, and the client's in this process."""
     _, kind, _ = _asked(request)
-    jobs = [_of_store(job) for job in list_jobs(request.client._transport)]
-    jobs += [_of_process(job) for job in recent_jobs(request.client).all()]
+    jobs = [_of_store(job) for job in _store_jobs(request)]
+    jobs += [_of_process(job) for job in request.recent_jobs.all()]
     return [job for job in jobs if kind in ("", job.kind)]
 
 
@@ -364,26 +393,25 @@ def start(request: Request) -> Response:
     _, kind, _ = _asked(request)
     if kind not in _BY_ITSELF:
         raise unsupported(f'job "{kind[:40]}"')
-    return answer_when_done(request.client, _BY_ITSELF[kind], lambda _: Outcome())
+    return answer_when_done(request.recent_jobs, _BY_ITSELF[kind], lambda _: Outcome())
 
 
 def stop(request: Request) -> Response:
     """Answer `stop`, of one job or all of a kind. What an action has done stays. Raises AISError for an unknown job."""
     id, kind, _ = _asked(request)
     if not id:
-        for recent in recent_jobs(request.client).all():
+        for recent in request.recent_jobs.all():
             if recent.kind == kind and not recent.ended_ms:
                 recent.stop()
         if kind not in (ETL_BUCKET, ETL_OBJECTS):
             return Response()
     if _of_id(id) is not None:  # it has ended
         return Response()
-    if (found := recent_jobs(request.client).find(id)) is not None:
+    if (found := request.recent_jobs.find(id)) is not None:
         found.stop()
         return Response()
-    transport = request.client._transport
     try:
-        jobs = [find_job(transport, id)] if id else list_jobs(transport)
+        jobs = [store_job(request, id)] if id else _store_jobs(request)
     except errors.JobNotFound:
         raise AISError(400, f"job {kind}[{id[:100]}] does not exist") from None
     for job in jobs:

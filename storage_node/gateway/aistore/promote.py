@@ -49,4 +49,4 @@ def promote(request: Request) -> Response:
             bucket.rename(to + file, to)
         return Outcome.of(done, size_bytes, failure)
 
-    return answer_when_done(request.client, request.action, action)
+    return answer_when_done(request.recent_jobs, request.action, action)

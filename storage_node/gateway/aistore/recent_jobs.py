@@ -91,11 +91,11 @@ class RecentJobs:
         self._jobs = [job for job in self._jobs if id(job) not in dropped]
 
 
-_OF_CLIENTS: WeakKeyDictionary[Client, RecentJobs] = WeakKeyDictionary()
+_OF_CLIENTS: WeakKeyDictionary[Client, dict[str, RecentJobs]] = WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def recent_jobs(client: Client) -> RecentJobs:
-    """Return the jobs that this process does, or has just done, for a client."""
+def recent_jobs(client: Client, access_key: str = "") -> RecentJobs:
+    """Return the jobs that this process does, or has just done, for a client and one of the keys that share it."""
     with _LOCK:
-        return _OF_CLIENTS.setdefault(client, RecentJobs())
+        return _OF_CLIENTS.setdefault(client, {}).setdefault(access_key, RecentJobs())

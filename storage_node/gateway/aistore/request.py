@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ais_loader.errors import BucketNotFound
 from storage_node.gateway.aistore.errors import AISError, bucket_not_found
 from storage_node.gateway.aistore.providers import provider_of
+from storage_node.gateway.aistore.recent_jobs import RecentJobs, recent_jobs
 from storage_node.gateway.names import name_of
 from storage_node.gateway.request import RequestHead, Response
 
@@ -33,6 +34,8 @@ class Request(RequestHead):
     """The body of a call that takes JSON; None if there was none."""
     spool: str | None = None
     """Folder of temporary files; None for that of the system."""
+    access_key: str = ""
+    """The access key that the request comes from; "" for a token, and if everything is open."""
     needs_token: bool = False
     """Whether the gateway asks for a key or token."""
 
@@ -51,6 +54,11 @@ class Request(RequestHead):
         if not isinstance(value, dict):
             raise AISError(400, f"{self.action}: the value must be an object")
         return value
+
+    @property
+    def recent_jobs(self) -> RecentJobs:
+        """The jobs of this process that the client may list and stop."""
+        return recent_jobs(self.client, self.access_key)
 
     @property
     def bucket_url(self) -> str:

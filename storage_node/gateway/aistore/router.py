@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -206,14 +206,16 @@ _UNSUPPORTED_ACTIONS = frozenset(
 """Actions of AIStore that have no meaning here."""
 
 
+_NAMED = {"B": "bucket", "O": "key", "*": "rest"}
+
+
 def route(method: str, path: str, query: Mapping[str, str]) -> Route:
     """Return the calls that fit a request, by its path below /v1/ as it was sent. Raises AISError."""
-    parts = path.split("/")
     found: list[Call] = []
-    named: dict[str, str | tuple[str, ...]] = {}
+    named: dict[str, str] = {}
     methods: set[str] = set()
     for call in CALLS:
-        names = _match(call.place.split("/"), parts)
+        names = _match(call.place, path)
         if names is None:
             continue
         methods.add(call.method)
@@ -221,7 +223,7 @@ def route(method: str, path: str, query: Mapping[str, str]) -> Route:
             found.append(call)
             named = named or names
     if not found:
-        if _is_incomplete(method, parts):
+        if _is_incomplete(method, path):
             raise AISError(400, f"the path /v1/{path[:200]} lacks the name of a bucket or object")
         if not methods:
             raise AISError(400, f"invalid path /v1/{path[:200]}", "ErrInvalidURL")
@@ -233,17 +235,20 @@ def route(method: str, path: str, query: Mapping[str, str]) -> Route:
     # Without an action, the first that the parameters select is the call, unless others need the body to be chosen.
     if not found[0].action:
         found = found[:1]
-    return Route(tuple(found), **named)  # type: ignore[arg-type]
+    rest = named.get("rest", "")
+    return Route(
+        tuple(found),
+        decoded(named.get("bucket", "")),
+        decoded(named.get("key", "")),
+        tuple(decoded(part) for part in rest.split("/")) if rest else (),
+    )
 
 
-def _is_incomplete(method: str, parts: Sequence[str]) -> bool:
+def _is_incomplete(method: str, path: str) -> bool:
     """Whether more names would make the path that of a call."""
-    known = [part for part in parts if part]
-    for more in (["B"], ["B", "O"]):
-        longer = [*known, *more]
-        if any(call.method == method and _match(call.place.split("/"), longer) for call in CALLS):
-            return True
-    return False
+    known = "/".join(part for part in path.split("/") if part)
+    longer = [f"{known}/B".lstrip("/"), f"{known}/B/O".lstrip("/")]
+    return any(call.method == method and _match(call.place, one) for call in CALLS for one in longer)
 
 
 def _has(query: Mapping[str, str], having: str) -> bool:
@@ -251,24 +256,20 @@ def _has(query: Mapping[str, str], having: str) -> bool:
     return not name or (query.get(name) == value if equals else name in query)
 
 
-def _match(place: Sequence[str], parts: Sequence[str]) -> dict[str, str | tuple[str, ...]] | None:
-    """Return what a path names if it is at a place; otherwise None. Raises S3Error unless it is UTF-8."""
-    named: dict[str, str | tuple[str, ...]] = {}
-    if place[-1] != "O":  # the name of an object may end with a slash
-        parts = [*parts]
-        while len(parts) > 1 and not parts[-1]:
-            parts.pop()
-    for at, part in enumerate(place):
-        if part == "*":
-            named["rest"] = tuple(decoded(rest) for rest in parts[at:])
-            return named
-        if at >= len(parts):
+def _match(place: str, path: str) -> dict[str, str] | None:
+    """Return what a path names, as it was sent, if it is at a place; otherwise None."""
+    names = place.split("/")
+    if names[-1] != "O":  # the name of an object may end with a slash
+        path = path.rstrip("/")
+    parts = path.split("/", len(names) - 1)
+    if names[-1] == "*" and len(parts) == len(names) - 1:
+        parts.append("")
+    if len(parts) != len(names) or (names[-1] not in "O*" and "/" in parts[-1]):
+        return None
+    named: dict[str, str] = {}
+    for name, part in zip(names, parts, strict=True):
+        if kind := _NAMED.get(name):
+            named[kind] = part
+        elif name != part:
             return None
-        if part == "O":
-            named["key"] = decoded("/".join(parts[at:]))
-            return named if named["key"] else None
-        if part == "B":
-            named["bucket"] = decoded(parts[at])
-        elif part != parts[at]:
-            return None
-    return named if len(place) == len(parts) else None
+    return None if named.get("key") == "" else named

@@ -17,10 +17,10 @@ from ais_loader.extras import needs
 from storage_node.gateway import xml
 from storage_node.gateway.errors import Refusal, S3Error
 from storage_node.gateway.server.access_log import AccessLog
-from storage_node.gateway.server.client_pace import ClientPace
 from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import MALFORMED, Exchange
 from storage_node.gateway.server.limits import Limits
+from storage_node.limits.pace import Pace
 from storage_node.limits.peers import peer_of_address
 
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
@@ -206,7 +206,7 @@ class _Connection(RequestHandler):
         self._payload: Any = None
         self._writer: Any = None
         self._sent_bytes = 0  # by earlier writers
-        self._receiving, self._sending = ClientPace(server.limits), ClientPace(server.limits)
+        self._receiving, self._sending = Pace(server.limits), Pace(server.limits)
         self.exchange = Exchange("", "", "", 0.0)
 
     @property

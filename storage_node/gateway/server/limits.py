@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from storage_node.limits.pace import PaceLimits
+
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits on what a client may take of the gateway."""
+class Limits(PaceLimits):
+    """Limits on what a client may take of the gateway, and on its pace.
+
+    `idle_s` also bounds a handshake, and all headers of a request.
+    """
 
     requests: int = 64
     """Requests that are answered at once. Others wait. One client has at most seven eighths of them."""
@@ -22,18 +27,14 @@ class Limits:
     still_s: float = 5.0
     """A client that takes less than 64 KiB of its answer in this time is disconnected if another request waits for its
     slot."""
-    idle_s: float = 30.0
-    """How long a client may send or take nothing, and how long it has for a handshake and for all headers."""
-    rate_bytes_per_s: float = 1024.0
-    """A client that sends a body, or takes an answer, at a lower rate is disconnected."""
-    rate_window_s: float = 60.0
-    """The time over which that rate is measured."""
     bodies_bytes: int = 16 << 20
     """Memory for bodies that have arrived. Further ones are kept in files."""
     pending_bytes: int = 8 << 20
     """Memory for what arrives of bodies, beyond which it is decoded in smaller steps."""
     headers: int = 128
     """Number of headers."""
+    headers_bytes: int = 64 << 10
+    """Size of all headers together."""
     line_bytes: int = 16 << 10
     """Size of the request line, and of a header."""
     grace_s: float = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 
 from storage_node.gateway.server.limits import Limits
@@ -14,6 +15,8 @@ class GatewayOptions:
 
     domains: tuple[str, ...] = ()
     """Names below which a bucket is a host, as in virtual-host style."""
+    proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Addresses of proxies that say with `X-Forwarded-Proto` whether the client uses TLS. Others are not believed."""
     with_members: bool = False
     """Serve members of archives as `shard.tar/member`."""
     spool: str | None = None

@@ -6,6 +6,7 @@ import hashlib
 import random
 import socket
 from collections.abc import Iterator
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.server.limits import Limits
 from tests.gateway.aistore.conftest import BEARER, Ais
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import ACCOUNT, Served
 from tests.table import table
 
 SIZES = [0, 1, 5, 300_000, 3 << 20]
@@ -208,27 +209,39 @@ def test_a_body_that_ends_early(ais: Ais, served: Served, bucket: str) -> None:
     assert ais.get(bucket, "x").status == 404
 
 
-def test_headers_alone_are_answered_over_tls(ais: Ais, served: Served, bucket: str) -> None:
+def test_headers_alone_are_answered_over_tls(served: Served, bucket: str) -> None:
     """The SDK sends the headers of an upload first if its address has https, and TLS may end before the gateway."""
     head = f"PUT /v1/objects/{bucket}/x?provider=ais HTTP/1.1\r\nHost: h\r\nAuthorization: {BEARER}\r\n"
     head += "X-Forwarded-Proto: https\r\nConnection: close\r\n"
-    for more in ("Content-Length: 5\r\n", ""):
-        with socket.create_connection(("127.0.0.1", served.port), timeout=60) as sent:
-            sent.sendall(f"{head}{more}\r\n".encode())
-            answer = b""
-            while b"\r\n\r\n" not in answer:
-                received = sent.recv(65536)
-                assert received, answer
-                answer += received
-        assert answer.startswith(b"HTTP/1.1 307 ")
-        location = answer.decode().split("ocation: ")[1].split("\r\n")[0]
-        assert location.startswith(f"https://h/v1/objects/{bucket}/x?provider=ais&")
-        assert ais.get(bucket, "x").status == 404
-    https = {"X-Forwarded-Proto": "https"}
-    assert ais("PUT", location.removeprefix("https://h/v1/"), b"bytes", https).status == 200
-    assert ais.get(bucket, "x", https).body == b"bytes"
-    assert ais("PUT", location.removeprefix("https://h/v1/"), b"", https).status == 200
-    assert ais.get(bucket, "x").body == b""
+    keys, proxies = {ACCOUNT.access_key: ACCOUNT}, (ip_network("127.0.0.0/8"),)
+    with GatewayThread(served.clients, keys, proxies=proxies) as gateway:
+        ais = Ais(gateway.port)
+        for more in ("Content-Length: 5\r\n", ""):
+            with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as sent:
+                sent.sendall(f"{head}{more}\r\n".encode())
+                answer = b""
+                while b"\r\n\r\n" not in answer:
+                    received = sent.recv(65536)
+                    assert received, answer
+                    answer += received
+            assert answer.startswith(b"HTTP/1.1 307 ")
+            location = answer.decode().split("ocation: ")[1].split("\r\n")[0]
+            assert location.startswith(f"https://h/v1/objects/{bucket}/x?provider=ais&")
+            assert ais.get(bucket, "x").status == 404
+        https = {"X-Forwarded-Proto": "https"}
+        assert ais("PUT", location.removeprefix("https://h/v1/"), b"bytes", https).status == 200
+        assert ais.get(bucket, "x", https).body == b"bytes"
+        assert ais("PUT", location.removeprefix("https://h/v1/"), b"", https).status == 200
+        assert ais.get(bucket, "x").body == b""
+
+
+def test_only_a_proxy_says_that_a_client_uses_tls(served: Served, bucket: str) -> None:
+    keys, https = {ACCOUNT.access_key: ACCOUNT}, {"X-Forwarded-Proto": "https", "Host": "elsewhere.test"}
+    others = tuple(map(ip_network, ("127.0.0.2", "10.0.0.0/8", "::/0")))
+    with GatewayThread(served.clients, keys, proxies=others) as gateway:
+        for port in (served.port, gateway.port):
+            assert Ais(port)("PUT", f"objects/{bucket}/x", b"bytes", https).status == 200
+            assert Ais(port).get(bucket, "x").body == b"bytes"
 
 
 def test_a_full_gateway_says_when_to_come_back(tmp_path: Path) -> None:

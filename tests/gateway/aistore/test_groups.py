@@ -21,7 +21,7 @@ from storage_node.gateway.aistore.groups import expand
 from storage_node.gateway.aistore.jobs import Outcome, Stopping
 from tests.gateway.aistore.calls import action, call, job_of, succeeded
 from tests.gateway.aistore.conftest import BEARER, Answer
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_bundle import members
 from tests.table import table
@@ -309,6 +309,11 @@ def test_lists_of_jobs(served: Served, bucket: str, filled: dict[str, bytes]) ->
         assert call(served, "POST", kind, {}).status == 501
 
 
+def jobs_of(served: Served) -> recent_jobs.RecentJobs:
+    """Return the jobs of the key with which `call` sends requests."""
+    return recent_jobs.recent_jobs(served.client, ACCOUNT.access_key)
+
+
 def test_jobs_that_ended_long_ago_are_not_listed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     id = succeeded(call(served, "PUT", "cluster", action("start", {"Kind": "lru"}))).body.decode()
     assert id in [job["uuid"] for job in listed(served, "status_all")]
@@ -318,7 +323,7 @@ def test_jobs_that_ended_long_ago_are_not_listed(served: Served, monkeypatch: py
 
 
 def test_jobs_of_others_are_not_listed(served: Served) -> None:
-    mine, theirs = recent_jobs.recent_jobs(served.client), recent_jobs.recent_jobs(Client(served.client._transport))
+    mine, theirs = jobs_of(served), recent_jobs.recent_jobs(Client(served.client._transport), ACCOUNT.access_key)
     job = theirs.begin("copy-bck", lambda: None)
     assert theirs.find(job.id) is job and mine.find(job.id) is None
     assert call(served, "PUT", "cluster", action("stop", {"ID": job.id})).status == 400
@@ -344,7 +349,7 @@ def test_a_running_action_is_stopped(served: Served, monkeypatch: pytest.MonkeyP
         finally:
             ended.set()
 
-    response = jobs.answer_when_done(served.client, "move-bck", endless)
+    response = jobs.answer_when_done(jobs_of(served), "move-bck", endless)
     (running,) = listed(served, "running_all", "move-bck")
     id = running.removeprefix("move-bck[").removesuffix("]")
     assert succeeded(call(served, "GET", "cluster", {"ID": id}, what="status")).json()["end_time"] == 0
@@ -418,7 +423,7 @@ def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest
         assert going_on.wait(60)
         return Outcome(3, 1 << 60)
 
-    response = jobs.answer_when_done(served.client, "copy-bck", long)
+    response = jobs.answer_when_done(jobs_of(served), "copy-bck", long)
     pieces = response.body
     assert not isinstance(pieces, bytes)
     first = [next(pieces), next(pieces)]
@@ -440,7 +445,7 @@ def test_a_long_action_fails(served: Served, monkeypatch: pytest.MonkeyPatch) ->
         assert going_on.wait(60)
         raise errors.DriveFull("full")
 
-    response = jobs.answer_when_done(served.client, "archive", failing)
+    response = jobs.answer_when_done(jobs_of(served), "archive", failing)
     going_on.set()
     assert not isinstance(response.body, bytes)
     assert b"".join(map(bytes, response.body)).endswith(b"-DriveFull")
@@ -458,13 +463,13 @@ def test_a_client_that_leaves_ends_its_action(served: Served, monkeypatch: pytes
         finally:
             ended.set()
 
-    pieces = jobs.answer_when_done(served.client, "copy-bck", endless).body
+    pieces = jobs.answer_when_done(jobs_of(served), "copy-bck", endless).body
     assert not isinstance(pieces, bytes)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
     assert ended.wait(60)
     ended.clear()
-    jobs.answer_when_done(served.client, "copy-bck", endless)  # the client has left before the answer began
+    jobs.answer_when_done(jobs_of(served), "copy-bck", endless)  # the client has left before the answer began
     assert ended.wait(60)
 
 
