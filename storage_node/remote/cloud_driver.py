@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from datetime import datetime
 from typing import Any
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied, Unsupported
 from ais_loader.wire.remote import Remote
 from storage_node.remote import s3_listing
 from storage_node.remote.azure_listing import AzureListing, quoted_etag
@@ -23,6 +23,7 @@ from storage_node.remote.driver import (
     PutConditions,
     ReadAnswer,
     RequestFailure,
+    begun,
 )
 from storage_node.remote.failures import failure_of, message
 from storage_node.remote.object_stores import ObjectStores, obstore_module
@@ -57,7 +58,7 @@ class CloudDriver:
             # The configuration is incomplete, such as one without the name of an account.
             reason = str(error).partition("\n\nDebug source")[0]
             raise RemoteDenied(message(self._remote.url, reason, self.secrets)) from None
-        self._has_ranges = True
+        self._has_ranges = self._has_head = True
         self._has_answered = False
         self._azure = (
             AzureListing(stores, self.secrets) if self._remote.scheme == "az" and stores.can_list_azure else None
@@ -65,14 +66,22 @@ class CloudDriver:
         self._is_signing: bool | None = None
 
     async def head(self, name: str) -> RemoteObject:
-        try:
-            with self._translated(name):
-                return self._info(name, await self._get(name, {"head": True}))
-        except RequestFailure as failure:
-            if not isinstance(failure.error, ObjectNotFound) or self._remote.scheme.startswith("http"):
-                raise
-        # An answer to HEAD has no content, so that a missing bucket looks like a missing object.
-        return (await self.open(name)).info
+        is_refused = True
+        if self._has_head:
+            try:
+                with self._translated(name):
+                    return self._info(name, await self._get(name, {"head": True}))
+            except RequestFailure as failure:
+                is_refused = isinstance(failure.error, RemoteDenied | Unsupported) and not failure.is_credentials
+                is_missing = isinstance(failure.error, ObjectNotFound) and not self._remote.scheme.startswith("http")
+                if not is_refused and not is_missing:
+                    raise
+        # Some servers answer GET alone. And an answer to HEAD has no content: a missing bucket looks like a missing
+        # object, and a refusal gives no reason.
+        answer = await begun(self, name, 0, 1)
+        await answer.close()
+        self._has_head = not is_refused
+        return answer.info
 
     async def open(
         self, name: str, start: int = 0, end: int | None = None, *, if_match: str = "", if_none_match: str = ""
@@ -91,9 +100,9 @@ class CloudDriver:
             except Exception as error:
                 if not is_range or not any(one in str(error) for one in _NO_RANGES):
                     raise
-                self._has_ranges, is_range = False, False
                 del options["range"]
                 result = await self._get(name, options)
+                self._has_ranges, is_range = not result.meta["size"], False
         info = self._info(name, result)
         if if_match and info.etag != if_match:
             raise PreconditionFailed

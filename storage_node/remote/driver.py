@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, RangeError
 from storage_node.remote.remote_object import RemoteObject
 
 CHUNK_BYTES = 1 << 20
@@ -142,3 +142,15 @@ class Driver(Protocol):
         ...
 
     async def delete(self, name: str) -> None: ...
+
+
+async def begun(
+    driver: Driver, name: str, start: int, end: int, *, if_match: str = "", if_none_match: str = ""
+) -> ReadAnswer:
+    """Begin to read bytes `start` to `end`. An object that is empty has no range to be requested."""
+    try:
+        return await driver.open(name, start, end, if_match=if_match, if_none_match=if_none_match)
+    except RequestFailure as failure:
+        if start or not isinstance(failure.error, RangeError):
+            raise
+        return await driver.open(name, if_match=if_match, if_none_match=if_none_match)
