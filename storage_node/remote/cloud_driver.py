@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied, Unsupported
 from ais_loader.wire.remote import Remote
+from ais_loader.wire.reserved import CONTENT_HEADERS, STORE_PREFIX
 from storage_node.remote import s3_listing
 from storage_node.remote.azure_listing import AzureListing, quoted_etag
 from storage_node.remote.driver import (
@@ -30,9 +32,7 @@ from storage_node.remote.object_stores import ObjectStores, obstore_module
 from storage_node.remote.remote_object import RemoteObject, made_up_etag
 
 _PAGE = 1000
-_HEADERS = frozenset(
-    ("content-disposition", "content-encoding", "content-language", "content-type", "cache-control", "storage-class")
-)
+_HEADERS = frozenset((*CONTENT_HEADERS, "storage-class"))
 """Attributes of obstore that are no metadata of the user."""
 _NO_RANGES = ("Range request not supported", "non-partial response")
 
@@ -148,9 +148,7 @@ class CloudDriver:
             if is_last:
                 return
 
-    async def put(
-        self, name: str, data: bytes, metadata: Mapping[str, str], content_type: str, conditions: PutConditions
-    ) -> RemoteObject:
+    async def put(self, name: str, data: bytes, metadata: Mapping[str, str], conditions: PutConditions) -> RemoteObject:
         mode: Any = "overwrite"
         if conditions.if_absent:
             mode = "create"
@@ -162,12 +160,10 @@ class CloudDriver:
                 if there.etag != conditions.if_etag:
                     raise PreconditionFailed
                 mode["version"] = there.version
-        return await self._put(
-            self._stores.writer, name, data, len(data), metadata, content_type, mode=mode, use_multipart=False
-        )
+        return await self._put(self._stores.writer, name, data, len(data), metadata, mode=mode, use_multipart=False)
 
     async def put_stream(
-        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], content_type: str, part_bytes: int
+        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], part_bytes: int
     ) -> RemoteObject:
         size_bytes = 0
 
@@ -183,12 +179,11 @@ class CloudDriver:
             counted(),
             0,
             metadata,
-            content_type,
             use_multipart=True,
             chunk_size=part_bytes,
             max_concurrency=4,
         )
-        return RemoteObject(name, size_bytes, put.etag, put.version, put.modified_ns, content_type, dict(metadata))
+        return replace(put, size_bytes=size_bytes)
 
     async def delete(self, name: str) -> None:
         with self._translated(name):
@@ -219,12 +214,12 @@ class CloudDriver:
         content: Any,
         size_bytes: int,
         metadata: Mapping[str, str],
-        content_type: str,
         **options: Any,
     ) -> RemoteObject:
         if taken := next((key for key in metadata if key.lower() in _HEADERS), ""):
             raise InvalidRequest(f"metadata {taken!r}: remote storage has a header of this name")
-        attributes = {**metadata, **({"Content-Type": content_type} if content_type else {})}
+        headers = {f"{STORE_PREFIX}{header}": header for header in CONTENT_HEADERS}
+        attributes = {headers.get(key, key): value for key, value in metadata.items()}
         with self._translated(name):
             put = await self._obstore.put_async(
                 store, self._key(name), content, attributes=attributes or None, **options
@@ -237,7 +232,6 @@ class CloudDriver:
             put["e_tag"] or "",
             put["version"] or "",
             time.time_ns(),
-            content_type,
             dict(metadata),
         )
 
@@ -267,8 +261,8 @@ class CloudDriver:
             meta["e_tag"] or made_up_etag(modified_ns, size_bytes),
             meta["version"] or "",
             modified_ns,
-            attributes.get("Content-Type", ""),
             {key: value for key, value in attributes.items() if key.lower() not in _HEADERS},
+            {key.lower(): value for key, value in attributes.items() if key.lower() in CONTENT_HEADERS},
         )
 
     @contextlib.contextmanager

@@ -129,14 +129,12 @@ class Driver(Protocol):
         """Yield the keys that begin with `prefix` and follow `after`, with one request for each page."""
         ...
 
-    async def put(
-        self, name: str, data: bytes, metadata: Mapping[str, str], content_type: str, conditions: PutConditions
-    ) -> RemoteObject:
-        """Put a whole object. Raises PreconditionFailed."""
+    async def put(self, name: str, data: bytes, metadata: Mapping[str, str], conditions: PutConditions) -> RemoteObject:
+        """Put a whole object. Metadata may have `CONTENT_HEADERS`. Raises PreconditionFailed."""
         ...
 
     async def put_stream(
-        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], content_type: str, part_bytes: int
+        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], part_bytes: int
     ) -> RemoteObject:
         """Put an object in parts. It appears when all parts are there; if `chunks` raises, it does not appear."""
         ...
