@@ -350,6 +350,11 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         except errors.LoaderError as error:
             return error
 
+    # fsspec would use the attribute `size` of its files, which is a method of ours.
+
+    def tail(self, path: str, size: int = 1024) -> bytes:
+        return self.cat_file(path, start=-size) if size else b""
+
     def read_block(self, fn: str, offset: int, length: int | None, delimiter: bytes | None = None) -> bytes:
         with self.open(fn) as file:
             return bytes(read_block(file, offset, length, delimiter))
