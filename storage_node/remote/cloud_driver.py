@@ -66,18 +66,20 @@ class CloudDriver:
         self._is_signing: bool | None = None
 
     async def head(self, name: str) -> RemoteObject:
-        is_refused = True
+        is_refused, is_web = True, self._remote.scheme.startswith("http")
         if self._has_head:
             try:
                 with self._translated(name):
-                    return self._info(name, await self._get(name, {"head": True}))
+                    found = self._info(name, await self._get(name, {"head": True}))
+                if found.size_bytes or not is_web:
+                    return found
+                is_refused = False
             except RequestFailure as failure:
                 is_refused = isinstance(failure.error, RemoteDenied | Unsupported) and not failure.is_credentials
-                is_missing = isinstance(failure.error, ObjectNotFound) and not self._remote.scheme.startswith("http")
-                if not is_refused and not is_missing:
+                if not is_refused and (is_web or not isinstance(failure.error, ObjectNotFound)):
                     raise
-        # Some servers answer GET alone. And an answer to HEAD has no content: a missing bucket looks like a missing
-        # object, and a refusal gives no reason.
+        # Some web servers answer GET alone, or say of HEAD's answer that it is empty. And no such answer has content: a
+        # missing bucket looks like a missing object, and a refusal gives no reason.
         answer = await begun(self, name, 0, 1)
         await answer.close()
         self._has_head = not is_refused

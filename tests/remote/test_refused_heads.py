@@ -79,6 +79,21 @@ def test_a_server_that_refuses_head_and_ranges(status: int) -> None:
     assert heads(server) == 1
 
 
+def test_a_web_server_that_sends_the_size_of_its_answer_to_head() -> None:
+    def empty(asked: Asked) -> Reply:
+        return Reply(200) if asked.method == "HEAD" else decide(asked)
+
+    async def run() -> None:
+        async with OneBackend(Remote(server.url)) as backend:
+            for name, data in OBJECTS.items():
+                assert (await backend.head(name)).size_bytes == len(data)
+            with pytest.raises(errors.ObjectNotFound):
+                await backend.head("none")
+
+    with DecidedServer(empty) as server:
+        asyncio.run(run())
+
+
 def test_an_empty_object_that_comes_whole_leaves_ranges_as_they_are() -> None:
     """Many servers answer a range of an empty file with status 200."""
 
