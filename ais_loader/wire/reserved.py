@@ -12,6 +12,8 @@ REMOTE_PREFIX = f"{STORE_PREFIX}remote-"
 """Prefix of the keys that describe an object's remote object."""
 REMOTE_ETAG = f"{REMOTE_PREFIX}etag"
 """ETag of the remote object that a stored object is a copy of."""
+CONTENT_HEADERS = ("cache-control", "content-disposition", "content-encoding", "content-language", "content-type")
+"""Headers of a remote object that describe its content. With the prefix of the store, they are keys here."""
 REMOTE_PENDING = f"{REMOTE_PREFIX}pending"
 """Condition of an upload that has not been done yet; see `storage_node.remote.write_back.upload_plan`."""
 REMOTE_DELETED = f"{REMOTE_PREFIX}deleted"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.extras import needs
+from ais_loader.name_matching import is_pattern
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile
 from ais_loader.objects.one_level import one_level
 from ais_loader.values.urls import is_remote
@@ -33,7 +34,12 @@ from .listing import Row, file_row, folder_row, level_row
 from .naming import no_writing, split
 
 with needs("fsspec", "ais:// in other libraries"):
+    from fsspec.callbacks import DEFAULT_CALLBACK
+    from fsspec.implementations.local import LocalFileSystem, make_path_posix
     from fsspec.spec import AbstractFileSystem
+    from fsspec.utils import read_block
+
+    from .path_expansion import copy_pairs, expanded, is_list
 
 
 class _ByStore(type(AbstractFileSystem)):  # type: ignore[misc]  # fsspec has no annotations
@@ -201,6 +207,32 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                     raise
                 return folder_row(path)
 
+    def _kind(self, path: str) -> str:
+        """Return "file", "directory", or "" if there is neither. Raises the errors of a store that does not answer."""
+        with suppress(FileNotFoundError, errors.InvalidName):
+            return str(self.info(path)["type"])
+        return ""
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        return self._kind(path) != ""
+
+    def isfile(self, path: str) -> bool:
+        return self._kind(path) == "file"
+
+    def isdir(self, path: str) -> bool:
+        return self._kind(path) == "directory"
+
+    def glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        """List what matches a pattern; only what has that very name, if there is something."""
+        name = self._strip_protocol(path)
+        if is_pattern(name) and self.exists(name):
+            return {name: self.info(name)} if kwargs.get("detail") else [name]
+        return super().glob(path, maxdepth=maxdepth, **kwargs)
+
+    def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> list[str]:
+        is_literal = kwargs.get("assume_literal", False) and not is_list(path)
+        return sorted(expanded(self, [path] if is_literal else path, recursive, maxdepth))
+
     def modified(self, path: str) -> datetime.datetime:
         moment: datetime.datetime = self.info(path)["mtime"]
         return moment
@@ -318,6 +350,15 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         except errors.LoaderError as error:
             return error
 
+    # fsspec would use the attribute `size` of its files, which is a method of ours.
+
+    def tail(self, path: str, size: int = 1024) -> bytes:
+        return self.cat_file(path, start=-size) if size else b""
+
+    def read_block(self, fn: str, offset: int, length: int | None, delimiter: bytes | None = None) -> bytes:
+        with self.open(fn) as file:
+            return bytes(read_block(file, offset, length, delimiter))
+
     def get_file(self, rpath: str, lpath: Any, callback: Any = None, outfile: Any = None, **kwargs: Any) -> None:
         if outfile is None and self.isdir(rpath):
             os.makedirs(lpath, exist_ok=True)
@@ -326,6 +367,8 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         with as_files(rpath), self._bucket(bucket).reader(name) as reader:
             if callback is not None:
                 callback.set_size(reader.info.size_bytes)
+            if outfile is None:
+                os.makedirs(os.path.dirname(lpath) or ".", exist_ok=True)
             target: BinaryIO = outfile if outfile is not None else open(lpath, "wb")  # noqa: SIM115 - closed below
             try:
                 for chunk in reader.chunks():
@@ -336,7 +379,32 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                 if outfile is None:
                     target.close()
 
+    def get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        lpath = lpath if is_list(lpath) else make_path_posix(os.fspath(lpath))
+        pairs = copy_pairs(self, rpath, LocalFileSystem(), lpath, recursive, maxdepth)
+        super().get(*pairs, callback=callback, **kwargs)
+
     # -- writing
+
+    def put(
+        self,
+        lpath: Any,
+        rpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        pairs = copy_pairs(LocalFileSystem(), lpath, self, rpath, recursive, maxdepth)
+        super().put(*pairs, callback=callback, **kwargs)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         bucket, name = self._object(path)
@@ -366,6 +434,19 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
             callback.set_size(stored.size_bytes)
             callback.relative_update(stored.size_bytes)
 
+    def copy(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+        super().copy(*copy_pairs(self, path1, self, path2, recursive, maxdepth), recursive=recursive, **kwargs)
+
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+        """Move files, each of which is removed after it was copied."""
+        sources, targets = copy_pairs(self, path1, self, path2, recursive, maxdepth)
+        if not sources:
+            raise IsADirectoryError(f"{path1} is a folder: recursive=True moves what is in it")
+        for source, target in zip(sources, targets, strict=True):
+            if self._object(source) != self._object(target):
+                self.cp_file(source, target)
+                self.rm_file(source)
+
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Copy an object with its metadata, within the store. Raises FileNotFoundError."""
         source, name = self._object(path1)
@@ -384,7 +465,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Remove paths. With `recursive`, a bucket is removed with its objects."""
-        for one in [path] if isinstance(path, str) else path:
+        for one in path if is_list(path) else [path]:
             one = self._strip_protocol(one)
             bucket_name, name = split(one)
             if not name:
@@ -393,10 +474,11 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                 with self._writing(one) as client:
                     client.delete_bucket(bucket_name, force=True)
                 continue
-            files: Sequence[str] = self.expand_path(one, recursive=recursive, maxdepth=maxdepth)
-            for file in files:
-                if self.isfile(file):
+            for file in self.expand_path([one] if is_list(path) else one, recursive, maxdepth):
+                if (kind := self._kind(file)) == "file":
                     self.rm_file(file)
+                elif not kind and not recursive:
+                    raise FileNotFoundError(file)
                 elif not recursive:
                     raise IsADirectoryError(f"{file} is a folder: recursive=True removes what is in it")
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from ais_loader.errors import InvalidRequest
 from ais_loader.transport.base import require_metadata
 from ais_loader.values.entry import ObjectInfo
-from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG, is_reserved
+from ais_loader.wire.reserved import CONTENT_HEADERS, ETAG_VERSION, REMOTE_ETAG, STORE_PREFIX, is_reserved
 from storage_node.gateway import checksums, tagging
 from storage_node.gateway.bodies import Body
 from storage_node.gateway.errors import S3Error
@@ -28,14 +28,7 @@ PART_CHECKSUMS, UPLOAD = f"{OWN}part-checksums", f"{OWN}upload"
 """The checksums of the parts that the object was made of, and the id of their upload."""
 TAGGING = f"{OWN}tagging"
 META = "x-amz-meta-"
-_KEPT_HEADERS = (
-    "cache-control",
-    "content-disposition",
-    "content-encoding",
-    "content-language",
-    "content-type",
-    "expires",
-)
+_KEPT_HEADERS = (*CONTENT_HEADERS, "expires")
 _RESPONSE = {f"response-{name}": name for name in _KEPT_HEADERS}
 _DEFAULT_TYPE = "binary/octet-stream"
 _UNSUPPORTED = ("x-amz-server-side-encryption", "x-amz-object-lock-mode", "x-amz-website-redirect")
@@ -130,14 +123,14 @@ def headers_of(info: ObjectInfo, query: Mapping[str, str], *, with_checksum: boo
     """Return the headers that describe an object. Parameters `response-*` replace some."""
     found = {"etag": f'"{etag(info)}"', "last-modified": last_modified(info), "accept-ranges": "bytes"}
     found["content-type"] = _DEFAULT_TYPE
+    for name in _KEPT_HEADERS:
+        # Those that a client of a gateway gave precede the remote object's.
+        if value := info.metadata.get(OWN + name) or info.metadata.get(STORE_PREFIX + name):
+            found[name] = value
     for key, value in info.metadata.items():
-        if key.startswith(OWN):
-            name = key[len(OWN) :]
-            if name in _KEPT_HEADERS:
-                found[name] = value
-            elif key == TAGGING:
-                found["x-amz-tagging-count"] = str(len(tagging.pairs(value)))
-        elif not is_reserved(key) and _TOKEN.match(key) and not _CONTROL.search(value):
+        if key == TAGGING:
+            found["x-amz-tagging-count"] = str(len(tagging.pairs(value)))
+        elif not key.startswith(OWN) and not is_reserved(key) and _TOKEN.match(key) and not _CONTROL.search(value):
             found[META + key] = value
     for parameter, name in _RESPONSE.items():
         if parameter in query:

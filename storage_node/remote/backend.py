@@ -222,7 +222,6 @@ class Backend:
         chunks: AsyncIterator[Buffer],
         size_bytes: int,
         metadata: Mapping[str, str] | None = None,
-        content_type: str = "",
         *,
         if_absent: bool = False,
         if_etag: str = "",
@@ -244,11 +243,11 @@ class Backend:
             data = bytearray()
             async for chunk in self._counted(name, chunks, size_bytes):
                 data += chunk
-            put = await self._put_whole(name, bytes(data), metadata, content_type, conditions)
+            put = await self._put_whole(name, bytes(data), metadata, conditions)
         else:
             if conditions:
                 await self._check_conditions(name, conditions)
-            put = await self._put_parts(name, chunks, size_bytes, metadata, content_type)
+            put = await self._put_parts(name, chunks, size_bytes, metadata)
         self._usage.note("bytes_out", size_bytes)
         return replace(put, size_bytes=size_bytes)
 
@@ -318,7 +317,6 @@ class Backend:
         name: str,
         data: bytes,
         metadata: Mapping[str, str],
-        content_type: str,
         conditions: PutConditions,
     ) -> RemoteObject:
         attempts = 0
@@ -326,7 +324,7 @@ class Backend:
         async def once(driver: Driver) -> RemoteObject:
             nonlocal attempts
             attempts += 1
-            return await driver.put(name, data, metadata, content_type, conditions)
+            return await driver.put(name, data, metadata, conditions)
 
         try:
             return await self._requests.send("put", name, once)
@@ -350,7 +348,6 @@ class Backend:
         chunks: AsyncIterator[Buffer],
         size_bytes: int,
         metadata: Mapping[str, str],
-        content_type: str,
     ) -> RemoteObject:
         own: list[BaseException] = []
         part_bytes = max(self.settings.range_bytes, _LEAST_PART_BYTES, size_bytes // _MOST_PARTS + 1)
@@ -368,7 +365,7 @@ class Backend:
             async with self._requests.turn(
                 "put",
                 name,
-                lambda: driver.put_stream(name, counted(), metadata, content_type, part_bytes),
+                lambda: driver.put_stream(name, counted(), metadata, part_bytes),
                 limiter,
             ) as put:
                 return put

@@ -6,11 +6,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable
+from ais_loader.errors import (
+    InvalidRequest,
+    LoaderError,
+    ObjectNotFound,
+    RemoteDenied,
+    RemoteUnavailable,
+    Unsupported,
+)
 from ais_loader.wire.remote import Remote
+from ais_loader.wire.reserved import CONTENT_HEADERS, STORE_PREFIX
 from storage_node.remote import driver, s3_listing
 from storage_node.remote.azure_listing import AzureListing, quoted_etag
 from storage_node.remote.driver import (
@@ -23,6 +32,7 @@ from storage_node.remote.driver import (
     PutConditions,
     ReadAnswer,
     RequestFailure,
+    begun,
 )
 from storage_node.remote.failures import failure_of, message
 from storage_node.remote.listing_request import not_advancing
@@ -30,9 +40,7 @@ from storage_node.remote.object_stores import ObjectStores, obstore_module
 from storage_node.remote.remote_object import RemoteObject, made_up_etag
 
 _PAGE = 1000
-_HEADERS = frozenset(
-    ("content-disposition", "content-encoding", "content-language", "content-type", "cache-control", "storage-class")
-)
+_HEADERS = frozenset((*CONTENT_HEADERS, "storage-class"))
 """Attributes of obstore that are no metadata of the user."""
 _NO_RANGES = ("Range request not supported", "non-partial response")
 
@@ -58,7 +66,7 @@ class CloudDriver:
             # The configuration is incomplete, such as one without the name of an account.
             reason = str(error).partition("\n\nDebug source")[0]
             raise RemoteDenied(message(self._remote.url, reason, self.secrets)) from None
-        self._has_ranges = True
+        self._has_ranges = self._has_head = True
         self._has_answered = False
         self._azure = (
             AzureListing(stores, self.secrets) if self._remote.scheme == "az" and stores.can_list_azure else None
@@ -66,14 +74,24 @@ class CloudDriver:
         self._is_signing: bool | None = None
 
     async def head(self, name: str) -> RemoteObject:
-        try:
-            with self._translated(name):
-                return self._info(name, await self._get(name, {"head": True}))
-        except RequestFailure as failure:
-            if not isinstance(failure.error, ObjectNotFound) or self._remote.scheme.startswith("http"):
-                raise
-        # An answer to HEAD has no content, so that a missing bucket looks like a missing object.
-        return (await self.open(name)).info
+        is_refused, is_web = True, self._remote.scheme.startswith("http")
+        if self._has_head:
+            try:
+                with self._translated(name):
+                    found = self._info(name, await self._get(name, {"head": True}))
+                if found.size_bytes or not is_web:
+                    return found
+                is_refused = False
+            except RequestFailure as failure:
+                is_refused = isinstance(failure.error, RemoteDenied | Unsupported) and not failure.is_credentials
+                if not is_refused and (is_web or not isinstance(failure.error, ObjectNotFound)):
+                    raise
+        # Some web servers answer GET alone, or say of HEAD's answer that it is empty. And no such answer has content: a
+        # missing bucket looks like a missing object, and a refusal gives no reason.
+        answer = await begun(self, name, 0, 1)
+        await answer.close()
+        self._has_head = not is_refused
+        return answer.info
 
     async def open(
         self, name: str, start: int = 0, end: int | None = None, *, if_match: str = "", if_none_match: str = ""
@@ -92,9 +110,9 @@ class CloudDriver:
             except Exception as error:
                 if not is_range or not any(one in str(error) for one in _NO_RANGES):
                     raise
-                self._has_ranges, is_range = False, False
                 del options["range"]
                 result = await self._get(name, options)
+                self._has_ranges, is_range = not result.meta["size"], False
         info = self._info(name, result)
         if if_match and info.etag != if_match:
             raise PreconditionFailed
@@ -143,9 +161,7 @@ class CloudDriver:
             if is_last:
                 return
 
-    async def put(
-        self, name: str, data: bytes, metadata: Mapping[str, str], content_type: str, conditions: PutConditions
-    ) -> RemoteObject:
+    async def put(self, name: str, data: bytes, metadata: Mapping[str, str], conditions: PutConditions) -> RemoteObject:
         mode: Any = "overwrite"
         if conditions.if_absent:
             mode = "create"
@@ -157,12 +173,10 @@ class CloudDriver:
                 if there.etag != conditions.if_etag:
                     raise PreconditionFailed
                 mode["version"] = there.version
-        return await self._put(
-            self._stores.writer, name, data, len(data), metadata, content_type, mode=mode, use_multipart=False
-        )
+        return await self._put(self._stores.writer, name, data, len(data), metadata, mode=mode, use_multipart=False)
 
     async def put_stream(
-        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], content_type: str, part_bytes: int
+        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], part_bytes: int
     ) -> RemoteObject:
         size_bytes = 0
 
@@ -178,12 +192,11 @@ class CloudDriver:
             counted(),
             0,
             metadata,
-            content_type,
             use_multipart=True,
             chunk_size=part_bytes,
             max_concurrency=4,
         )
-        return RemoteObject(name, size_bytes, put.etag, put.version, put.modified_ns, content_type, dict(metadata))
+        return replace(put, size_bytes=size_bytes)
 
     async def delete(self, name: str) -> None:
         with self._translated(name):
@@ -214,12 +227,12 @@ class CloudDriver:
         content: Any,
         size_bytes: int,
         metadata: Mapping[str, str],
-        content_type: str,
         **options: Any,
     ) -> RemoteObject:
         if taken := next((key for key in metadata if key.lower() in _HEADERS), ""):
             raise InvalidRequest(f"metadata {taken!r}: remote storage has a header of this name")
-        attributes = {**metadata, **({"Content-Type": content_type} if content_type else {})}
+        headers = {f"{STORE_PREFIX}{header}": header for header in CONTENT_HEADERS}
+        attributes = {headers.get(key, key): value for key, value in metadata.items()}
         with self._translated(name):
             put = await self._obstore.put_async(
                 store, self._key(name), content, attributes=attributes or None, **options
@@ -232,7 +245,6 @@ class CloudDriver:
             put["e_tag"] or "",
             put["version"] or "",
             time.time_ns(),
-            content_type,
             dict(metadata),
         )
 
@@ -268,8 +280,8 @@ class CloudDriver:
             meta["e_tag"] or made_up_etag(modified_ns, size_bytes),
             meta["version"] or "",
             modified_ns,
-            attributes.get("Content-Type", ""),
             {key: value for key, value in attributes.items() if key.lower() not in _HEADERS},
+            {key.lower(): value for key, value in attributes.items() if key.lower() in CONTENT_HEADERS},
         )
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, RangeError
 from storage_node.limits.pace import PaceLimits
 from storage_node.remote.remote_object import RemoteObject
 
@@ -134,16 +134,26 @@ class Driver(Protocol):
         """Yield the keys that begin with `prefix` and follow `after`, with one request for each page."""
         ...
 
-    async def put(
-        self, name: str, data: bytes, metadata: Mapping[str, str], content_type: str, conditions: PutConditions
-    ) -> RemoteObject:
-        """Put a whole object. Raises PreconditionFailed."""
+    async def put(self, name: str, data: bytes, metadata: Mapping[str, str], conditions: PutConditions) -> RemoteObject:
+        """Put a whole object. Metadata may have `CONTENT_HEADERS`. Raises PreconditionFailed."""
         ...
 
     async def put_stream(
-        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], content_type: str, part_bytes: int
+        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], part_bytes: int
     ) -> RemoteObject:
         """Put an object in parts. It appears when all parts are there; if `chunks` raises, it does not appear."""
         ...
 
     async def delete(self, name: str) -> None: ...
+
+
+async def begun(
+    driver: Driver, name: str, start: int, end: int, *, if_match: str = "", if_none_match: str = ""
+) -> ReadAnswer:
+    """Begin to read bytes `start` to `end`. An object that is empty has no range to be requested."""
+    try:
+        return await driver.open(name, start, end, if_match=if_match, if_none_match=if_none_match)
+    except RequestFailure as failure:
+        if start or not isinstance(failure.error, RangeError):
+            raise
+        return await driver.open(name, if_match=if_match, if_none_match=if_none_match)

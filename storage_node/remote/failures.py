@@ -169,11 +169,11 @@ def failure_of_answer(
         reason = f"{said}; {advice}"
     if code in _THROTTLED_CODES or status in (429, 503):
         return failed(RemoteUnavailable, retry=True, throttled=True)
-    if code in _RETRIED_CODES or status >= 500 or status in (408, 409, 425):
+    if code in _RETRIED_CODES or (status >= 500 and status != 501) or status in (408, 409, 425):
         return failed(RemoteUnavailable, retry=True)
     if code in _DENIED_CODES or status in (401, 403, 407):
         return failed(RemoteDenied)
-    if status in (404, 410) or kind == "FileNotFoundError":
+    if status in (404, 410) or (kind == "FileNotFoundError" and not status):  # obstore has the same for status 405
         return failed(ObjectNotFound)
     if status == 416 or _NO_RANGE.search(reason):
         return failed(RangeError)
@@ -189,7 +189,7 @@ def failure_of_answer(
         return failed(Unsupported, "the server does not send the size of its answers (Content-Length)")
     if kind in ("NotSupportedError", "NotImplementedError"):
         return failed(Unsupported)
-    if 400 <= status < 500:
+    if 400 <= status <= 501:
         return failed(RemoteDenied)
     return failed(RemoteUnavailable, retry=True)
 

@@ -106,16 +106,14 @@ class FolderDriver:
             if is_last:
                 return
 
-    async def put(
-        self, name: str, data: bytes, metadata: Mapping[str, str], content_type: str, conditions: PutConditions
-    ) -> RemoteObject:
+    async def put(self, name: str, data: bytes, metadata: Mapping[str, str], conditions: PutConditions) -> RemoteObject:
         async def chunks() -> AsyncIterator[Buffer]:
             yield data
 
         return await self._put(name, chunks(), conditions)
 
     async def put_stream(
-        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], content_type: str, part_bytes: int
+        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], part_bytes: int
     ) -> RemoteObject:
         return await self._put(name, chunks, PutConditions())
 

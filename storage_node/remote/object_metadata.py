@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,12 @@ if TYPE_CHECKING:
 
 VERSION = f"{STORE_PREFIX}remote-version"
 MODIFIED = f"{STORE_PREFIX}remote-modified-ns"
-CONTENT_TYPE = f"{STORE_PREFIX}content-type"
 
 
 def metadata_of(found: RemoteObject) -> dict[str, str]:
-    """Return the metadata of a stored copy: the user's, and the remote object's properties.
+    """Return the metadata of a stored copy: the user's, and the remote object's properties and headers.
 
-    Metadata of the user that this store cannot keep are left out.
+    The user's are left out if this store cannot keep them all, and so are headers.
     """
     own = {
         key: value
@@ -29,15 +29,15 @@ def metadata_of(found: RemoteObject) -> dict[str, str]:
             (REMOTE_ETAG, found.etag),
             (VERSION, found.version),
             (MODIFIED, str(found.modified_ns)),
-            (CONTENT_TYPE, found.content_type),
         )
         if value
     }
     users = {key: value for key, value in found.metadata.items() if not is_reserved(key) and key.lower() != STAMP_KEY}
-    try:
-        return checked_metadata(own | users)
-    except InvalidRequest:
-        return own
+    headers = {f"{STORE_PREFIX}{name}": value for name, value in found.headers.items()}
+    for more in (headers | users, headers):
+        with contextlib.suppress(InvalidRequest):
+            return checked_metadata(own | more)
+    return own
 
 
 def is_copy(metadata: Mapping[str, str]) -> bool:

@@ -32,6 +32,7 @@ class RemoteObject:
     """Version id; "" if the storage has none."""
     modified_ns: int = 0
     """Time of the last modification, in nanoseconds since 1970."""
-    content_type: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
     """The user's metadata. Listings leave it out, and so do files."""
+    headers: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Those of `CONTENT_HEADERS` that the storage sends."""

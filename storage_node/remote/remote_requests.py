@@ -12,10 +12,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from ais_loader.errors import LoaderError, ObjectNotFound, RangeError, RemoteDenied, RemoteUnavailable
+from ais_loader.errors import LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.gather.hedging import HedgeBudget, Silences
-from storage_node.remote.driver import Driver, ReadAnswer, RequestFailure
+from storage_node.remote.driver import Driver, ReadAnswer, RequestFailure, begun
 from storage_node.remote.failures import message
 from storage_node.remote.host_limiter import HostLimiter, HostLimiters
 from storage_node.remote.usage import RemoteBucketUsage, Request
@@ -136,7 +136,7 @@ class RemoteRequests:
                     self.turn(
                         "get",
                         name,
-                        lambda: _began(driver, name, start, end, if_match=if_match, if_none_match=if_none_match),
+                        lambda: begun(driver, name, start, end, if_match=if_match, if_none_match=if_none_match),
                         limiter,
                         sent,
                     )
@@ -263,16 +263,6 @@ class RemoteRequests:
 
     def unavailable(self, name: str, reason: str) -> RemoteUnavailable:
         return RemoteUnavailable(message((f"{self._url}/{name}" if name else self._url), reason, ()))
-
-
-async def _began(driver: Driver, name: str, start: int, end: int, *, if_match: str, if_none_match: str) -> ReadAnswer:
-    """Begin a GET of bytes `start` to `end`. An object that is empty has no range to be requested."""
-    try:
-        return await driver.open(name, start, end, if_match=if_match, if_none_match=if_none_match)
-    except RequestFailure as failure:
-        if start or not isinstance(failure.error, RangeError):
-            raise
-        return await driver.open(name, if_match=if_match, if_none_match=if_none_match)
 
 
 async def _abandon(tasks: Sequence[asyncio.Task[OpenedAnswer]]) -> None:

@@ -181,7 +181,7 @@ class DecidedServer:
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
-                if "Content-Length" not in reply.headers:
+                if not {"Content-Length", "Transfer-Encoding"} & reply.headers.keys():
                     self.send_header("Content-Length", str(len(reply.body)))
                 self.end_headers()
                 if self.command != "HEAD":

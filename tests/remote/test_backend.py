@@ -66,14 +66,14 @@ def test_objects_come_back_with_their_tags(place: Place, size_bytes: int) -> Non
     async def run() -> None:
         data = os.urandom(size_bytes)
         async with place.backend() as backend:
-            put = await backend.put("a/b", chunked(data), size_bytes, {"colour": "red"}, "text/x")
+            put = await backend.put("a/b", chunked(data), size_bytes, {"colour": "red", "ais.content-type": "text/x"})
             found = await backend.get("a/b")
             assert found is not None
             async with found:
                 assert await found.read() == data
             assert (found.info.name, found.info.size_bytes, found.info.etag) == ("a/b", size_bytes, put.etag)
             if backend.remote.scheme != "file":
-                assert (found.info.content_type, dict(found.info.metadata)) == ("text/x", {"colour": "red"})
+                assert (found.info.headers["content-type"], found.info.metadata) == ("text/x", {"colour": "red"})
             assert await backend.head("a/b") == found.info
             assert await backend.get("a/b", unless_etag=put.etag) is None
             (listed,) = [one async for page in backend.list() for one in page]
@@ -119,6 +119,7 @@ def test_objects_come_as_they_are_stored_whatever_their_encoding(place: Place) -
         async with place.backend() as backend:
             info = await backend.head("a.json.gz")
             assert info.size_bytes == len(stored)
+            assert info.headers.items() >= {"content-encoding": "gzip", "content-type": "application/json"}.items()
             assert await read(backend, "a.json.gz") == stored
             assert bytes(await backend.read_range("a.json.gz", 5, 100, info.etag)) == stored[5:105]
             if backend.remote.scheme != "http":
