@@ -2,6 +2,7 @@
 
     python -m scripts.structure             # this tree
     python -m scripts.structure --tree DIR  # another one, with this interpreter's packages
+    python -m scripts.structure --lines-at-most N  # count the product's lines alone; fail if there are more
 
 A *component* is a folder or a module directly below a package. An edge joins two components if a module of one imports
 from the other, also for annotations only. `entered files` runs each call several times against real nodes in this
@@ -191,14 +192,23 @@ def static(root: Path) -> dict[str, object]:
         for node in ast.walk(ast.parse(source[name])):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
                 figures[f"lines of {function}"] = (node.end_lineno or 0) - node.lineno + 1
-    lines: Counter[str] = Counter()
-    for name, text in source.items():
-        folder = "integrations" if name.startswith("ais_loader.integrations") else name.split(".")[0]
-        lines[folder] += text.count("\n")
+    lines = product_lines(root)
     figures["lines of code: " + ", ".join(lines) + ", together"] = (
         ", ".join(f"{count:,}" for count in lines.values()) + f", {lines.total():,}"
     )
     return figures
+
+
+def product_lines(root: Path) -> Counter[str]:
+    """Return the lines of the product by its top folders, with those in C, without generated ones."""
+    paths = [
+        path for folder in PACKAGES.values() for kind in ("*.py", "*.c", "*.h") for path in (root / folder).rglob(kind)
+    ]
+    lines: Counter[str] = Counter()
+    for path in paths:
+        if "generated" not in path.parts:
+            lines[path.relative_to(root).parts[0]] += path.read_text().count("\n")
+    return lines
 
 
 def folders(root: Path) -> dict[str, object]:
@@ -295,8 +305,15 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1], help="root of the tree")
     parser.add_argument("--details", action="store_true", help="also list the cycles, names and entered files")
     parser.add_argument("--entered", action="store_true", help=argparse.SUPPRESS)  # run in a process of the tree
+    parser.add_argument("--lines-at-most", type=int, metavar="N", help="fail if the product has more lines")
     options = parser.parse_args()
     root = options.tree.resolve()
+    if options.lines_at_most is not None:
+        total = product_lines(root).total()
+        print(f"{total:,} product lines of at most {options.lines_at_most:,}")
+        if total > options.lines_at_most:
+            parser.exit(1, "merge or remove, or raise PRODUCT_LINES of the Makefile in a commit that says why\n")
+        return
     if options.entered:
         sys.path.insert(0, str(root))
         found = {call: sorted(name.removeprefix(f"{root}/") for name in files) for call, files in entered_files(root)}
