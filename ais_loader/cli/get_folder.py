@@ -54,7 +54,8 @@ def get_folder(
 
             try:
                 done = download(
-                    bucket,
+                    bucket._transport,
+                    bucket.name,
                     prefix,
                     folder,
                     include=include,

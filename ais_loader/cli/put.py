@@ -127,7 +127,7 @@ def put(
     ):
         skipped = 0
         if skip_equal:
-            plan.files, skipped = without_equal(bucket, plan.files)
+            plan.files, skipped = without_equal(bucket._transport, bucket.name, plan.files)
         ok = _run(bucket, plan, PutHow(metadata, if_absent), as_json=as_json)
         if skipped:
             note(f"already there with the same bytes: {count_text(skipped, 'file')}")

@@ -105,7 +105,7 @@ def show_plan(
             bucket = client.bucket(dest.bucket)
             bucket.info()
             if skip_equal:
-                plan.files, skipped = without_equal(bucket, plan.files)
+                plan.files, skipped = without_equal(bucket._transport, bucket.name, plan.files)
             if if_absent:
                 present = _without_present(bucket, plan)
     except (StoreNotFound, BucketNotFound) as error:

@@ -21,7 +21,8 @@ from ais_loader.objects.folders import put_folder
 from ais_loader.objects.head_many import head_many
 from ais_loader.objects.listing import Listing, pinned_table, table_of_names
 from ais_loader.objects.metadata import set_metadata
-from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
+from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader, opened_reader
+from ais_loader.objects.opened_batch import batch_of_names
 from ais_loader.objects.pinned import opened, opened_member, pinned_bytes, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
@@ -67,7 +68,6 @@ from ais_loader.values.requests import (
     batch_options,
     checked_timeout_s,
     request_for_transformed,
-    requests_for_names,
     require_many,
 )
 from ais_loader.values.snapshots import SnapshotInfo
@@ -258,7 +258,8 @@ class Bucket(BucketComposing, BucketTransforming):
         and the errors of `put_many`.
         """
         return put_folder(
-            self,
+            self._transport,
+            self.name,
             folder,
             prefix,
             include=include,
@@ -306,7 +307,8 @@ class Bucket(BucketComposing, BucketTransforming):
         CorruptObject.
         """
         return download(
-            self,
+            self._transport,
+            self.name,
             prefix,
             folder,
             include=include,
@@ -442,7 +444,7 @@ class Bucket(BucketComposing, BucketTransforming):
             )
         if version is not None:
             entry = Entry(self.name, name, member, start, length, version)
-            return pinned_bytes(self.client, entry, verify=verify, timeout_s=timeout_s)
+            return pinned_bytes(self._transport, entry, verify=verify, timeout_s=timeout_s)
         chunks = self._transport.get(
             self.name, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
         )
@@ -515,7 +517,7 @@ class Bucket(BucketComposing, BucketTransforming):
         else:
             found = opened(self._transport, self.name, name, version, timeout_s)
         return ObjectFile(
-            self.client,
+            self._transport,
             found.info,
             timeout_s=timeout_s,
             read_ahead_bytes=read_ahead_bytes,
@@ -537,15 +539,14 @@ class Bucket(BucketComposing, BucketTransforming):
 
         Arguments and errors are those of `open`.
         """
-        timeout_s = checked_timeout_s(timeout_s)
-        found = opened(self._transport, self.name, name, version, timeout_s)
-        return ObjectReader(
-            self.client,
-            found.info,
-            timeout_s=timeout_s,
+        return opened_reader(
+            self._transport,
+            self.name,
+            name,
+            version=version,
+            timeout_s=checked_timeout_s(timeout_s),
             read_ahead_bytes=read_ahead_bytes,
             verify=verify,
-            content=found.content,
         )
 
     def head(self, name: str) -> ObjectInfo:
@@ -733,8 +734,10 @@ class Bucket(BucketComposing, BucketTransforming):
         """
         target = self.client.bucket(to) if isinstance(to, str) else to
         return reshard(
-            self,
-            target,
+            self._transport,
+            self.name,
+            target._transport,
+            target.name,
             prefix=prefix,
             pattern=pattern,
             shard_bytes=shard_bytes,
@@ -886,7 +889,7 @@ class Bucket(BucketComposing, BucketTransforming):
         ArchiveError for a shard that is no archive, has two members of one name, or is several tars joined by `cat`,
         and the errors of `objects`.
         """
-        return bucket_samples(self, prefix, pattern)
+        return bucket_samples(self._transport, self.name, prefix, pattern)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all objects, in order, fetched page by page. Raises BucketNotFound."""
@@ -959,4 +962,4 @@ class Bucket(BucketComposing, BucketTransforming):
         if len(wanted) and isinstance(wanted[0], (Entry, ObjectInfo, MemberInfo)):
             listed: Batch = self.client.get_batch(wanted, bucket=self.name, **options)
             return listed
-        return self.client._batch(wanted, requests_for_names(self.name, wanted, chosen), chosen, self.name)
+        return batch_of_names(self._transport, self.name, wanted, chosen)

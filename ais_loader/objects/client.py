@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 from ais_loader import errors
-from ais_loader.errors import InvalidRequest
-from ais_loader.objects.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_names, check_options
+from ais_loader.objects.archive import ArchiveFormat, ArchiveNames, BatchArchive
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.object_file import ObjectFile
+from ais_loader.objects.opened_batch import opened_archive, opened_batch
 from ais_loader.tracebacks import short_traceback
 from ais_loader.transforms.etl import Transforms
 from ais_loader.transport.base import (
@@ -26,17 +26,9 @@ from ais_loader.transport.base import (
 )
 from ais_loader.transport.fork_safety import GATE
 from ais_loader.values.batch import Batch
-from ais_loader.values.entry import Entry, EntryLike
-from ais_loader.values.joined_ranges import JoinedRanges, of_one_version
+from ais_loader.values.entry import EntryLike
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
-from ais_loader.values.requests import (
-    BatchOptions,
-    batch_options,
-    plain_names,
-    requests_for_entries,
-    requests_for_names,
-    to_entries,
-)
+from ais_loader.values.requests import batch_options
 from ais_loader.values.snapshots import pinned_name
 from ais_loader.values.token_source import TokenSource
 from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, is_remote, split_url, store_folders
@@ -348,57 +340,17 @@ class Client:
             cannot continue raises NodeUnavailable, SilenceTimeout or Overloaded.
         """
         chosen = batch_options("get_batch", options, parameters=_GET_BATCH_PARAMETERS)
-        if archive is not None:
-            check_options(archive, archive_names)
-        if bucket is not None and not isinstance(bucket, str):
-            hint = "; pass its name" if isinstance(bucket, Bucket) else ""
-            raise TypeError(f"bucket is a {type(bucket).__name__}; need a str{hint}")
-        if bucket is not None and archive is None and (names := plain_names(entries)) is not None:
-            return self._batch(names, requests_for_names(bucket, names, chosen), chosen, bucket, opaque=opaque)
-        parsed = to_entries(entries, bucket)
-        joined: JoinedRanges | None = None
-        if any(entry.ranges is not None for entry in parsed):
-            if any(entry.etl is not None and entry.ranges is not None for entry in parsed):
-                raise InvalidRequest(
-                    "an entry with several ranges cannot pass through a transform: make one entry for each range"
-                )
-            parsed = of_one_version(parsed, lambda bucket, names: self.bucket(bucket).head_many(names))
-            joined = JoinedRanges(parsed)
-        _, requests = requests_for_entries(parsed if joined is None else joined.requested, chosen)
-        if archive is not None:
-            check_names(parsed, archive_names)
-        batch = self._batch(parsed, requests, chosen, joined=joined, opaque=opaque)
-        return batch if archive is None else BatchArchive(batch, archive, archive_names)
-
-    def _batch(
-        self,
-        entries: Sequence[Entry | str],
-        requests: list[Any],
-        options: BatchOptions,
-        bucket: str | None = None,
-        joined: JoinedRanges | None = None,
-        opaque: Any = None,
-    ) -> Batch:
-        transport, timeout_s = self._transport, options.timeout_s
-        return Batch(
+        if archive is None:
+            return opened_batch(self._transport, entries, bucket, options=chosen, opaque=opaque)
+        return opened_archive(
+            self._transport,
             entries,
-            requests,
-            lambda request: transport.open_batch(
-                request, timeout_s=timeout_s, assembly=options.assembly, colocation=options.colocation
-            ),
-            options.on_error,
             bucket,
-            joined,
-            opaque,
+            archive=archive,
+            archive_names=archive_names,
+            options=chosen,
+            opaque=opaque,
         )
-
-    def _long_batch(
-        self, entries: Sequence[Entry], *, timeout_s: float, verify_ranges: bool, window_bytes: int
-    ) -> Batch | None:
-        """See `Transport.open_long_batch`. Takes at most as many entries as fit into one request."""
-        parsed, requests = requests_for_entries(entries, BatchOptions(timeout_s=timeout_s, verify_ranges=verify_ranges))
-        stream = self._transport.open_long_batch(requests[0], timeout_s=timeout_s, window_bytes=window_bytes)
-        return None if stream is None else Batch(parsed, requests, lambda _: stream, "raise")
 
     def get_batches(
         self,

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from ais_loader import errors
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.put_spec import require_ordinary
-from ais_loader.transport.base import Transport
+from ais_loader.transport.base import PAGE_SIZE, Transport
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.changes import CopySummary, Failure, OnError, OnProgress, RenameSummary, Tally, check_on_error
 from ais_loader.values.entry import ObjectInfo
@@ -26,7 +26,6 @@ Copied: TypeAlias = ObjectInfo | errors.LoaderError | None
 """Result for one object of many: the copy, the error, or None for an object that was there already."""
 IN_FLIGHT = 4
 """Number of objects of a prefix that are copied in parallel."""
-_PAGE_SIZE = 1000
 _RETRY_S = 10.0
 """How long to retry the deletion of a copied object while no node answers."""
 
@@ -209,8 +208,8 @@ def each_copied(
                 raise
             return source, error
 
-    sources = transport.objects(bucket, prefix=prefix, page_size=_PAGE_SIZE)
-    targets = transport.objects(to_bucket, prefix=to, page_size=_PAGE_SIZE)
+    sources = transport.objects(bucket, prefix=prefix, page_size=PAGE_SIZE)
+    targets = transport.objects(to_bucket, prefix=to, page_size=PAGE_SIZE)
     pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="ais-loader-copy")
     try:
         for source, stored in _paired(sources, len(prefix), targets, len(to)):

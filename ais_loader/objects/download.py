@@ -7,20 +7,20 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ais_loader import errors
 from ais_loader.name_matching import Patterns
 from ais_loader.objects.equal_files import holds
 from ais_loader.objects.folders import chooser
-from ais_loader.transport.base import require_text
+from ais_loader.objects.object_file import opened_reader
+from ais_loader.objects.opened_batch import opened_batch
+from ais_loader.transport.base import PAGE_SIZE, Transport, require_text
 from ais_loader.values.changes import DownloadSummary, Failure, OnError, OnProgress, Tally, check_on_error
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.requests import BatchOptions
 from ais_loader.values.whole_file import whole_file
 from ais_loader.wire.checksum import crc32c
-
-if TYPE_CHECKING:
-    from ais_loader.objects.bucket import Bucket
 
 _SMALL_BYTES = 8 << 20
 """Objects up to this size share requests; each larger one gets a stream of its own."""
@@ -37,7 +37,8 @@ OnBytes: TypeAlias = Callable[[int], object]
 
 
 def download(
-    bucket: Bucket,
+    transport: Transport,
+    bucket: str,
     prefix: str,
     folder: str | os.PathLike[str],
     *,
@@ -57,8 +58,12 @@ def download(
     require_text(prefix, errors.InvalidRequest, "prefix")
     above, wanted = prefix.rpartition("/")[0], chooser(include, exclude)
     cut = len(above) + 1 if above else 0
-    named = ((info, info.name[cut:]) for info in bucket.objects(prefix) if wanted(info.name[cut:]))
-    files = _Files(bucket, top, overwrite, timeout_s, on_bytes)
+    named = (
+        (info, info.name[cut:])
+        for info in transport.objects(bucket, prefix=prefix, page_size=PAGE_SIZE)
+        if wanted(info.name[cut:])
+    )
+    files = _Files(transport, top, overwrite, timeout_s, on_bytes)
     with Tally(progress) as tally:
         for info, outcome in _together(files.written, _groups(named), files.ended):
             if isinstance(outcome, errors.LoaderError):
@@ -128,9 +133,11 @@ class _Ended(Exception):
 class _Files:
     """Files below a folder. Thread-safe."""
 
-    def __init__(self, bucket: Bucket, top: str, overwrite: bool, timeout_s: float, on_bytes: OnBytes | None) -> None:
+    def __init__(
+        self, transport: Transport, top: str, overwrite: bool, timeout_s: float, on_bytes: OnBytes | None
+    ) -> None:
         self.ended = threading.Event()
-        self._bucket, self._top, self._overwrite, self._timeout_s = bucket, top, overwrite, timeout_s
+        self._transport, self._top, self._overwrite, self._timeout_s = transport, top, overwrite, timeout_s
         self._on_bytes = on_bytes or (lambda _: None)
 
     def written(self, group: Sequence[ToFile]) -> list[tuple[ObjectInfo, Outcome]]:
@@ -172,13 +179,16 @@ class _Files:
         """Yield each object with its bytes, in the listed version, or with the error."""
         small = [one for one in files if one[0].size_bytes <= _SMALL_BYTES]
         entries = [info.entry(pinned=True) for info, _ in small]
-        with self._bucket.client.get_batch(entries, on_error="placeholder", timeout_s=self._timeout_s) as batch:
+        options = BatchOptions(on_error="placeholder", timeout_s=self._timeout_s)
+        with opened_batch(self._transport, entries, options=options) as batch:
             for one, item in zip(small, batch, strict=True):
                 yield one, [item.data] if item.error is None else item.error
         for one in files:
             if one[0].size_bytes > _SMALL_BYTES:
                 try:
-                    reader = self._bucket.reader(one[0].name, version=one[0].version, timeout_s=self._timeout_s)
+                    reader = opened_reader(
+                        self._transport, one[0].bucket, one[0].name, version=one[0].version, timeout_s=self._timeout_s
+                    )
                 except errors.NotFound as error:
                     yield one, error
                 else:

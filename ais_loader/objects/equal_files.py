@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ais_loader.objects.folder_walk import FileToStore
+from ais_loader.transport.base import PAGE_SIZE, Transport
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.checksum import crc32c
-
-if TYPE_CHECKING:
-    from ais_loader.objects.bucket import Bucket
 
 _PIECE_BYTES = 4 << 20
 
 
-def without_equal(bucket: Bucket, files: Sequence[FileToStore]) -> tuple[list[FileToStore], int]:
+def without_equal(transport: Transport, bucket: str, files: Sequence[FileToStore]) -> tuple[list[FileToStore], int]:
     """Return the files that are still to be stored, in their order, and the number of those that are not.
 
     Costs one listing of the names' common prefix, and reading those files whose size is that of their object. A file
     that cannot be read is left to the `put`, which reports the reason. Raises LoaderError.
     """
-    stored = _stored(bucket, [file.name for file in files if not file.is_stream])
+    stored = _stored(transport, bucket, [file.name for file in files if not file.is_stream])
     left = [file for file in files if not _is_equal(file, stored.get(file.name))]
     return left, len(files) - len(left)
 
 
-def _stored(bucket: Bucket, names: Sequence[str]) -> dict[str, ObjectInfo]:
+def _stored(transport: Transport, bucket: str, names: Sequence[str]) -> dict[str, ObjectInfo]:
     wanted = set(names)
-    infos: Iterator[ObjectInfo] = bucket.objects(_common_prefix(names)) if names else iter(())
+    infos: Iterator[ObjectInfo] = (
+        transport.objects(bucket, prefix=_common_prefix(names), page_size=PAGE_SIZE) if names else iter(())
+    )
     return {info.name: info for info in infos if info.name in wanted}
 
 

@@ -7,18 +7,15 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ais_loader import errors
 from ais_loader.name_matching import Patterns, matcher, pattern_list, printable_path
 from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import PutPlan, identity_of, walk_folder
-from ais_loader.transport.base import require_text
+from ais_loader.objects.put_many import put_many
+from ais_loader.transport.base import Transport, require_text
 from ais_loader.values.changes import Failure, OnError, OnProgress, PutSummary, check_on_error
 from ais_loader.values.urls import NODE_SCHEME, store_folders
-
-if TYPE_CHECKING:
-    from ais_loader.objects.bucket import Bucket
 
 
 def chooser(include: Patterns, exclude: Patterns) -> Callable[[str], bool]:
@@ -29,7 +26,8 @@ def chooser(include: Patterns, exclude: Patterns) -> Callable[[str], bool]:
 
 
 def put_folder(
-    bucket: Bucket,
+    transport: Transport,
+    bucket: str,
     folder: str | os.PathLike[str],
     prefix: str,
     *,
@@ -49,7 +47,7 @@ def put_folder(
     top = os.path.expanduser(os.fspath(folder))
     if not os.path.isdir(top):
         raise errors.InvalidRequest(f"{top}: {'not a folder' if os.path.exists(top) else 'no such folder'}")
-    url = bucket.client.url
+    url = transport.url
     drives = store_folders(url) if url.startswith(("file://", NODE_SCHEME)) else []
     own = {found for drive in drives if (found := identity_of(drive))}
     if identity_of(top) in own:
@@ -67,12 +65,12 @@ def put_folder(
     ]
     if failures and on_error == "raise":
         raise failures[0].error
-    bucket.info()  # report a missing bucket even if the folder is empty
+    transport.bucket(bucket)  # report a missing bucket even if the folder is empty
     skipped = 0
     if skip_equal:
-        plan.files, skipped = without_equal(bucket, plan.files)
+        plan.files, skipped = without_equal(transport, bucket, plan.files)
     files = [(file.name, Path(file.path), dict(metadata or {})) for file in plan.files]
-    put = bucket.put_many(files, if_absent=if_absent, on_error=on_error, progress=progress)
+    put = put_many(transport, bucket, files, if_absent=if_absent, on_error=on_error, progress=progress)
     return dataclasses.replace(
         put, skipped=skipped, failed=put.failed + len(failures), failures=(*failures, *put.failures)
     )

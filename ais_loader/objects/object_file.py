@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.objects.pinned import opened
 from ais_loader.objects.read_ahead import CHUNK_BYTES, ReadAhead
+from ais_loader.transport.base import Transport
 from ais_loader.values.entry import ObjectInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from ais_loader.objects.client import Client
 
 READ_AHEAD_BYTES = 16 << 20
 KEPT_BYTES = 2 << 20
@@ -44,7 +45,7 @@ class _ObjectStream(io.BufferedIOBase):
 
     def __init__(
         self,
-        client: Client,
+        transport: Transport,
         info: ObjectInfo,
         timeout_s: float,
         read_ahead_bytes: int,
@@ -57,7 +58,7 @@ class _ObjectStream(io.BufferedIOBase):
         self.info = info
         self._member = member
         self._ahead = ReadAhead(
-            client, info, timeout_s=timeout_s, limit_bytes=read_ahead_bytes, verify=verify, member=member
+            transport, info, timeout_s=timeout_s, limit_bytes=read_ahead_bytes, verify=verify, member=member
         )
         self._lock = threading.RLock()
         self._position = 0
@@ -173,7 +174,7 @@ class ObjectFile(_ObjectStream):
 
     def __init__(
         self,
-        client: Client,
+        transport: Transport,
         info: ObjectInfo,
         *,
         timeout_s: float = 30.0,
@@ -182,7 +183,7 @@ class ObjectFile(_ObjectStream):
         member: str | None = None,
         content: Callable[[], Buffer] | None = None,
     ) -> None:
-        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, member, content)
+        super().__init__(transport, info, timeout_s, read_ahead_bytes, verify, member, content)
         self._kept: deque[tuple[int, memoryview]] = deque()
         self._kept_bytes = 0
         self._start, self._current = 0, memoryview(b"")
@@ -270,7 +271,7 @@ class ObjectReader(_ObjectStream):
 
     def __init__(
         self,
-        client: Client,
+        transport: Transport,
         info: ObjectInfo,
         *,
         timeout_s: float = 30.0,
@@ -278,7 +279,7 @@ class ObjectReader(_ObjectStream):
         verify: bool = True,
         content: Callable[[], Buffer] | None = None,
     ) -> None:
-        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, content=content)
+        super().__init__(transport, info, timeout_s, read_ahead_bytes, verify, content=content)
         self._rest = memoryview(b"")
 
     def chunks(self) -> Iterator[memoryview]:
@@ -312,3 +313,25 @@ class ObjectReader(_ObjectStream):
     def close(self) -> None:
         super().close()
         self._rest = memoryview(b"")
+
+
+def opened_reader(
+    transport: Transport,
+    bucket: str,
+    name: str,
+    *,
+    version: str | None,
+    timeout_s: float,
+    read_ahead_bytes: int = READ_AHEAD_BYTES,
+    verify: bool = True,
+) -> ObjectReader:
+    """See `Bucket.reader`."""
+    found = opened(transport, bucket, name, version, timeout_s)
+    return ObjectReader(
+        transport,
+        found.info,
+        timeout_s=timeout_s,
+        read_ahead_bytes=read_ahead_bytes,
+        verify=verify,
+        content=found.content,
+    )

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ais_loader.errors import ItemTooLarge, MemberNotFound, ObjectNotFound
+from ais_loader.objects.opened_batch import opened_batch
 from ais_loader.transport.base import OpenedObject, Transport
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.values.requests import BatchOptions
 from ais_loader.wire.object_info import has_version
-
-if TYPE_CHECKING:
-    from ais_loader.objects.client import Client
 
 WHOLE_BYTES = 128 << 10
 """Largest object that comes with the answer to opening it. The beginning of a larger one would be in the way: the rest
@@ -65,15 +63,16 @@ def opened_member(
     return found
 
 
-def pinned_bytes(client: Client, entry: Entry, *, verify: bool, timeout_s: float) -> bytes:
+def pinned_bytes(transport: Transport, entry: Entry, *, verify: bool, timeout_s: float) -> bytes:
     """Return the bytes of an entry with a version. Raises the errors of a batch."""
+    options = BatchOptions(timeout_s=timeout_s, verify_ranges=verify)
     try:
-        [item] = client.get_batch([entry], verify_ranges=verify, timeout_s=timeout_s)
+        [item] = opened_batch(transport, [entry], options=options)
         return item.tobytes()
     except ItemTooLarge:
         if entry.member is not None:
             raise
-    info = pinned_head(client._transport, entry.bucket, entry.name, entry.version)
+    info = pinned_head(transport, entry.bucket, entry.name, entry.version)
     length = info.size_bytes - entry.start if entry.length is None else entry.length
     whole = entry.start == 0 and length == info.size_bytes
     stop = entry.start + length
@@ -82,7 +81,8 @@ def pinned_bytes(client: Client, entry: Entry, *, verify: bool, timeout_s: float
         for start in range(entry.start, stop, _PART_BYTES)
     ]
     # A whole object is always verified, and so are parts of one version that form a whole object.
-    return b"".join(item.data for item in client.get_batch(parts, verify_ranges=verify or whole, timeout_s=timeout_s))
+    options = replace(options, verify_ranges=verify or whole)
+    return b"".join(item.data for item in opened_batch(transport, parts, options=options))
 
 
 def pinned_members(

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ais_loader.errors import NodeUnavailable, Overloaded
+from ais_loader.objects.opened_batch import opened_batch, opened_long_batch
+from ais_loader.transport.base import Transport
 from ais_loader.values.entry import Entry, Item, ObjectInfo
+from ais_loader.values.requests import BatchOptions
 
 if TYPE_CHECKING:
-    from ais_loader.objects.client import Client
     from ais_loader.values.batch import Batch
 
 CHUNK_BYTES = 2 << 20
@@ -77,7 +79,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        client: Client,
+        transport: Transport,
         info: ObjectInfo,
         *,
         timeout_s: float,
@@ -91,10 +93,10 @@ class ReadAhead:
         info: the object; for a member, the archive's info with the member's size.
         limit_bytes: most bytes that may have been requested but not read.
         """
-        self._client = client
+        self._transport = transport
         self._info = info
         self._member = member
-        self._options: dict[str, Any] = {"timeout_s": timeout_s, "verify_ranges": verify}
+        self._options = BatchOptions(timeout_s=timeout_s, verify_ranges=verify)
         self._limit_bytes = limit_bytes
         self._pending: deque[tuple[Batch, bool]] = deque()
         """Batches in flight, each with whether it is a long one."""
@@ -148,7 +150,7 @@ class ReadAhead:
         straight = self._ramp.is_straight(wanted_bytes)
         until = self._ramp.request_until(self.position, self._planned, wanted_bytes, self._info.size_bytes)
         if until > self._planned and not (straight and self._request_long()):
-            batch = self._client.get_batch(self._entries(until, CHUNK_BYTES), **self._options)
+            batch = opened_batch(self._transport, self._entries(until, CHUNK_BYTES), options=self._options)
             self._pending.append((batch, False))
             self._planned = until
 
@@ -157,9 +159,8 @@ class ReadAhead:
         until = min(self._info.size_bytes, self._planned + LONG_BYTES)
         if self._planned < self._long_from or min(until - self._planned, self._limit_bytes) < LONG_FROM_BYTES:
             return False
-        batch = self._client._long_batch(
-            self._entries(until, LONG_CHUNK_BYTES), window_bytes=self._limit_bytes, **self._options
-        )
+        entries = self._entries(until, LONG_CHUNK_BYTES)
+        batch = opened_long_batch(self._transport, entries, self._options, window_bytes=self._limit_bytes)
         if batch is None:
             return False
         self._pending.append((batch, True))

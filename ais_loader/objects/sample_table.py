@@ -19,18 +19,17 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import ArchiveError, InvalidRequest
 from ais_loader.name_matching import Patterns, matcher, pattern_list
+from ais_loader.objects.pinned import pinned_members
+from ais_loader.transport.base import PAGE_SIZE, Transport
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.values.urls import ARCHIVE_EXTENSIONS
-
-if TYPE_CHECKING:
-    from ais_loader.objects.bucket import Bucket
 
 LISTED_TOGETHER = 8
 _METADATA = re.compile(r"__[^/]*__($|/)|__MACOSX/")
@@ -173,18 +172,18 @@ class SampleTable(Sequence[dict[str, Entry]]):
         return (self._member_stops.item(sample - 1) if sample else 0), self._member_stops.item(sample)
 
 
-def bucket_samples(bucket: Bucket, prefix: str, pattern: Patterns | None) -> SampleTable:
+def bucket_samples(transport: Transport, bucket: str, prefix: str, pattern: Patterns | None) -> SampleTable:
     """See `Bucket.samples`."""
     fits = None if pattern is None else matcher(pattern_list("pattern", pattern))
     listed = [
         info
-        for info in bucket.objects(prefix)
+        for info in transport.objects(bucket, prefix=prefix, page_size=PAGE_SIZE)
         if info.name.lower().endswith(ARCHIVE_EXTENSIONS) and (fits is None or fits(info.name))
     ]
 
     def members_of(info: ObjectInfo) -> tuple[Shard, list[MemberInfo]]:
         shard = Shard(f"ais://{info.bucket}/{info.name}", info.bucket, info.name, info.version)
-        return shard, list(bucket.members(info.name, version=info.version))
+        return shard, list(pinned_members(transport, bucket, info.name, "", PAGE_SIZE, info.version))
 
     with ThreadPoolExecutor(LISTED_TOGETHER, "ais-loader index") as pool:
         return SampleTable(pool.map(members_of, listed))

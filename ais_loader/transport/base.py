@@ -50,6 +50,9 @@ EtlMethod: TypeAlias = Literal[
     "DeleteJob",
 ]
 
+PAGE_SIZE = 1000
+"""Objects that a page of a listing has, unless a caller knows better."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutSpec:

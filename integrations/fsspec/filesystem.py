@@ -255,7 +255,9 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                 if (cache_type := kwargs.get("cache_type")) is None:
                     client = self._client
                     if self._ahead is not None and (found := self._ahead.opened(client, bucket, name)) is not None:
-                        return ObjectFile(client, found.info, read_ahead_bytes=read_ahead_bytes, content=found.content)
+                        return ObjectFile(
+                            client._transport, found.info, read_ahead_bytes=read_ahead_bytes, content=found.content
+                        )
                     return client.bucket(bucket).open(name, read_ahead_bytes=read_ahead_bytes)
                 return BufferedFile(
                     self,

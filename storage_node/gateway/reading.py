@@ -73,7 +73,7 @@ class Reading:
     def _requested(self, start: int, length: int) -> Iterator[Buffer]:
         """Yield bytes that are requested as batches."""
         file = ObjectFile(
-            self._bucket.client,
+            self._bucket.client._transport,
             self.info,
             timeout_s=_TIMEOUT_S,
             read_ahead_bytes=READ_AHEAD_BYTES,

@@ -72,7 +72,7 @@ def test_a_name_that_leads_elsewhere_is_never_a_file(
         bucket = client.create_bucket("b")
         info = bucket.put("en/a", b"1")
         lie = ObjectInfo(**{field: getattr(info, field) for field in info.__slots__} | {"name": name})
-        monkeypatch.setattr(type(bucket), "objects", lambda *_, **__: iter([lie, info]))
+        monkeypatch.setattr(type(bucket._transport), "objects", lambda *_, **__: iter([lie, info]))
         top = tmp_path / "out" / "deep"
         done = bucket.download("", top, on_error="return")
         assert [failure.name for failure in done.failures] == [name]

@@ -11,27 +11,31 @@ import contextlib
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ais_loader import errors
 from ais_loader.name_matching import Patterns, matcher, pattern_list
-from ais_loader.transport.base import member_name_fault, require_text
+from ais_loader.objects.opened_batch import opened_archive
+from ais_loader.objects.put_spec import put_spec
+from ais_loader.objects.remote.warm import evict, warm
+from ais_loader.transport.base import PAGE_SIZE, Transport, member_name_fault, require_text
 from ais_loader.values.changes import OnProgress, ReshardSummary, Tally
 from ais_loader.values.entry import Entry, ObjectInfo
+from ais_loader.values.requests import BatchOptions
+from ais_loader.values.source import Source
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
-
-if TYPE_CHECKING:
-    from ais_loader.objects.bucket import Bucket
 
 DIGEST = "reshard-digest"
 """Key of a shard's metadata: a digest of the names, sizes and versions of its objects, in order."""
 
 
 def reshard(
-    source: Bucket,
-    target: Bucket,
+    transport: Transport,
+    source: str,
+    to: Transport,
+    target: str,
     *,
     prefix: str,
     pattern: Patterns | None,
@@ -45,13 +49,14 @@ def reshard(
     if isinstance(shard_bytes, bool) or not isinstance(shard_bytes, int) or shard_bytes < 1:
         raise errors.InvalidRequest(f"shard_bytes={shard_bytes!r}: need a number of bytes, at least 1")
     _name_of(shard_name, 0)
-    if source.name == target.name:
+    if source == target:
         raise errors.InvalidRequest("reshard: the shards would be among the objects: choose another bucket")
-    target.info()
-    is_remote = source.info().remote is not None
+    to.bucket(target)
+    is_remote = transport.bucket(source).remote is not None
     made = kept = 0
-    with Tally(progress) as tally, contextlib.closing(_Ahead(source, is_remote=is_remote)) as ahead:
-        shards = _missing(source, target, prefix, patterns, shard_bytes, shard_name)
+    with Tally(progress) as tally, contextlib.closing(_Ahead(transport, source, is_remote=is_remote)) as ahead:
+        groups = _groups(transport, source, prefix, patterns, shard_bytes)
+        shards = _named(groups, to, target, shard_name)
         following = next(shards, None)
         while following is not None:
             name, infos, is_made = following
@@ -65,7 +70,7 @@ def reshard(
             if following is not None and not following[2]:
                 ahead.begin(following[1])
             fetching.result()
-            _put(source, target, name, infos)
+            _put(transport, infos, to, target, name)
             made += 1
             ahead.forget(infos)
             for info in infos:
@@ -73,37 +78,39 @@ def reshard(
     return ReshardSummary(made=made, kept=kept, objects=tally.done, size_bytes=tally.size_bytes)
 
 
-def _missing(
-    source: Bucket, target: Bucket, prefix: str, patterns: Sequence[str], shard_bytes: int, shard_name: str
+def _named(
+    groups: Iterable[list[ObjectInfo]], to: Transport, target: str, shard_name: str
 ) -> Iterator[tuple[str, list[ObjectInfo], bool]]:
     """Yield the name of each shard, its objects, and whether it is there. Raises InvalidRequest if another one is."""
-    for number, infos in enumerate(_groups(source, prefix, patterns, shard_bytes)):
+    for number, infos in enumerate(groups):
         name = _name_of(shard_name, number)
         try:
-            digest = target.head(name).metadata.get(DIGEST)
+            digest = to.head(target, name).metadata.get(DIGEST)
         except errors.ObjectNotFound:
             yield name, infos, False
             continue
         if digest != _digest(infos):
             raise errors.InvalidRequest(
-                f"{target.name}/{name} exists, and was not made of these {len(infos):,} objects: delete it, or choose "
+                f"{target}/{name} exists, and was not made of these {len(infos):,} objects: delete it, or choose "
                 "another name for the shards"
             )
         yield name, infos, True
 
 
-def _groups(source: Bucket, prefix: str, patterns: Sequence[str], shard_bytes: int) -> Iterator[list[ObjectInfo]]:
+def _groups(
+    transport: Transport, source: str, prefix: str, patterns: Sequence[str], shard_bytes: int
+) -> Iterator[list[ObjectInfo]]:
     """Yield the objects of each shard. Those of one sample, whose names are equal up to the first dot after the last
     slash, are not divided."""
     fits = matcher(patterns)
     group: list[ObjectInfo] = []
     sample: list[ObjectInfo] = []
     group_bytes = sample_bytes = 0
-    for info in source.objects(prefix):
+    for info in transport.objects(source, prefix=prefix, page_size=PAGE_SIZE):
         if patterns and not fits(info.name):
             continue
         if fault := member_name_fault(info.name):
-            raise errors.InvalidName(f"{source.name}/{info.name} cannot be a member of a tar: {fault}")
+            raise errors.InvalidName(f"{source}/{info.name} cannot be a member of a tar: {fault}")
         if sample and _sample_of(info.name) != _sample_of(sample[0].name):
             if group and group_bytes + sample_bytes > shard_bytes:
                 yield group
@@ -149,13 +156,14 @@ def _digest(infos: Sequence[ObjectInfo]) -> str:
     return digest.hexdigest()
 
 
-def _put(source: Bucket, target: Bucket, name: str, infos: Sequence[ObjectInfo]) -> None:
-    entries = [Entry(source.name, info.name) for info in infos]
-    with source.client.get_batch(entries, archive="tar", archive_names="object") as archive:
-        content: Any = io.BufferedReader(_Reader(iter(archive)))
+def _put(transport: Transport, infos: Sequence[ObjectInfo], to: Transport, target: str, name: str) -> None:
+    entries = [Entry(info.bucket, info.name) for info in infos]
+    options = BatchOptions()
+    with opened_archive(transport, entries, archive="tar", archive_names="object", options=options) as archive:
+        source = Source(io.BufferedReader(_Reader(iter(archive))))
         # Another run may have made it meanwhile: equal objects make equal shards.
         with contextlib.suppress(errors.VersionConflict):
-            target.put(name, content, metadata={DIGEST: _digest(infos)}, if_absent=True)
+            to.put(put_spec(target, name, source, metadata={DIGEST: _digest(infos)}, if_absent=True), source)
 
 
 class _Reader(io.RawIOBase):
@@ -180,8 +188,8 @@ class _Reader(io.RawIOBase):
 class _Ahead:
     """Fetches the cold objects of the next shard while one is written, and removes their copies afterwards."""
 
-    def __init__(self, bucket: Bucket, *, is_remote: bool) -> None:
-        self._bucket = bucket
+    def __init__(self, transport: Transport, bucket: str, *, is_remote: bool) -> None:
+        self._transport, self._bucket = transport, bucket
         self._is_remote = is_remote
         self._pool = ThreadPoolExecutor(1, "ais-loader reshard")
         self._fetches: dict[str, Future[object]] = {}
@@ -194,15 +202,18 @@ class _Ahead:
             done.set_result(None)
             return done
         if cold[0] not in self._fetches:
-            self._fetches[cold[0]] = self._pool.submit(self._bucket.warm, cold)
+            self._fetches[cold[0]] = self._pool.submit(self._warm, cold)
         return self._fetches[cold[0]]
+
+    def _warm(self, cold: Sequence[str]) -> None:
+        warm(self._transport, self._bucket, cold, "", None, on_error="raise", progress=None)
 
     def forget(self, infos: Sequence[ObjectInfo]) -> None:
         """Remove the copies of what was cold."""
         cold = [info.name for info in infos if not info.is_stored]
         if self._is_remote and cold:
             del self._fetches[cold[0]]
-            self._bucket.evict(cold)
+            evict(self._transport, self._bucket, cold, "", None)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
