@@ -92,7 +92,6 @@ $(STAMP): $(PACKAGE)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
 	@echo "Installing the packages into $(VENV) (the first time downloads several GB with torch; a re-run resumes)"
 	$(BIN)/uv pip install --python $(BIN)/python --editable '.[dev]'
-	@$(BIN)/python -c "from storage_node.store.read.batch_reader import IMPLEMENTATION as reader; print('batch reader: ' + reader + ('' if reader == 'native' else ' (no C compiler: slower, same answers)'))"
 	@touch $@
 
 demo: setup
@@ -193,12 +192,11 @@ dist: setup
 	$(MAKE) --no-print-directory dist-of TREE=build/dist/tree
 
 # Of the files in TREE. The wheels are built from the source distribution, which is therefore complete.
-# A compiler is optional for users only.
 dist-of:
 	rm -rf $(DIST)
 	$(BIN)/uv build --quiet --sdist --python $(BIN)/python --out-dir $(DIST) $(TREE)
 	for python in $(DIST_PYTHONS); do \
-		AIS_LOADER_REQUIRE_NATIVE=1 $(BIN)/uv build --wheel --python "$$python" --out-dir $(DIST)/linux $(DIST)/*.tar.gz || exit 1; \
+		$(BIN)/uv build --wheel --python "$$python" --out-dir $(DIST)/linux $(DIST)/*.tar.gz || exit 1; \
 	done
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir $(DIST) $(DIST)/linux/*.whl
 	rm -rf $(DIST)/linux

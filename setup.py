@@ -1,19 +1,29 @@
 """What setup.cfg cannot say: where the packages lie, the two native modules, and the text for an index's page.
 
-The modules are optional: where no compiler is found the installation succeeds, and checksums, reads and writes go by
-their Python references (ais_loader/wire/checksum.py, storage_node/store/read/batch_reader.py,
-storage_node/store/files/counted_write.py), with the same answers.
-AIS_LOADER_REQUIRE_NATIVE=1 makes a failed compilation an error, as `make dist` does.
+A wheel has the modules. From the source distribution, and in a checkout, they need a C compiler.
 """
 
-import os
 import re
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
 
 INTEGRATIONS = "ais_loader.integrations"
-OPTIONAL = os.environ.get("AIS_LOADER_REQUIRE_NATIVE") != "1"
+
+
+class BuildNative(build_ext):
+    """Compilation that says what to do where it fails."""
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            super().build_extension(ext)
+        except (BaseError, CCompilerError) as error:
+            raise SystemExit(
+                f"{ext.name} cannot be compiled ({error}): install a C compiler and Python's headers (Debian: apt-get "
+                "install gcc python3-dev), or a wheel of ais-loader"
+            ) from error
 
 
 def index_page(readme: str) -> str:
@@ -38,13 +48,13 @@ setup(
         *(f"{INTEGRATIONS}.{name}" for name in find_packages("integrations")),
     ],
     package_dir={INTEGRATIONS: "integrations"},
+    cmdclass={"build_ext": BuildNative},
     ext_modules=[
         Extension(
             "ais_loader.wire._crc32c",
             sources=["ais_loader/wire/_crc32c.c"],
             depends=["ais_loader/wire/_crc32c.h"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
-            optional=OPTIONAL,
         ),
         Extension(
             "storage_node.store._native",
@@ -58,7 +68,6 @@ setup(
             ],
             include_dirs=["ais_loader/wire"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
-            optional=OPTIONAL,
         ),
     ],
 )

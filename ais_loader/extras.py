@@ -87,3 +87,17 @@ def needs(
         if isinstance(missing, ImportError):
             missing.name = package
         raise missing from error
+
+
+@contextmanager
+def compiled(module: str) -> Iterator[None]:
+    """Wraps the import of a module in C. Raises ImportError that says how to get it if it cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(
+            f"{module}, which is compiled at installation, cannot be imported ({error}): install a wheel of "
+            "ais-loader, or install it again with a C compiler and Python's headers (Debian: apt-get install gcc "
+            "python3-dev)",
+            name=module,
+        ) from error

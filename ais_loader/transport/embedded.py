@@ -67,7 +67,6 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object, tar_end
 from storage_node.store.drive import locking
 from storage_node.store.drive.preconditions import parse_condition
-from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import MemberPage, list_members, open_member, open_object, read_located
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
@@ -664,7 +663,6 @@ class EmbeddedTransport:
             "url": self.url,
             "store_uuid": store.store_uuid,
             "mode": self._mode,
-            "batch_reader": IMPLEMENTATION,
             "pending_uploads": sum(row.count for row in pending),
             "pending_upload_bytes": sum(row.bytes for row in pending),
             "oldest_pending_upload_s": max((row.oldest_s for row in pending), default=0.0),

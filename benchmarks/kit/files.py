@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,15 +29,3 @@ def rate(count: int, work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return count / (time.perf_counter() - start)
-
-
-def linked_copy(store: Path, copy: Path) -> Path:
-    """A second store over the same bytes: its own catalog, hard links to the (immutable) object files."""
-    shutil.copytree(
-        store,
-        copy,
-        copy_function=lambda source, target: (
-            os.link(source, target) if "/objects/" in source else shutil.copy2(source, target)
-        ),
-    )
-    return copy

@@ -22,7 +22,7 @@ import click
 from ais_loader.bench.worker import Threads
 from ais_loader.testing import NodeProcess
 from benchmarks.kit import echo
-from benchmarks.kit.files import linked_copy, plain_files, rate, read_files
+from benchmarks.kit.files import plain_files, rate, read_files
 from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, machine, rates_table, run_rounds
 from benchmarks.kit.load import Clients, fill, rate_of
 
@@ -34,7 +34,6 @@ TABLE = Path(__file__).with_suffix(".md")
 FILES = "file loop, 1 process"
 EMBEDDED = f"embedded GetBatch ×{BATCH}, 1 thread"
 BATCH_4 = f"node, GetBatch ×{BATCH}, {CLIENTS} clients, {IN_FLIGHT} in flight"
-BATCH_4_PYTHON = "the same, Python reader"
 BATCH_1 = f"node, GetBatch ×{BATCH}, 1 client, {IN_FLIGHT} in flight"
 GETS = f"node, single GET, {CLIENTS} clients"
 ECHO_UNARY = f"gRPC unary echo, {CLIENTS} clients, thread-pool server"
@@ -52,10 +51,7 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str,
     with ExitStack() as held:
         embedded = Threads(load, 0)
         held.callback(embedded.close)
-        # Both nodes would want the lock: the second serves a copy made of hard links.
-        copy = linked_copy(store, folder / "copy")
         native = held.enter_context(NodeProcess([store]))
-        python = held.enter_context(NodeProcess([copy], environment={"AIS_LOADER_READER": "python"}))
         clients = held.enter_context(Clients(CLIENTS))
         echo_server = held.enter_context(echo.EchoServer(size_bytes))
         echo_clients = held.enter_context(echo.EchoClients(echo_server.port, CLIENTS))
@@ -67,7 +63,6 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str,
             FILES: lambda: rate(count, lambda: read_files(paths)),
             EMBEDDED: lambda: rate_of(embedded),
             BATCH_4: lambda: clients.rate(many),
-            BATCH_4_PYTHON: lambda: clients.rate(replace(many, url=python.url)),
             BATCH_1: lambda: clients.rate(one),
             GETS: lambda: clients.rate(replace(many, workload="get", epochs=0, duration_s=1.0)),
             ECHO_UNARY: lambda: echo_clients.rate(echoes),
@@ -82,7 +77,6 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str,
 CLAIMS = {
     10 << 10: [
         Claim(BATCH_4, FILES, 0.3),
-        Claim(BATCH_4_PYTHON, FILES, 0.12),
         Claim(BATCH_1, FILES, 0.25),
         Claim(GETS, ECHO_UNARY, 1.5),
         Claim(GETS, ECHO_ASYNCIO, 1.5),

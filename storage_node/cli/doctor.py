@@ -186,8 +186,6 @@ def _show(report: Report) -> None:
             if len(findings) > _SHOWN_OF_A_KIND:
                 more = len(findings) - _SHOWN_OF_A_KIND
                 lines.add(f"{findings[0].severity}: {kind}: and {more:,} more (--json shows all)")
-        why = f" ({report.batch_reader_reason})" if report.batch_reader_reason else ""
-        lines.add(f"batch reader: {report.batch_reader}{why}")
         lines.add(_verdict(report))
     from storage_node.store.drive.identity import is_drive_folder
 

@@ -12,7 +12,6 @@ from typing import Any, Generic, Literal, TypeVar
 from ais_loader.version import __version__
 from storage_node.limits.counters import Histogram
 from storage_node.metrics.running_node import RunningNode
-from storage_node.store.read.batch_reader import IMPLEMENTATION
 
 Type = Literal["counter", "gauge", "histogram"]
 Value = float | Histogram | Mapping[Any, Any]
@@ -464,9 +463,9 @@ METRICS = (
     metric("ais_loader_etl_kept_result_bytes_total", "counter", "bytes", "transform")(
         lambda node: node.each_transform(lambda counts: counts.cache_hit_bytes), "Bytes of results that were kept."
     ),
-    metric("ais_loader_node_info", "gauge", "1", "version", "store_uuid", "batch_reader")(
-        lambda node: {(__version__, node.node.store.store_uuid, IMPLEMENTATION): 1},
-        "Version, store UUID, and batch reader of this node.",
+    metric("ais_loader_node_info", "gauge", "1", "version", "store_uuid")(
+        lambda node: {(__version__, node.node.store.store_uuid): 1},
+        "Version and store UUID of this node.",
     ),
 )
 PROCESS = {

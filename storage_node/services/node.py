@@ -25,7 +25,6 @@ from storage_node.remote.tier import RemoteTier
 from storage_node.services.access import CALLER, PACKAGE, Role
 from storage_node.services.errors import Context
 from storage_node.settings.command_template import parse_text
-from storage_node.store.read.batch_reader import IMPLEMENTATION
 
 _GET_MAP = f"/{PACKAGE}.Cluster/GetMap"
 
@@ -58,7 +57,6 @@ class NodeService:
                 )
                 for state in states
             ],
-            batch_reader=IMPLEMENTATION,
             pid=os.getpid(),
             open_sessions=self._batches.open_sessions,
             active_batches=self._batches.resources.batches.held,

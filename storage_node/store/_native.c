@@ -1,9 +1,8 @@
 /* The Python face of _batch_read.h and _counted_write.h: arguments in, bytes out, one release of the GIL.
  *
- * Everything here has a Python reference with the same signature and the same answers, in batch_reader.py
- * and counted_write.py, where the contracts are written. While the GIL is released nothing refers to
- * what others could change: the columns are copied into `struct entry`, the paths are held by a tuple
- * of our own, and the destinations are bytes objects that nobody else has seen.
+ * _native.pyi has the contracts. While the GIL is released nothing refers to what others could change:
+ * the columns are copied into `struct entry`, the paths are held by a tuple of our own, and the
+ * destinations are bytes objects that nobody else has seen.
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -429,7 +428,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}
 static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
-    .m_doc = "Batch reads, and writes, that release the GIL once; contracts in batch_reader.py, counted_write.py.",
+    .m_doc = "Batch reads, and writes, that release the GIL once; contracts in _native.pyi.",
     .m_methods = methods,
     .m_slots = slots,
 };

@@ -1,5 +1,5 @@
-"""What storage_node/store/_native.c offers; the contracts are in read/batch_reader.py, drive/locations.py and
-files/counted_write.py."""
+"""Contracts of storage_node/store/_native.c. Columns are described in read/batch_reader.py, files that hold objects in
+drive/locations.py."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -10,14 +10,21 @@ from typing_extensions import Buffer
 # numpy's arrays declare the buffer protocol from Python 3.12 on.
 Column: TypeAlias = Buffer | npt.NDArray[Any]
 
-Paths: TypeAlias = Sequence[bytes] | Sequence[Any]
+Paths: TypeAlias = Sequence[bytes] | Sequence[StoredFile]
 
 OPEN: int
 READ: int
 SHORT: int
 CHECKSUM: int
 
-def announce(dirfds: Column, paths: Paths, offsets: Column, lengths: Column, /) -> int: ...
+def announce(dirfds: Column, paths: Paths, offsets: Column, lengths: Column, /) -> int:
+    """Make the kernel prefetch what is not in the page cache. Returns the number of bytes requested.
+
+    Waits for folders and for space in a drive's queue, not for the bytes. Each entry is judged by its first and last
+    byte. Entries that cannot be opened are skipped. Nothing is requested if the file system cannot tell what is in the
+    page cache.
+    """
+
 def copy_into(
     target: Buffer,
     first_byte: int,
@@ -28,8 +35,20 @@ def copy_into(
     expected: Column,
     verify: Column,
     /,
-) -> bool: ...
-def read_cached(prefix: bytes, files: tuple[tuple[int, bytes, int, int, int], ...], /) -> bytes | None: ...
+) -> bool:
+    """Do what `read_into` does, but only with pieces that are mapped, so that hardly ever a drive is waited for.
+
+    Returns whether all of them were copied, and are what was expected. Otherwise the content of the target is
+    undefined, and the caller reads them in a thread. The arguments are not checked here if nothing is mapped.
+    """
+
+def read_cached(prefix: bytes, files: tuple[tuple[int, bytes, int, int, int], ...], /) -> bytes | None:
+    """Return `prefix` and these small objects, verified, but only if no drive has to be waited for.
+
+    Returns None in every other case. A caller on an event loop then reads in a thread, which also finds out what is
+    wrong. Needs RWF_NOWAIT.
+    """
+
 def read_frame(
     prefix: Buffer,
     checksum_at: int,
@@ -41,7 +60,14 @@ def read_frame(
     verify: Column,
     waited: bytearray = ...,
     /,
-) -> bytes | tuple[int, int, int]: ...
+) -> bytes | tuple[int, int, int]:
+    """Return `prefix` followed by every piece, as one bytes object of len(prefix) + sum(lengths) bytes.
+
+    With `checksum_at` >= 0 the pieces' CRC-32C, computed from the bytes just read, replace the 4 * n bytes of the
+    prefix from there on, as little-endian uint32. The first byte of `waited` becomes 1 if a drive had to be waited for
+    because bytes were not in the page cache, as far as the file system can tell; otherwise it is unchanged.
+    """
+
 def read_into(
     target: Buffer,
     first_byte: int,
@@ -53,7 +79,12 @@ def read_into(
     verify: Column,
     waited: bytearray,
     /,
-) -> tuple[int, int, int] | None: ...
+) -> tuple[int, int, int] | None:
+    """Read every piece into `target`, which they fill from `first_byte` to its end, and return None.
+
+    After a failure the content of the target is undefined. `waited` is as in `read_frame`.
+    """
+
 def read_list(
     dirfds: Column,
     paths: Paths,
@@ -62,27 +93,51 @@ def read_list(
     expected: Column,
     verify: Column,
     /,
-) -> list[bytes] | tuple[int, int, int]: ...
+) -> list[bytes] | tuple[int, int, int]:
+    """Return every piece as a bytes object of its own."""
+
 def write_counted(
     fd: int, size_bytes: int, checksum: int, open_block: int, data: Buffer, /
-) -> tuple[int, int, int, bytes, int]: ...
+) -> tuple[int, int, int, bytes, int]:
+    """Append `data`, any contiguous bytes, to the file. With a negative `fd` they are only counted.
+
+    `size_bytes`, `checksum` and `open_block` describe the object before the call; `open_block` is the CRC-32C of its
+    last, incomplete block of at most BLOCK_BYTES. Returns the number of bytes that were written and counted, the new
+    `checksum` and `open_block`, the CRC-32C of every block that these bytes completed (native uint32), and the errno of
+    the write that failed, or 0. Bytes written before the failure are counted.
+
+    Raises TypeError, BufferError, ValueError.
+    """
 
 class StoredFile:
     def __init__(self, path: bytes, is_segment: bool) -> None: ...
     path: bytes
+    """Path relative to the drive's folder of objects."""
     is_dropped: bool
+    """Whether locations in this file are void."""
     is_mapped: bool
 
 class Locations:
-    def __init__(self, dirfd: int, limit_bytes: int) -> None: ...
-    def add(self, rows: list[tuple[bytes, bytes, int, int, int]], /) -> None: ...
-    def remove(self, keys: Iterable[bytes], /) -> None: ...
-    def drop(self, path: bytes, /) -> None: ...
-    def clear(self) -> None: ...
-    def __len__(self) -> int: ...
+    def __init__(self, dirfd: int, limit_bytes: int) -> None:
+        """`dirfd`: descriptor of the folder that paths are relative to. `limit_bytes`: of all tables together."""
+
+    def add(self, rows: list[tuple[bytes, bytes, int, int, int]], /) -> None:
+        """Add or replace locations. An offset above 0 is that of an object in a segment."""
+
+    def remove(self, keys: Iterable[bytes], /) -> None:
+        """Remove the locations of these keys, if there are any."""
+
+    def drop(self, path: bytes, /) -> None:
+        """Void all locations in a segment, which is being removed or whose objects have moved."""
+
+    def clear(self) -> None:
+        """Remove everything."""
+
+    def __len__(self) -> int:
+        """Return the number of locations."""
 
 def find(
-    tables: tuple[Any, ...],
+    tables: tuple[Locations, ...],
     key_prefix: bytes,
     names: list[str],
     dirfds: npt.NDArray[Any],
@@ -90,4 +145,9 @@ def find(
     sizes: npt.NDArray[Any],
     checksums: npt.NDArray[Any],
     /,
-) -> list[Any]: ...
+) -> list[StoredFile | None]:
+    """Find the objects whose keys are `key_prefix` and the UTF-8 form of a name, in the first table that has each.
+
+    Returns their n files and fills the columns, shape (n,). A file is None if the location is not known, or the name
+    has no UTF-8 form. The columns are not changed there.
+    """

@@ -12,19 +12,12 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Client, ClusterOptions, connect, errors
-from ais_loader.testing import NodeProcess, throwaway_folder
+from ais_loader.testing import throwaway_folder
 from ais_loader.values.options import LaneChoice
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.definition.add_marker(pytest.mark.every_transport)
-
-
-@pytest.fixture(scope="session")
-def python_reader_node() -> Iterator[NodeProcess]:
-    """A node that reads batches without the native reader."""
-    with throwaway_folder() as folder, NodeProcess(folder, environment={"AIS_LOADER_READER": "python"}) as node:
-        yield node
 
 
 @pytest.fixture(scope="session")

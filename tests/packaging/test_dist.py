@@ -1,4 +1,4 @@
-"""The files of a release: what they contain, and that they work on each Python, with and without a compiler."""
+"""The files of a release: what they contain, and that they work on each Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import ais_loader
-from tests.packaging.packaging_kit import ROOT, environment_of, install, make_dist, run, uv
+from tests.packaging.packaging_kit import ROOT, install, make_dist, run, uv
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,6 @@ def round_trip(client):
 if __name__ == "__main__":
     with ais_loader.connect("embedded") as client:
         round_trip(client)
-        print(client.describe()["batch_reader"])
     with NodeProcess("drive") as node, ais_loader.connect(node.url) as client:
         round_trip(client)
         print(client.describe()["version"])
@@ -68,10 +67,10 @@ def metadata(wheel: Path) -> Message:
         return email.message_from_bytes(archive.read(name))
 
 
-def assert_round_trip(python: Path, folder: Path, reader: str) -> None:
+def assert_round_trip(python: Path, folder: Path) -> None:
     (folder / "round_trip.py").write_text(ROUND_TRIP)
     said = run(python, "-I", "round_trip.py", cwd=folder).split()
-    assert said == [reader, ais_loader.__version__, ais_loader.__version__]
+    assert said == [ais_loader.__version__, ais_loader.__version__]
 
 
 def test_the_source_distribution_has_what_it_is_built_from_and_nothing_else(sdist: Path) -> None:
@@ -108,13 +107,11 @@ def test_the_metadata_names_the_licence_and_the_versions_of_python_that_have_whe
     assert said["Requires-Python"] == f">={versions[0]}"
 
 
-def test_the_source_distribution_is_installed_and_works_without_a_compiler(sdist: Path, tmp_path: Path) -> None:
+def test_an_installation_without_a_compiler_says_what_is_missing(sdist: Path, tmp_path: Path) -> None:
     """With one, `make dist` has built the wheel of the other tests from the same file."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    run(*pip, "--wheel-dir", tmp_path / "wheels", sdist, cwd=tmp_path, CC=NO_COMPILER)
-    (built,) = (tmp_path / "wheels").iterdir()
-    assert native_modules(built) == set()
-    assert_round_trip(environment_of(built, tmp_path / "venv"), tmp_path, "python")
+    with pytest.raises(AssertionError, match=r"cannot be compiled .*: install a C compiler and Python's headers"):
+        run(*pip, "--wheel-dir", tmp_path / "wheels", sdist, cwd=tmp_path, CC=NO_COMPILER)
 
 
 def test_a_release_is_not_built_without_a_compiler(sdist: Path, tmp_path: Path) -> None:
@@ -160,4 +157,4 @@ def test_the_wheel_of_each_python_stores_and_reads_in_an_empty_environment(
     run(uv(), "venv", "--quiet", "--python", python, tmp_path / "venv", cwd=tmp_path)
     installed = tmp_path / "venv" / "bin" / "python"
     install(installed, f"ais-loader[store] @ {wheel.as_uri()}")
-    assert_round_trip(installed, tmp_path, "native")
+    assert_round_trip(installed, tmp_path)

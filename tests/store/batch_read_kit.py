@@ -1,51 +1,19 @@
-"""Helpers of the batch readers' tests: both readers, folders of known bytes, and columns of arguments."""
+"""Helpers of the batch reader's tests: folders of known bytes, and columns of arguments."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from storage_node.store.drive.locations import StoredFilePython
-from storage_node.store.read.batch_reader import (
-    Failure,
-    copy_into_python,
-    read_frame_python,
-    read_into_python,
-    read_list_python,
-)
-
-
-@dataclass(frozen=True)
-class Reader:
-    read_frame: Callable[..., bytes | Failure]
-    read_list: Callable[..., list[bytes] | Failure]
-    read_into: Callable[..., Failure | None]
-    copy_into: Callable[..., bool]
-    stored_file: Callable[[bytes, bool], Any]
-    maps: bool
-    """Whether it copies out of mappings."""
-
-
-READERS = {
-    "python": Reader(read_frame_python, read_list_python, read_into_python, copy_into_python, StoredFilePython, False)
-}
-try:
-    from storage_node.store import _native
-
-    READERS["native"] = Reader(
-        _native.read_frame, _native.read_list, _native.read_into, _native.copy_into, _native.StoredFile, True
-    )
-except ImportError:
-    pass  # an installation without a compiler: the reference is what is left to test
+from storage_node.store.read.batch_reader import read_frame, read_list
 
 # Disk file systems answer RWF_NOWAIT; tmpfs does not, which sends every read down the cold path.
 FILE_SYSTEMS = ["disk", *(["memory"] if os.access("/dev/shm", os.W_OK) else [])]
@@ -123,6 +91,6 @@ def whole_files(folder: Folder, paths: list[bytes], contents: list[bytes]) -> tu
     return columns(folder.fd, paths, [0] * len(paths), [len(c) for c in contents], [crc(c) for c in contents])
 
 
-def both(reader: Reader, args: tuple[Any, ...]) -> list[Any]:
+def both(args: tuple[Any, ...]) -> list[Any]:
     """The answers of both calls; the frame call also computes every checksum."""
-    return [reader.read_list(*args), reader.read_frame(bytes(4 * len(args[1])), 0, *args)]
+    return [read_list(*args), read_frame(bytes(4 * len(args[1])), 0, *args)]

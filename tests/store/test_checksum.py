@@ -13,23 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ais_loader.wire.checksum import crc32c, crc32c_library
+from ais_loader.wire import _crc32c
+from ais_loader.wire.checksum import crc32c
 from storage_node.store.checksum import combine, combine_blocks
 from tests.table import table
 
 Crc32c = Callable[..., int]
 
-IMPLEMENTATIONS: dict[str, Crc32c] = {"library": crc32c_library, "chosen": crc32c}
-try:
-    from ais_loader.wire import _crc32c
-
-    IMPLEMENTATIONS |= {
-        "native": _crc32c.crc32c,
-        "native lanes": _crc32c.crc32c_lanes,
-        "native table": _crc32c.crc32c_table,
-    }
-except ImportError:
-    pass  # an installation without a compiler: the library is what is left to test
+IMPLEMENTATIONS: dict[str, Crc32c] = {
+    "chosen": crc32c,
+    "lanes": _crc32c.crc32c_lanes,
+    "table": _crc32c.crc32c_table,
+}
 
 each_implementation = table("checksum", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
 

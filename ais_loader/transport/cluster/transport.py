@@ -548,7 +548,6 @@ class RemoteTransport(RemoteBucketCalls):
             "url": self.url,
             "store_uuid": view.map.cluster_uuid.hex(),
             "version": first["version"],
-            "batch_reader": first["batch_reader"],
             "map_version": view.version,
             "drives": drives,
             "nodes": nodes,

@@ -545,7 +545,6 @@ class NodeCalls:
             "store_uuid": answer.store_uuid,
             "version": answer.version,
             "pid": answer.pid,
-            "batch_reader": answer.batch_reader,
             "lane": self._lane_kind(),
             "open_sessions": answer.open_sessions,
             "active_batches": answer.active_batches,

@@ -384,7 +384,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature", "batches", "entries", "entry_bytes", "etl_command", "etl_sandbox", "pending_uploads", "pending_upload_bytes", "oldest_pending_upload_s", "upload_conflicts")
+    __slots__ = ("version", "store_uuid", "drive", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature", "batches", "entries", "entry_bytes", "etl_command", "etl_sandbox", "pending_uploads", "pending_upload_bytes", "oldest_pending_upload_s", "upload_conflicts")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -402,7 +402,6 @@ class DescribeResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STORE_UUID_FIELD_NUMBER: _ClassVar[int]
     DRIVE_FIELD_NUMBER: _ClassVar[int]
-    BATCH_READER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     OPEN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -421,7 +420,6 @@ class DescribeResponse(_message.Message):
     version: str
     store_uuid: str
     drive: _containers.RepeatedCompositeFieldContainer[Drive]
-    batch_reader: str
     pid: int
     open_sessions: int
     active_batches: int
@@ -437,7 +435,7 @@ class DescribeResponse(_message.Message):
     pending_upload_bytes: int
     oldest_pending_upload_s: float
     upload_conflicts: int
-    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ..., batches: _Optional[int] = ..., entries: _Optional[int] = ..., entry_bytes: _Optional[int] = ..., etl_command: _Optional[_Mapping[str, str]] = ..., etl_sandbox: _Optional[str] = ..., pending_uploads: _Optional[int] = ..., pending_upload_bytes: _Optional[int] = ..., oldest_pending_upload_s: _Optional[float] = ..., upload_conflicts: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ..., batches: _Optional[int] = ..., entries: _Optional[int] = ..., entry_bytes: _Optional[int] = ..., etl_command: _Optional[_Mapping[str, str]] = ..., etl_sandbox: _Optional[str] = ..., pending_uploads: _Optional[int] = ..., pending_upload_bytes: _Optional[int] = ..., oldest_pending_upload_s: _Optional[float] = ..., upload_conflicts: _Optional[int] = ...) -> None: ...
 
 class Drive(_message.Message):
     __slots__ = ("uuid", "path", "state", "objects_estimate", "free_bytes", "size_bytes")

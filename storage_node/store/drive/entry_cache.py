@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from storage_node.store.drive.locations import MAX_LOCATED_BYTES, Row, limit_bytes, make_locations
+from storage_node.store.drive.locations import MAX_LOCATED_BYTES, Locations, Row, limit_bytes
 from storage_node.store.format import CatalogEntry
 
 GENERATION_ENTRIES = 1 << 15
@@ -28,7 +28,7 @@ class EntryCache:
 
     def __init__(self, dirfd: int = -1) -> None:
         """`dirfd`: descriptor of the folder that paths of entries are relative to."""
-        self.locations = make_locations(dirfd, limit_bytes())  # guarded by _lock for changes
+        self.locations = Locations(dirfd, limit_bytes())  # guarded by _lock for changes
         self._lock = threading.Lock()
         self._newer: dict[bytes, CatalogEntry] = {}  # guarded by _lock for changes, as are the next three
         self._older: dict[bytes, CatalogEntry] = {}

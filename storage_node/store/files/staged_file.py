@@ -11,10 +11,10 @@ from functools import partial
 from typing import TypeAlias
 
 from storage_node.store.checksum import crc32c
-from storage_node.store.files.counted_write import write_counted
 from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.native import write_counted
 from storage_node.store.permissions import FILE_MODE
 
 RESERVE_BYTES = 64 << 20

@@ -23,7 +23,7 @@ from storage_node.store.drive.locking import lock_holder
 from storage_node.store.fsck.adopt import adopt_file, restore_blocks, restore_identity
 from storage_node.store.fsck.file_identity import keeps_identity
 from storage_node.store.fsck.rebuild import rebuild
-from storage_node.store.fsck.report import DriveSummary, Finding, Progress, Report, batch_reader
+from storage_node.store.fsck.report import DriveSummary, Finding, Progress, Report
 from storage_node.store.fsck.scan import Scan, Suspect
 from storage_node.store.permissions import close_to_others, open_paths
 from storage_node.store.pool.open import drive_folders
@@ -162,7 +162,7 @@ def _report(
     checksums: bool,
     in_motion: bool,
 ) -> Report:
-    return Report(action, store_uuid, tuple(drives), tuple(findings), checksums, in_motion, *batch_reader())
+    return Report(action, store_uuid, tuple(drives), tuple(findings), checksums, in_motion)
 
 
 # -- identities and records

@@ -34,7 +34,7 @@ from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.segment_format import file_of, is_segment
 from storage_node.store.format import Version
 from storage_node.store.fsck import file_identity as evidence
-from storage_node.store.fsck.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report, batch_reader
+from storage_node.store.fsck.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report
 from storage_node.store.fsck.scan import damaged_copy, shown
 from storage_node.store.permissions import FOLDER_MODE
 from storage_node.store.pool.open import drive_folders
@@ -140,7 +140,6 @@ class _Rebuild:
             tuple(self._findings),
             self._verify,
             False,
-            *batch_reader(),
         )
 
     # -- identities

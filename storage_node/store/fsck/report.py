@@ -102,10 +102,6 @@ class Report:
     """Whether the bytes of objects were compared with their checksums."""
     in_motion: bool
     """Whether a writer had the store open meanwhile. Counts may then be inconsistent with each other."""
-    batch_reader: str
-    """Batch reader that this machine uses: "native" or "python"."""
-    batch_reader_reason: str | None
-    """Reason why it is not the native one."""
 
     def of(self, *kinds: str) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.kind in kinds)
@@ -129,16 +125,3 @@ class Report:
         fields["drives"] = [asdict(drive) for drive in self.drives]
         fields["findings"] = [{"severity": f.severity, **asdict(f)} for f in self.findings]
         return {**fields, "healthy": self.healthy}
-
-
-def batch_reader() -> tuple[str, str | None]:
-    """Return the batch reader in use, and the reason if it is the slower one."""
-    from storage_node.store.read.batch_reader import IMPLEMENTATION
-
-    if IMPLEMENTATION == "native":
-        return IMPLEMENTATION, None
-    try:
-        from storage_node.store import _native  # noqa: F401
-    except ImportError as error:
-        return IMPLEMENTATION, f"the native module cannot be loaded ({error}); install again with a C compiler"
-    return IMPLEMENTATION, "AIS_LOADER_READER=python is set"

@@ -1,4 +1,4 @@
-"""Locations of objects: one suite over both tables."""
+"""Locations of objects."""
 
 from __future__ import annotations
 
@@ -10,17 +10,9 @@ import numpy as np
 import pytest
 
 from storage_node.store.drive.entry_cache import EntryCache
-from storage_node.store.drive.locations import MAX_KEY_BYTES, LocationsPython, StoredFilePython, find_python
+from storage_node.store.drive.locations import MAX_KEY_BYTES, Locations, find
 from storage_node.store.format import CatalogEntry
 from tests.table import table
-
-KINDS: dict[str, tuple[Any, Any, Any]] = {"python": (LocationsPython, find_python, StoredFilePython)}
-try:
-    from storage_node.store import _native
-
-    KINDS["native"] = (_native.Locations, _native.find, _native.StoredFile)
-except ImportError:
-    pass
 
 LARGE = 1 << 30
 PREFIX = b"o" + bytes(16)
@@ -28,26 +20,21 @@ SEGMENT = b"segments/00/segment.1/0.5"
 Found = list[tuple[bytes, int, int, int, int] | None]
 
 
-@pytest.fixture(params=sorted(KINDS))
-def kind(request: pytest.FixtureRequest) -> tuple[Any, Any, Any]:
-    return KINDS[request.param]
-
-
-def found(kind: tuple[Any, Any, Any], tables: tuple[Any, ...], names: list[str], prefix: bytes = PREFIX) -> Found:
+def found(tables: tuple[Any, ...], names: list[str], prefix: bytes = PREFIX) -> Found:
     """(path, folder, offset, size, checksum) of each name, or None."""
     n = len(names)
     columns = np.zeros(n, np.int32), np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.uint32)
-    files = kind[1](tables, prefix, names, *columns)
+    files = find(tables, prefix, names, *columns)
     return [file and (file.path, *(int(column[at]) for column in columns)) for at, file in enumerate(files)]
 
 
-def test_what_was_added_is_found_in_the_order_of_the_names(kind: tuple[Any, Any, Any]) -> None:
-    table = kind[0](7, LARGE)
+def test_what_was_added_is_found_in_the_order_of_the_names() -> None:
+    table = Locations(7, LARGE)
     rows = [(PREFIX + b"%d" % at, b"segments/00/segment.1/%x.5" % at, 4096 * (at + 1), at, at) for at in range(3000)]
     table.add(rows)
     table.add([(PREFIX + "ä/é".encode(), b"00/01/file.1", 0, 1 << 20, 0xFFFFFFFF)])
     assert len(table) == 3001
-    assert found(kind, (table,), ["ä/é", "2999", "0", "17", "17"]) == [
+    assert found((table,), ["ä/é", "2999", "0", "17", "17"]) == [
         (b"00/01/file.1", 7, 0, 1 << 20, 0xFFFFFFFF),
         (b"segments/00/segment.1", 7, 4096 * 3000, 2999, 2999),
         (b"segments/00/segment.1", 7, 4096, 0, 0),
@@ -56,74 +43,74 @@ def test_what_was_added_is_found_in_the_order_of_the_names(kind: tuple[Any, Any,
     ]
 
 
-def test_keys_are_compared_in_full(kind: tuple[Any, Any, Any]) -> None:
-    table = kind[0](1, LARGE)
+def test_keys_are_compared_in_full() -> None:
+    table = Locations(1, LARGE)
     lengths = range(40)
     table.add([(PREFIX + b"x" * at, b"00/00/f.%x" % at, 0, at, 0) for at in lengths])
-    assert found(kind, (table,), ["x" * at for at in lengths]) == [(b"00/00/f.%x" % at, 1, 0, at, 0) for at in lengths]
+    assert found((table,), ["x" * at for at in lengths]) == [(b"00/00/f.%x" % at, 1, 0, at, 0) for at in lengths]
     # The same bytes in another division into prefix and name.
-    assert found(kind, (table,), ["xxx"], PREFIX + b"xx") == [(b"00/00/f.5", 1, 0, 5, 0)]
-    assert found(kind, (table,), ["x" * 40]) == [None]
-    assert found(kind, (table,), ["x"], b"p" + bytes(16)) == [None]
+    assert found((table,), ["xxx"], PREFIX + b"xx") == [(b"00/00/f.5", 1, 0, 5, 0)]
+    assert found((table,), ["x" * 40]) == [None]
+    assert found((table,), ["x"], b"p" + bytes(16)) == [None]
 
 
 @table("names", [["a", "missing"], ["missing", "a"], ["a", "\ud800"]])
-def test_unknown_names_are_told_from_known_ones(kind: tuple[Any, Any, Any], names: list[str]) -> None:
-    table = kind[0](1, LARGE)
+def test_unknown_names_are_told_from_known_ones(names: list[str]) -> None:
+    table = Locations(1, LARGE)
     table.add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
-    assert found(kind, (table,), names) == [(b"00/00/f.1", 1, 0, 1, 1) if name == "a" else None for name in names]
-    assert found(kind, (), names) == [None] * len(names)
-    assert found(kind, (table,), []) == []
+    assert found((table,), names) == [(b"00/00/f.1", 1, 0, 1, 1) if name == "a" else None for name in names]
+    assert found((), names) == [None] * len(names)
+    assert found((table,), []) == []
 
 
-def test_removed_and_replaced_locations(kind: tuple[Any, Any, Any]) -> None:
-    table = kind[0](1, LARGE)
+def test_removed_and_replaced_locations() -> None:
+    table = Locations(1, LARGE)
     table.add([(PREFIX + b"%d" % at, b"00/00/f.%x" % at, 0, at, at) for at in range(100)])
     table.remove([PREFIX + b"7", PREFIX + b"unknown"])
-    assert (found(kind, (table,), ["7"]), len(table)) == ([None], 99)
+    assert (found((table,), ["7"]), len(table)) == ([None], 99)
     table.add([(PREFIX + b"7", b"00/00/f.ff", 0, 70, 71), (PREFIX + b"8", b"00/00/f.fe", 0, 80, 81)])
-    assert found(kind, (table,), ["7", "8", "9"]) == [
+    assert found((table,), ["7", "8", "9"]) == [
         (b"00/00/f.ff", 1, 0, 70, 71),
         (b"00/00/f.fe", 1, 0, 80, 81),
         (b"00/00/f.9", 1, 0, 9, 9),
     ]
     table.clear()
-    assert (found(kind, (table,), ["8"]), len(table)) == ([None], 0)
+    assert (found((table,), ["8"]), len(table)) == ([None], 0)
     table.add([(PREFIX + b"8", b"00/00/f.8", 0, 8, 8)])
-    assert found(kind, (table,), ["8"]) == [(b"00/00/f.8", 1, 0, 8, 8)]
+    assert found((table,), ["8"]) == [(b"00/00/f.8", 1, 0, 8, 8)]
 
 
-def test_a_dropped_segment_takes_its_locations_with_it(kind: tuple[Any, Any, Any]) -> None:
-    table = kind[0](1, LARGE)
+def test_a_dropped_segment_takes_its_locations_with_it() -> None:
+    table = Locations(1, LARGE)
     table.add([(PREFIX + b"a", b"segments/00/segment.1/0.5", 4096, 1, 1)])
     table.add([(PREFIX + b"b", b"segments/00/segment.2/0.6", 4096, 1, 1)])
     table.drop(b"segments/00/segment.1")
     table.drop(b"segments/00/segment.3")
-    assert (found(kind, (table,), ["a"]), len(table)) == ([None], 1)
-    assert found(kind, (table,), ["b"]) == [(b"segments/00/segment.2", 1, 4096, 1, 1)]
+    assert (found((table,), ["a"]), len(table)) == ([None], 1)
+    assert found((table,), ["b"]) == [(b"segments/00/segment.2", 1, 4096, 1, 1)]
     table.add([(PREFIX + b"a", b"segments/00/segment.4/0.7", 8192, 1, 1)])  # where it has moved to
-    assert found(kind, (table,), ["a"]) == [(b"segments/00/segment.4", 1, 8192, 1, 1)]
+    assert found((table,), ["a"]) == [(b"segments/00/segment.4", 1, 8192, 1, 1)]
 
 
-def test_the_first_table_that_knows_a_name_counts(kind: tuple[Any, Any, Any]) -> None:
-    tables = tuple(kind[0](dirfd, LARGE) for dirfd in (3, 4))
+def test_the_first_table_that_knows_a_name_counts() -> None:
+    tables = tuple(Locations(dirfd, LARGE) for dirfd in (3, 4))
     tables[0].add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
     tables[1].add([(PREFIX + b"a", b"00/00/f.2", 0, 2, 2), (PREFIX + b"b", b"00/00/f.3", 0, 3, 3)])
-    assert found(kind, tables, ["b", "a"]) == [(b"00/00/f.3", 4, 0, 3, 3), (b"00/00/f.1", 3, 0, 1, 1)]
+    assert found(tables, ["b", "a"]) == [(b"00/00/f.3", 4, 0, 3, 3), (b"00/00/f.1", 3, 0, 1, 1)]
 
 
-def test_memory_is_bounded(kind: tuple[Any, Any, Any]) -> None:
-    table = kind[0](1, 1 << 20)
+def test_memory_is_bounded() -> None:
+    table = Locations(1, 1 << 20)
     for at in range(20_000):
         table.add([(PREFIX + b"%06d" % at, b"segments/00/segment.1/0.5", 4096, at, at)])
-        assert found(kind, (table,), [f"{at:06d}"]) != [None]
+        assert found((table,), [f"{at:06d}"]) != [None]
     assert len(table) < 20_000
 
 
 @pytest.mark.slow
-def test_a_small_table_stays_beside_one_that_fills_the_memory(kind: tuple[Any, Any, Any]) -> None:
+def test_a_small_table_stays_beside_one_that_fills_the_memory() -> None:
     """Other tables of this process may exist, so that the limit is large, and the shares are not known exactly."""
-    small, large = kind[0](1, 16 << 20), kind[0](2, 16 << 20)
+    small, large = Locations(1, 16 << 20), Locations(2, 16 << 20)
 
     def add(first: int) -> None:
         large.add([(PREFIX + b"%06d" % at, SEGMENT, 4096, at, at) for at in range(first, first + 1000)])
@@ -144,17 +131,17 @@ def test_a_small_table_stays_beside_one_that_fills_the_memory(kind: tuple[Any, A
     assert len(small) == 100
 
 
-def test_keys_that_are_longer_than_any_name_are_not_kept(kind: tuple[Any, Any, Any]) -> None:
-    table = kind[0](1, LARGE)
+def test_keys_that_are_longer_than_any_name_are_not_kept() -> None:
+    table = Locations(1, LARGE)
     names = ["x" * (MAX_KEY_BYTES - len(PREFIX) + more) for more in (0, 1)]
     table.add([(PREFIX + name.encode(), b"00/00/f.1", 0, 1, 1) for name in names])
-    assert found(kind, (table,), names) == [(b"00/00/f.1", 1, 0, 1, 1), None]
+    assert found((table,), names) == [(b"00/00/f.1", 1, 0, 1, 1), None]
 
 
 @pytest.mark.slow
-def test_many_keys_are_those_of_a_dictionary(kind: tuple[Any, Any, Any]) -> None:
+def test_many_keys_are_those_of_a_dictionary() -> None:
     """Over many growths of the table, with removals, replacements and names of all sizes."""
-    draw, table, expected = random.Random(7), kind[0](3, LARGE), dict[str, tuple[bytes, int, int, int, int]]()
+    draw, table, expected = random.Random(7), Locations(3, LARGE), dict[str, tuple[bytes, int, int, int, int]]()
     for step in range(60):
         names = {f"{draw.randrange(20_000)}".rjust(draw.randrange(1, 90), "é") for _ in range(draw.randrange(900))}
         rows = [(name, b"segments/00/segment.%d" % draw.randrange(9), draw.randrange(1, 1 << 40)) for name in names]
@@ -166,30 +153,29 @@ def test_many_keys_are_those_of_a_dictionary(kind: tuple[Any, Any, Any]) -> None
             del expected[name]
         asked = [*draw.sample(sorted(expected), min(300, len(expected))), *gone[:20], "never", "\ud800"]
         draw.shuffle(asked)
-        assert found(kind, (table,), asked) == [expected.get(name) for name in asked]
+        assert found((table,), asked) == [expected.get(name) for name in asked]
     assert len(table) == len(expected) > 4_000
 
 
-def refused(kind: tuple[Any, Any, Any], *columns: Any) -> None:
-    table = kind[0](1, LARGE)
+def refused(*columns: Any) -> None:
+    table = Locations(1, LARGE)
     table.add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
-    kind[1]((table,), PREFIX, ["a"], *columns)
+    find((table,), PREFIX, ["a"], *columns)
 
 
-@pytest.mark.skipif("native" not in KINDS, reason="there is no native module")
 @table("wrong", range(4))
 @table("other", ["type", "length"])
 def test_wrong_columns_are_refused(wrong: int, other: str) -> None:
     columns: list[Any] = [np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint32)]
     columns[wrong] = np.zeros(1, np.float64) if other == "type" else np.zeros(2, columns[wrong].dtype)
     with pytest.raises(TypeError):
-        refused(KINDS["native"], *columns)
+        refused(*columns)
 
 
 @table("row", [(b"k", b"p", -1, 1, 1), (b"k", b"p", 0, -1, 1), (b"k", b"p", 0, 1 << 32, 1)])
-def test_wrong_ranges_are_refused(kind: tuple[Any, Any, Any], row: tuple[Any, ...]) -> None:
+def test_wrong_ranges_are_refused(row: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="not a range"):
-        kind[0](1, LARGE).add([row])
+        Locations(1, LARGE).add([row])
 
 
 # -- beside the entries

@@ -1,4 +1,4 @@
-"""Counted writes: every implementation writes the bytes, and says of them what reading them would say."""
+"""Counted writes: the bytes are written, and what is said of them is what reading them would say."""
 
 from __future__ import annotations
 
@@ -18,19 +18,10 @@ from hypothesis import strategies as st
 
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.checksum import crc32c
-from storage_node.store.files.counted_write import WriteCounted, write_counted, write_counted_python
 from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.native import write_counted
 from tests.table import table
 
-IMPLEMENTATIONS: dict[str, WriteCounted] = {"python": write_counted_python, "chosen": write_counted}
-try:
-    from storage_node.store import _native
-
-    IMPLEMENTATIONS["native"] = _native.write_counted
-except ImportError:
-    pass  # an installation without a compiler: the reference is what is left to test
-
-each_implementation = table("write", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
 DATA = seeded_bytes(3 * BLOCK_BYTES + 77, seed=15)
 
 
@@ -60,16 +51,17 @@ def on_file(fd: int) -> bytes:
 SIZES = st.lists(st.sampled_from([0, 1, 7, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1]), max_size=6)
 
 
-@each_implementation
 @settings(max_examples=25, deadline=None)
 @given(sizes=SIZES, to_file=st.booleans())
-def test_pieces_of_any_size_count_as_the_whole_does(write: WriteCounted, sizes: list[int], to_file: bool) -> None:
+def test_pieces_of_any_size_count_as_the_whole_does(sizes: list[int], to_file: bool) -> None:
     fd = os.memfd_create("file") if to_file else -1
     size_bytes = checksum = open_block = 0
     closed, sent = array("I"), b""
     for size in sizes:
         piece = DATA[len(sent) % 1000 :][:size]
-        count, checksum, open_block, ended, number = write(fd, size_bytes, checksum, open_block, memoryview(piece))
+        count, checksum, open_block, ended, number = write_counted(
+            fd, size_bytes, checksum, open_block, memoryview(piece)
+        )
         assert (count, number) == (size, 0)
         size_bytes += count
         closed.frombytes(ended)
@@ -81,31 +73,28 @@ def test_pieces_of_any_size_count_as_the_whole_does(write: WriteCounted, sizes: 
     assert closed.tolist() == blocks_of(sent)
 
 
-@each_implementation
 @table("data", [DATA, bytearray(DATA), memoryview(DATA), np.frombuffer(DATA, np.uint8), b""])
-def test_any_contiguous_bytes_are_taken(write: WriteCounted, data: bytes, tmp_path: Path) -> None:
+def test_any_contiguous_bytes_are_taken(data: bytes, tmp_path: Path) -> None:
     with new_file(tmp_path) as file:
-        assert write(file, 0, 0, 0, data)[:2] == (len(data), crc32c(data))
+        assert write_counted(file, 0, 0, 0, data)[:2] == (len(data), crc32c(data))
         assert on_file(file) == bytes(data)
 
 
-@each_implementation
-def test_a_failed_write_says_why_and_counts_nothing(write: WriteCounted) -> None:
+def test_a_failed_write_says_why_and_counts_nothing() -> None:
     fd = os.open("/dev/null", os.O_RDONLY)
     try:
-        assert write(fd, 5, 6, 7, b"data") == (0, 6, 7, b"", 9)
+        assert write_counted(fd, 5, 6, 7, b"data") == (0, 6, 7, b"", 9)
     finally:
         os.close(fd)
 
 
-@each_implementation
-def test_what_a_failed_write_wrote_before_is_counted(write: WriteCounted, tmp_path: Path) -> None:
+def test_what_a_failed_write_wrote_before_is_counted(tmp_path: Path) -> None:
     room = BLOCK_BYTES + 1000
     with new_file(tmp_path) as file:
         before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
         try:
-            count, checksum, open_block, ended, number = write(file, 0, 0, 0, DATA)
+            count, checksum, open_block, ended, number = write_counted(file, 0, 0, 0, DATA)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
             signal.signal(signal.SIGXFSZ, handler)
@@ -116,13 +105,12 @@ def test_what_a_failed_write_wrote_before_is_counted(write: WriteCounted, tmp_pa
     assert array("I", ended).tolist() == blocks_of(kept)
 
 
-@each_implementation
-def test_threads_do_not_disturb_each_other(write: WriteCounted) -> None:
+def test_threads_do_not_disturb_each_other() -> None:
     results: list[tuple[int, int, int, bytes, int]] = []
 
     def run() -> None:
         fd = os.memfd_create("file")
-        results.append(write(fd, 0, 0, 0, DATA))
+        results.append(write_counted(fd, 0, 0, 0, DATA))
         assert on_file(fd) == DATA
         os.close(fd)
 
@@ -135,7 +123,6 @@ def test_threads_do_not_disturb_each_other(write: WriteCounted) -> None:
     assert results == [(len(DATA), crc32c(DATA), open_block_of(DATA), ended, 0)] * 4
 
 
-@each_implementation
 @table(
     ("arguments", "raised"),
     [
@@ -146,6 +133,6 @@ def test_threads_do_not_disturb_each_other(write: WriteCounted) -> None:
         ((-1, 0, 0, 0, memoryview(DATA)[::2]), BufferError),
     ],
 )
-def test_wrong_arguments_are_refused(write: WriteCounted, arguments: tuple[object, ...], raised: type) -> None:
+def test_wrong_arguments_are_refused(arguments: tuple[object, ...], raised: type) -> None:
     with pytest.raises(raised):
-        write(*arguments)  # type: ignore[arg-type]
+        write_counted(*arguments)  # type: ignore[arg-type]

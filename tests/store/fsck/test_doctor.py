@@ -64,25 +64,15 @@ def test_a_sound_store_has_no_findings_and_is_counted(root: Path) -> None:
     assert drive.keeps_identity == (not report.of("no-xattr"))
 
 
-def test_a_report_is_json_and_says_which_batch_reader_runs(root: Path) -> None:
-    from storage_node.store.read.batch_reader import IMPLEMENTATION
-
+def test_a_report_is_json(root: Path) -> None:
     flip_a_byte(object_files(root)[0])
     report = check([root], checksums=True)
     loaded = json.loads(json.dumps(report.to_json()))
-    assert loaded["batch_reader"] == IMPLEMENTATION
-    assert (loaded["batch_reader_reason"] is None) == (IMPLEMENTATION == "native")
     assert (loaded["healthy"], loaded["findings"][0]["severity"], loaded["drives"][0]["objects"]) == (
         False,
         "error",
         31,
     )
-
-
-def test_the_python_batch_reader_is_reported_with_its_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.store.read.batch_reader.IMPLEMENTATION", "python")
-    report = check([root])
-    assert report.batch_reader == "python" and report.batch_reader_reason
 
 
 def test_progress_is_told_as_objects_and_files_go_by(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

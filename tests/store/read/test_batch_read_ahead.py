@@ -5,27 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ais_loader.testing import eventually
-from storage_node.store.read.batch_reader import announce_python, read_frame_python
-from tests.store.batch_read_kit import READERS, Folder, columns, content, whole_files
+from storage_node.store.read.batch_reader import announce, read_frame
+from tests.store.batch_read_kit import Folder, columns, content, whole_files
 from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
-
-WAYS: dict[str, tuple[Any, Any]] = {"python": (announce_python, read_frame_python)}
-if "native" in READERS:
-    from storage_node.store import _native
-
-    WAYS["native"] = _native.announce, _native.read_frame
-
-
-@pytest.fixture(params=sorted(WAYS))
-def way(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    return WAYS[request.param]
 
 
 @pytest.fixture
@@ -56,8 +44,7 @@ def forgets(folder: Folder) -> bool:
         return False
 
 
-def test_cold_files_are_announced_and_come_without_being_read(folder: Folder, way: tuple[Any, Any]) -> None:
-    announce, _ = way
+def test_cold_files_are_announced_and_come_without_being_read(folder: Folder) -> None:
     cold_bytes = 20 * 50_000 if forgets(folder) else 0
     paths, contents = folder.add_many(20, 50_000)
     args = whole_files(folder, paths, contents)[:4]
@@ -73,8 +60,7 @@ def test_cold_files_are_announced_and_come_without_being_read(folder: Folder, wa
     assert announce(*args) == 0
 
 
-def test_a_reader_says_when_it_had_to_wait_for_the_drive(folder: Folder, way: tuple[Any, Any]) -> None:
-    _, read_frame = way
+def test_a_reader_says_when_it_had_to_wait_for_the_drive(folder: Folder) -> None:
     paths, contents = folder.add_many(5, 20_000)
     args = (b"", -1, *whole_files(folder, paths, contents))
 
@@ -94,8 +80,7 @@ def test_a_reader_says_when_it_had_to_wait_for_the_drive(folder: Folder, way: tu
     assert has_waited(b"\1")  # left as it is
 
 
-def test_what_cannot_be_opened_is_left_to_whoever_reads_it(folder: Folder, way: tuple[Any, Any]) -> None:
-    announce, _ = way
+def test_what_cannot_be_opened_is_left_to_whoever_reads_it(folder: Folder) -> None:
     (folder.path / "link").symlink_to("f0")
     path = folder.add("f0", content(0, 3000))
     before = len(os.listdir("/proc/self/fd"))
@@ -107,8 +92,7 @@ def test_what_cannot_be_opened_is_left_to_whoever_reads_it(folder: Folder, way: 
 
 
 @table("wrong", ["path", "offset", "length of columns"])
-def test_other_arguments_are_refused(folder: Folder, way: tuple[Any, Any], wrong: str) -> None:
-    announce, _ = way
+def test_other_arguments_are_refused(folder: Folder, wrong: str) -> None:
     dirfds, paths, offsets, lengths, *_ = columns(folder.fd, [b"f", b"g"], [0, 0], [1, 1])
     args = {
         "path": (dirfds, ["f", "g"], offsets, lengths),

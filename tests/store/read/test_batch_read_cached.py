@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from storage_node.store.read.batch_reader import CachedFile, read_cached_python
-from tests.store.batch_read_kit import READERS, Folder, content, crc
+from storage_node.store.read.batch_reader import CachedFile, read_cached
+from tests.store.batch_read_kit import Folder, content, crc
 from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
-
-READ: dict[str, Callable[..., bytes | None]] = {"python": read_cached_python}
-if "native" in READERS:
-    from storage_node.store import _native
-
-    READ["native"] = _native.read_cached
-
-
-@pytest.fixture(params=sorted(READ))
-def read_cached(request: pytest.FixtureRequest) -> Callable[..., bytes | None]:
-    return READ[request.param]
 
 
 @pytest.fixture
@@ -36,7 +24,7 @@ def file_in(folder: Folder, name: str, data: bytes) -> CachedFile:
     return folder.fd, folder.add(name, data), 0, len(data), crc(data)
 
 
-def test_files_stand_behind_the_prefix_in_their_order(folder: Folder, read_cached: Any) -> None:
+def test_files_stand_behind_the_prefix_in_their_order(folder: Folder) -> None:
     contents = [content(i, size) for i, size in enumerate((10_000, 1, 0, 70_000))]
     files = [file_in(folder, f"f{i}", data) for i, data in enumerate(contents)]
     assert read_cached(b"head", tuple(files)) == b"".join([b"head", *contents])
@@ -46,7 +34,7 @@ def test_files_stand_behind_the_prefix_in_their_order(folder: Folder, read_cache
 
 
 @pytest.mark.parametrize("wrong", ["missing", "short", "checksum", "link"])
-def test_one_wrong_file_and_there_is_no_answer(folder: Folder, read_cached: Any, wrong: str) -> None:
+def test_one_wrong_file_and_there_is_no_answer(folder: Folder, wrong: str) -> None:
     good = file_in(folder, "good", content(1, 500))
     fd, path, offset, size, checksum = file_in(folder, "bad", content(2, 500))
     (folder.path / "link").symlink_to("bad")
@@ -60,7 +48,7 @@ def test_one_wrong_file_and_there_is_no_answer(folder: Folder, read_cached: Any,
     assert read_cached(b"", (good, (fd, path, offset, size, checksum))) is not None
 
 
-def test_what_lies_on_the_drive_alone_is_not_waited_for(folder: Folder, read_cached: Any) -> None:
+def test_what_lies_on_the_drive_alone_is_not_waited_for(folder: Folder) -> None:
     files = tuple(file_in(folder, f"f{i}", content(i, 40_000)) for i in range(4))
     folder.chill()
     answer = read_cached(b"", files)
@@ -68,8 +56,6 @@ def test_what_lies_on_the_drive_alone_is_not_waited_for(folder: Folder, read_cac
 
 
 @table("files", [[(0, b"f", 1, 2)], ((0, b"f", 1),), ((0, "f", "1", 2),), (None,)])
-def test_other_arguments_are_a_type_error(read_cached: Any, files: object) -> None:
-    if read_cached is read_cached_python and isinstance(files, list):
-        return  # the reference takes any sequence
+def test_other_arguments_are_a_type_error(files: object) -> None:
     with pytest.raises((TypeError, ValueError)):
-        read_cached(b"", files)
+        read_cached(b"", files)  # type: ignore[arg-type]

@@ -14,19 +14,15 @@ from typing import Any
 
 import pytest
 
+from storage_node.store.native import StoredFile, copy_into, read_frame, read_into, read_list
 from storage_node.store.read.batch_reader import Failure, FailureCode
-from tests.store.batch_read_kit import FILE_SYSTEMS, READERS, Folder, Reader, columns, content, crc, folder_on
+from tests.store.batch_read_kit import FILE_SYSTEMS, Folder, columns, content, crc, folder_on
 from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 SIZE = 5000
 ENOUGH = 10
 """Reads after which a segment is mapped."""
-
-
-@pytest.fixture(params=sorted(READERS))
-def reader(request: pytest.FixtureRequest) -> Reader:
-    return READERS[request.param]
 
 
 @pytest.fixture(params=FILE_SYSTEMS)
@@ -36,13 +32,13 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
 
 
 class Segment:
-    """A file of ten objects, as a reader's StoredFile."""
+    """A file of ten objects, as a StoredFile."""
 
-    def __init__(self, reader: Reader, folder: Folder, name: str = "segment", seed: int = 0) -> None:
-        self.reader, self.fd = reader, folder.fd
+    def __init__(self, folder: Folder, name: str = "segment", seed: int = 0) -> None:
+        self.fd = folder.fd
         self.objects = [content(seed + at, SIZE) for at in range(10)]
         self.path = folder.path / name
-        self.file = reader.stored_file(folder.add(name, b"".join(self.objects)), True)
+        self.file = StoredFile(folder.add(name, b"".join(self.objects)), True)
 
     def columns(self, wanted: list[int]) -> tuple[Any, ...]:
         checksums = [crc(self.objects[at]) for at in wanted]
@@ -52,7 +48,7 @@ class Segment:
 
     def read(self, wanted: list[int]) -> bytes | Failure:
         target = bytearray(b"head" + bytes(SIZE * len(wanted)))
-        failed = self.reader.read_into(target, 4, *self.columns(wanted), bytearray(1))
+        failed = read_into(target, 4, *self.columns(wanted), bytearray(1))
         return bytes(target) if failed is None else failed
 
     def due(self, wanted: list[int]) -> bytes:
@@ -61,39 +57,39 @@ class Segment:
     def warm(self) -> None:
         for _ in range(ENOUGH):
             assert self.read([0, 1]) == self.due([0, 1])
-        assert not self.reader.maps or self.file.is_mapped
+        assert self.file.is_mapped
 
 
-def test_pieces_fill_the_target_in_request_order(reader: Reader, folder: Folder) -> None:
-    segment = Segment(reader, folder)
+def test_pieces_fill_the_target_in_request_order(folder: Folder) -> None:
+    segment = Segment(folder)
     for wanted in ([3, 1, 1, 9, 0], [], list(range(10)) * 20):
         for _ in range(ENOUGH):
             assert segment.read(wanted) == segment.due(wanted)
     segment.warm()
     args = segment.columns([2, 7])
-    assert reader.read_list(*args) == [segment.objects[2], segment.objects[7]]
-    frame = reader.read_frame(bytes(8), 0, *args)
+    assert read_list(*args) == [segment.objects[2], segment.objects[7]]
+    frame = read_frame(bytes(8), 0, *args)
     assert frame == array("I", args[4]).tobytes() + segment.objects[2] + segment.objects[7]
 
 
-def test_mapped_files_files_and_paths_in_one_call(reader: Reader, folder: Folder) -> None:
-    segment = Segment(reader, folder)
+def test_mapped_files_files_and_paths_in_one_call(folder: Folder) -> None:
+    segment = Segment(folder)
     segment.warm()
     other = content(99, 300_000)
     path = folder.add("other", other)
-    alone = reader.stored_file(path, False)
+    alone = StoredFile(path, False)
     paths = [segment.file, alone, segment.file, segment.file, alone]
     offsets, lengths = [SIZE, 0, 0, 9 * SIZE, 100], [SIZE, 300_000, SIZE, SIZE, 7]
     pieces = [segment.objects[1], other, segment.objects[0], segment.objects[9], other[100:107]]
     args = columns(folder.fd, paths, offsets, lengths, [crc(piece) for piece in pieces])
     target = bytearray(sum(lengths))
-    assert reader.read_into(target, 0, *args, bytearray(1)) is None
+    assert read_into(target, 0, *args, bytearray(1)) is None
     assert bytes(target) == b"".join(pieces)
-    assert reader.read_list(*args) == pieces
+    assert read_list(*args) == pieces
 
 
-def test_damage_in_a_mapped_file_is_found(reader: Reader, folder: Folder) -> None:
-    segment = Segment(reader, folder)
+def test_damage_in_a_mapped_file_is_found(folder: Folder) -> None:
+    segment = Segment(folder)
     segment.warm()
     with segment.path.open("r+b") as opened:
         opened.seek(4 * SIZE + 17)
@@ -103,8 +99,8 @@ def test_damage_in_a_mapped_file_is_found(reader: Reader, folder: Folder) -> Non
 
 
 @table("left", [0, 4 * SIZE + 10, 6 * SIZE])
-def test_a_mapped_file_that_was_cut_short_is_an_error_of_its_entries(reader: Reader, folder: Folder, left: int) -> None:
-    segment = Segment(reader, folder, f"segment-{left}")
+def test_a_mapped_file_that_was_cut_short_is_an_error_of_its_entries(folder: Folder, left: int) -> None:
+    segment = Segment(folder, f"segment-{left}")
     segment.warm()
     os.truncate(segment.path, left)
     at = left // SIZE
@@ -114,28 +110,28 @@ def test_a_mapped_file_that_was_cut_short_is_an_error_of_its_entries(reader: Rea
         assert segment.read(list(range(at))) == segment.due(list(range(at)))
 
 
-def test_a_removed_file_is_an_error_or_its_own_bytes(reader: Reader, folder: Folder) -> None:
-    segment = Segment(reader, folder)
+def test_a_removed_file_is_an_error_or_its_own_bytes(folder: Folder) -> None:
+    segment = Segment(folder)
     segment.warm()
     segment.path.unlink()
-    replaced = Segment(reader, folder, seed=50)
+    replaced = Segment(folder, seed=50)
     came = segment.read([1])
-    assert came == segment.due([1]) if reader.maps else came == (0, FailureCode.CHECKSUM, 0)
+    assert came == segment.due([1])
     assert replaced.read([1]) == replaced.due([1])
 
 
-def test_targets_that_do_not_fit_are_refused(reader: Reader, folder: Folder) -> None:
-    segment = Segment(reader, folder)
+def test_targets_that_do_not_fit_are_refused(folder: Folder) -> None:
+    segment = Segment(folder)
     args = (*segment.columns([0]), bytearray(1))
     for target, first in ((bytearray(SIZE), 1), (bytearray(SIZE + 1), 0), (bytearray(SIZE), -1), (bytearray(2), 3)):
         with pytest.raises(ValueError, match="do not fill a target"):
-            reader.read_into(target, first, *args)
+            read_into(target, first, *args)
     with pytest.raises((BufferError, TypeError)):
-        reader.read_into(bytes(SIZE), 0, *args)
+        read_into(bytes(SIZE), 0, *args)
 
 
-def test_many_threads_read_what_is_cut_short_meanwhile(reader: Reader, folder: Folder) -> None:
-    segment = Segment(reader, folder)
+def test_many_threads_read_what_is_cut_short_meanwhile(folder: Folder) -> None:
+    segment = Segment(folder)
     segment.warm()
     wrong: list[object] = []
 
@@ -156,22 +152,22 @@ def test_many_threads_read_what_is_cut_short_meanwhile(reader: Reader, folder: F
     assert segment.read([0, 1]) == segment.due([0, 1])
 
 
-def test_copies_are_made_of_mapped_pieces_only(reader: Reader, folder: Folder) -> None:
-    segment = Segment(reader, folder)
+def test_copies_are_made_of_mapped_pieces_only(folder: Folder) -> None:
+    segment = Segment(folder)
     target = bytearray(b"head" + bytes(2 * SIZE))
-    assert not reader.copy_into(target, 4, *segment.columns([3, 4]))
+    assert not copy_into(target, 4, *segment.columns([3, 4]))
     segment.warm()
-    assert reader.copy_into(target, 4, *segment.columns([3, 4])) == reader.maps
-    assert not reader.maps or bytes(target) == segment.due([3, 4])
-    other = reader.stored_file(folder.add("other", segment.objects[4]), False)
+    assert copy_into(target, 4, *segment.columns([3, 4]))
+    assert bytes(target) == segment.due([3, 4])
+    other = StoredFile(folder.add("other", segment.objects[4]), False)
     mixed = columns(folder.fd, [segment.file, other], [SIZE * 3, 0], [SIZE] * 2, [crc(segment.objects[3])] * 2)
-    assert not reader.copy_into(target, 4, *mixed)
+    assert not copy_into(target, 4, *mixed)
     with segment.path.open("r+b") as opened:
         opened.seek(4 * SIZE)
         opened.write(bytes(10))
-    assert not reader.copy_into(target, 4, *segment.columns([3, 4]))
+    assert not copy_into(target, 4, *segment.columns([3, 4]))
     os.truncate(segment.path, 0)
-    assert not reader.copy_into(target, 4, *segment.columns([3, 5]))
+    assert not copy_into(target, 4, *segment.columns([3, 5]))
 
 
 # -- in processes of their own, whose handlers are theirs
@@ -179,7 +175,7 @@ def test_copies_are_made_of_mapped_pieces_only(reader: Reader, folder: Folder) -
 PROGRAM = """
 import faulthandler, os, signal, sys
 from pathlib import Path
-from tests.store.batch_read_kit import READERS, Folder
+from tests.store.batch_read_kit import Folder
 from tests.store.read.test_batch_read_mapped import Segment
 from storage_node.store.read.batch_reader import FailureCode
 
@@ -191,7 +187,7 @@ def cut() -> None:
     assert segment.read([1]) == (0, FailureCode.SHORT, 0)
 
 with Folder(Path(sys.argv[1])) as folder:
-    segment = Segment(READERS["native"], folder)
+    segment = Segment(folder)
     {before}
     segment.warm()
     {then}
@@ -211,7 +207,6 @@ HANDLER = "signal.signal(signal.SIGBUS, lambda *_: print('theirs', flush=True))"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("native" not in READERS, reason="there is no native module")
 @pytest.mark.parametrize(
     ("before", "then", "code", "says"),
     [

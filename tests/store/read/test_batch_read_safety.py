@@ -1,4 +1,4 @@
-"""What the batch readers must never do: leak, hold others up, trust arguments, or disagree."""
+"""What the batch reader must never do: leak, hold others up, or trust arguments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_node.store.read.batch_reader import Failure, FailureCode
+from storage_node.store.read.batch_reader import Failure, FailureCode, read_frame, read_list
 from tests.store.batch_read_kit import (
     FILE_SYSTEMS,
-    READERS,
     Folder,
-    Reader,
     both,
     columns,
     content,
@@ -36,11 +34,6 @@ from tests.store.batch_read_kit import (
 from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
-
-
-@pytest.fixture(params=sorted(READERS))
-def reader(request: pytest.FixtureRequest) -> Reader:
-    return READERS[request.param]
 
 
 @pytest.fixture(params=FILE_SYSTEMS)
@@ -64,7 +57,7 @@ def open_descriptors(folder: Folder) -> set[tuple[str, str]]:
 @pytest.mark.slow
 @table("cold", [False, True])
 @table("damage", ["none", "missing", "short", "flipped"])
-def test_no_descriptor_is_left_open_after(reader: Reader, folder: Folder, damage: str, cold: bool) -> None:
+def test_no_descriptor_is_left_open_after(folder: Folder, damage: str, cold: bool) -> None:
     paths, contents = folder.add_many(50, 4096)
     # Runs of one file around the damage: their shared descriptor is the one most easily lost.
     order = [*range(10), 10, 10, 10, 11, 12, 12, *range(13, 50), 49, 49]
@@ -81,14 +74,14 @@ def test_no_descriptor_is_left_open_after(reader: Reader, folder: Folder, damage
     for _ in range(1 if cold else 3):
         if cold:
             folder.chill()
-        answers = both(reader, args)
+        answers = both(args)
         assert all(isinstance(answer, tuple) for answer in answers) == (damage != "none")
     assert open_descriptors(folder) == before
 
 
 @pytest.mark.slow
 @pytest.mark.fresh_process  # the limit is the process's: threads that others left behind would take the spare ones
-def test_a_cold_batch_finishes_with_hardly_any_descriptor_to_spare(reader: Reader, folder: Folder) -> None:
+def test_a_cold_batch_finishes_with_hardly_any_descriptor_to_spare(folder: Folder) -> None:
     paths, contents = folder.add_many(50, 4096)
     args = whole_files(folder, paths, contents)
     folder.chill()
@@ -97,14 +90,14 @@ def test_a_cold_batch_finishes_with_hardly_any_descriptor_to_spare(reader: Reade
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, hard))
     try:
-        pieces = reader.read_list(*args)
+        pieces = read_list(*args)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert pieces == contents
 
 
 @pytest.mark.slow
-def test_no_call_leaks_memory_or_references_whatever_its_end(reader: Reader, folder: Folder) -> None:
+def test_no_call_leaks_memory_or_references_whatever_its_end(folder: Folder) -> None:
     paths, contents = folder.add_many(5, 2000)
     good = whole_files(folder, paths, contents)
     missing = (good[0], [*paths[:4], b"missing"], *good[2:])
@@ -118,15 +111,15 @@ def test_no_call_leaks_memory_or_references_whatever_its_end(reader: Reader, fol
     ]
 
     def every_kind_of_call() -> None:
-        both(reader, good)
-        both(reader, missing)
+        both(good)
+        both(missing)
         for args in wrong:
             with pytest.raises((TypeError, ValueError, MemoryError)):
-                reader.read_frame(b"", -1, *args)
+                read_frame(b"", -1, *args)
             with pytest.raises((TypeError, ValueError, MemoryError)):
-                reader.read_list(*args)
+                read_list(*args)
         with pytest.raises(ValueError, match="do not fit"):
-            reader.read_frame(bytes(19), 0, *good)
+            read_frame(bytes(19), 0, *good)
 
     def settled() -> tuple[int, list[int]]:
         gc.collect()
@@ -149,14 +142,14 @@ def test_no_call_leaks_memory_or_references_whatever_its_end(reader: Reader, fol
 # ---- Threads and processes -----------------------------------------------------------------------------
 
 
-def test_threads_read_different_batches_at_once(reader: Reader, folder: Folder) -> None:
+def test_threads_read_different_batches_at_once(folder: Folder) -> None:
     paths, contents = folder.add_many(160, 3000)
     answers: dict[int, list[Any]] = {}
 
     def read(thread: int) -> None:
         part = slice(40 * thread, 40 * thread + 40)
         args = whole_files(folder, paths[part], contents[part])
-        answers[thread] = [reader.read_frame(b"p", -1, *args) for _ in range(20)]
+        answers[thread] = [read_frame(b"p", -1, *args) for _ in range(20)]
 
     threads = [threading.Thread(target=read, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -166,25 +159,25 @@ def test_threads_read_different_batches_at_once(reader: Reader, folder: Folder) 
     assert answers == {i: [b"p" + b"".join(contents[40 * i : 40 * i + 40])] * 20 for i in range(4)}
 
 
-def test_other_threads_run_while_a_read_blocks(reader: Reader, folder: Folder) -> None:
+def test_other_threads_run_while_a_read_blocks(folder: Folder) -> None:
     # Opening a FIFO blocks until somebody opens its other end, which only a free GIL lets us do.
     os.mkfifo(folder.path / "fifo")
     answers: list[Any] = []
     args = columns(folder.fd, [b"fifo"], [0], [1])
-    thread = threading.Thread(target=lambda: answers.append(reader.read_list(*args)))
+    thread = threading.Thread(target=lambda: answers.append(read_list(*args)))
     thread.start()
     with open(folder.path / "fifo", "wb"):
         thread.join(timeout=60)
     assert answers == [(0, FailureCode.READ, errno.ESPIPE)]
 
 
-def test_a_list_of_paths_changed_by_another_thread_does_not_change_the_read(reader: Reader, folder: Folder) -> None:
+def test_a_list_of_paths_changed_by_another_thread_does_not_change_the_read(folder: Folder) -> None:
     os.mkfifo(folder.path / "fifo")
     path = folder.add("after", b"data")
     names = [b"fifo", bytes(bytearray(path))]
     args = columns(folder.fd, names, [0, 0], [0, 4])  # no byte of the FIFO: it only holds the call up
     answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(reader.read_list(*args)))
+    thread = threading.Thread(target=lambda: answers.append(read_list(*args)))
     thread.start()
     with open(folder.path / "fifo", "wb"):  # from here on the call is past its arguments
         names.clear()
@@ -196,13 +189,13 @@ def test_a_list_of_paths_changed_by_another_thread_does_not_change_the_read(read
 @pytest.mark.slow
 @pytest.mark.fresh_process
 @pytest.mark.sampled(2)
-def test_a_forked_child_reads_as_its_parent_did(reader: Reader, folder: Folder) -> None:
+def test_a_forked_child_reads_as_its_parent_did(folder: Folder) -> None:
     paths, contents = folder.add_many(20, 1000)
     args = whole_files(folder, paths, contents)
-    assert reader.read_list(*args) == contents
+    assert read_list(*args) == contents
     child = os.fork()
     if child == 0:
-        os._exit(0 if reader.read_list(*args) == contents else 1)
+        os._exit(0 if read_list(*args) == contents else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -243,34 +236,34 @@ WRONG: list[tuple[tuple[Any, ...], type[Exception], str]] = [
 
 @table(("args", "error", "message"), WRONG)
 def test_wrong_columns_are_refused_before_anything_is_opened(
-    reader: Reader, args: tuple[Any, ...], error: type[Exception], message: str
+    args: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        reader.read_list(*args)
+        read_list(*args)
     with pytest.raises(error, match=message):
-        reader.read_frame(b"", -1, *args)
+        read_frame(b"", -1, *args)
 
 
 @table("checksum_at", [1, 2, 8, 9, 2**62])
-def test_checksums_that_do_not_fit_in_the_prefix_are_refused(reader: Reader, checksum_at: int) -> None:
+def test_checksums_that_do_not_fit_in_the_prefix_are_refused(checksum_at: int) -> None:
     with pytest.raises(ValueError, match=f"2 checksums at {checksum_at} do not fit in a prefix of 8 bytes"):
-        reader.read_frame(bytes(8), checksum_at, *GOOD)
+        read_frame(bytes(8), checksum_at, *GOOD)
 
 
-def test_wrong_prefixes_and_argument_counts_are_refused(reader: Reader) -> None:
+def test_wrong_prefixes_and_argument_counts_are_refused() -> None:
     with pytest.raises(TypeError):
-        reader.read_frame("text", -1, *GOOD)
+        read_frame("text", -1, *GOOD)
     with pytest.raises(TypeError):
-        reader.read_frame(b"", "0", *GOOD)
+        read_frame(b"", "0", *GOOD)
     with pytest.raises(BufferError):
-        reader.read_frame(memoryview(bytes(8))[::2], -1, *GOOD)
+        read_frame(memoryview(bytes(8))[::2], -1, *GOOD)
     with pytest.raises(TypeError):
-        reader.read_frame(b"", *GOOD)
+        read_frame(b"", *GOOD)
     with pytest.raises(TypeError):
-        reader.read_list(b"", *GOOD)
+        read_list(b"", *GOOD)
 
 
-def test_columns_may_be_numpy_arrays_and_paths_a_tuple(reader: Reader, folder: Folder) -> None:
+def test_columns_may_be_numpy_arrays_and_paths_a_tuple(folder: Folder) -> None:
     paths, contents = folder.add_many(3, 50)
     args = (
         np.full(3, folder.fd, np.int32),
@@ -280,7 +273,7 @@ def test_columns_may_be_numpy_arrays_and_paths_a_tuple(reader: Reader, folder: F
         np.array([crc(data) for data in contents], np.uint32),
         np.ones(3, np.bool_),
     )
-    assert reader.read_list(*args) == contents
+    assert read_list(*args) == contents
 
 
 # ---- Both at once -------------------------------------------------------------------------------------
@@ -346,7 +339,7 @@ def answer_of(entries: list[Wanted], checksum_at: int, prefix: bytes) -> bytes |
 
 @pytest.mark.slow
 @given(entries=st.lists(wanted, max_size=60), gap=st.integers(0, 3), with_sums=st.booleans())
-def test_every_reader_gives_the_frame_that_the_contract_describes_and_closes_its_files(
+def test_frames_are_those_that_the_contract_describes_and_files_are_closed(
     numbered_files: tuple[Folder, list[int]], entries: list[Wanted], gap: int, with_sums: bool
 ) -> None:
     folder, fds = numbered_files
@@ -363,13 +356,12 @@ def test_every_reader_gives_the_frame_that_the_contract_describes_and_closes_its
     prefix = b"x" * (gap + 4 * len(entries))
     expected = answer_of(entries, gap if with_sums else -1, prefix)
     before = open_descriptors(folder)
-    for reader in READERS.values():
-        frame = reader.read_frame(prefix, gap if with_sums else -1, *args)
-        pieces = reader.read_list(*args)
-        assert frame == expected
-        if isinstance(frame, tuple) or isinstance(pieces, tuple):
-            assert pieces == frame
-        else:
-            assert b"".join(pieces) == frame[len(prefix) :]
-            assert [len(piece) for piece in pieces] == [entry.length for entry in entries]
+    frame = read_frame(prefix, gap if with_sums else -1, *args)
+    pieces = read_list(*args)
+    assert frame == expected
+    if isinstance(frame, tuple) or isinstance(pieces, tuple):
+        assert pieces == frame
+    else:
+        assert b"".join(pieces) == frame[len(prefix) :]
+        assert [len(piece) for piece in pieces] == [entry.length for entry in entries]
     assert open_descriptors(folder) == before
