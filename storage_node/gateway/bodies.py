@@ -112,7 +112,7 @@ class Body(Spool):
         """Compare the whole body with what was announced. Raises S3Error."""
         if self._decoder is not None:
             trailers = self._decoder.finish()
-            self._announced = checksums.announced(trailers) or self._announced
+            self._announced = checksums.announced(trailers, "InvalidRequest") or self._announced
         if self._want_bytes is not None and self._want_bytes != self.size_bytes:
             raise S3Error("IncompleteBody", f"{self._want_bytes:,} bytes were announced, {self.size_bytes:,} arrived")
         if self._sha256 is not None and not _equal(self._sha256.digest().hex(), self._want_sha256):
@@ -211,7 +211,7 @@ class _Chunked:
         name, colon, value = line.decode("latin-1").partition(":")
         name = name.strip().lower()
         if not colon or self._trailer_bytes > _MAX_TRAILERS_BYTES or name in self._trailers:
-            raise _malformed("a trailer is not valid")
+            raise S3Error("MalformedTrailerError", "a trailer is not valid")
         self._trailers[name] = value.strip()
 
     def finish(self) -> dict[str, str]:
@@ -221,7 +221,7 @@ class _Chunked:
             raise S3Error("IncompleteBody", "the body ends in the middle of a chunk")
         signature = self._trailers.pop("x-amz-trailer-signature", None)
         if self._trailers.keys() - {self._trailer} or (self._trailer and self._trailer not in self._trailers):
-            raise _malformed("the trailers are not those that were announced")
+            raise S3Error("MalformedTrailerError", "the trailers are not those that x-amz-trailer announces")
         if self._signer is not None and self._trailer:
             text = "".join(f"{name}:{value}\n" for name, value in sorted(self._trailers.items()))
             self._signer.check_trailer(hashlib.sha256(text.encode()).hexdigest(), signature or "")

@@ -58,8 +58,11 @@ def hasher(algorithm: str) -> Hasher:
     return hashlib.new(name) if name.startswith("sha") else Crc(name)
 
 
-def announced(headers: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return algorithm and value of the checksum in headers or trailers. Raises S3Error for two, or an invalid one."""
+def announced(headers: Mapping[str, str], code: str = "BadDigest") -> tuple[str, str] | None:
+    """Return algorithm and value of the checksum in headers or trailers. Raises S3Error for two, or an invalid one.
+
+    `code`: that of a value which is no checksum.
+    """
     found = [(name[len(HEADER) :], value) for name, value in headers.items() if name.startswith(HEADER)]
     found = [(name, value.strip()) for name, value in found if name not in ("algorithm", "mode", "type")]
     if not found:
@@ -69,7 +72,7 @@ def announced(headers: Mapping[str, str]) -> tuple[str, str] | None:
     name, value = found[0]
     if name not in ALGORITHMS:
         raise S3Error("InvalidRequest", f"checksum {name[:40]!r} is not known")
-    decoded(value.partition("-")[0], _DIGEST_BYTES[name], "BadDigest")
+    decoded(value.partition("-")[0], _DIGEST_BYTES[name], code)
     return name, value
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import datetime
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from urllib.parse import quote
 
 from ais_loader.objects.bucket import Bucket
 from ais_loader.values.entry import ObjectInfo
@@ -31,6 +30,10 @@ class Page:
     last: str = ""
     """The last key or prefix. The next page follows it."""
     is_truncated: bool = False
+
+    def texts(self, *others: str) -> Iterator[str]:
+        """Yield all keys and folders, and others."""
+        return itertools.chain(others, self.prefixes, (key_of(info.name) for info in self.objects))
 
 
 def page(bucket: Bucket, prefix: str, delimiter: str, after: str, most: int) -> Page:
@@ -91,17 +94,17 @@ def list_objects(request: Request) -> Response:
     is_v2 = query.get("list-type") == "2"
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     most = max_keys(query.get("max-keys", ""), "max-keys")
-    encode = encoding(query.get("encoding-type"))
     token = query.get("continuation-token")
     after = _after(token) if token else query.get("start-after" if is_v2 else "marker", "")
     bucket = request.client.bucket(request.bucket)
     found = page(bucket, prefix, delimiter, after, most)
+    encode = encoding(query.get("encoding-type"), found.texts(prefix, delimiter, after))
     contents = [
         xml.nest("Contents", [xml.tag("Key", encode(key_of(info.name))), _properties(info, request)])
         for info in found.objects
     ]
     # Version 1 does not encode the prefix: clients, such as boto3, decode the rest alone.
-    parts = [xml.tags(Name=request.bucket, Prefix=encode(prefix) if is_v2 else prefix)]
+    parts = [xml.tags(Name=request.bucket, Prefix=encode(prefix) if is_v2 or xml.is_beyond_xml(prefix) else prefix)]
     if is_v2:
         next_token = _token(found.last) if found.is_truncated else None
         start_after = encode(query["start-after"]) if "start-after" in query else None
@@ -114,7 +117,7 @@ def list_objects(request: Request) -> Response:
         if found.is_truncated:
             parts.append(xml.tag("NextMarker", encode(found.last)))
     parts.append(xml.tags(MaxKeys=most, Delimiter=encode(delimiter) if delimiter else None))
-    parts.append(xml.tags(EncodingType=query.get("encoding-type") or None, IsTruncated=found.is_truncated))
+    parts.append(xml.tags(EncodingType=encode.kind, IsTruncated=found.is_truncated))
     folders = (xml.nest("CommonPrefixes", [xml.tag("Prefix", encode(one))]) for one in found.prefixes)
     return xml_response(xml.document("ListBucketResult", itertools.chain(parts, contents, folders)))
 
@@ -123,12 +126,12 @@ def list_versions(request: Request) -> Response:
     """Answer ListObjectVersions: each object has one version, whose id is null. Raises S3Error."""
     query = request.query
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    most, encode = max_keys(query.get("max-keys", ""), "max-keys"), encoding(query.get("encoding-type"))
-    after = query.get("key-marker", "")
+    most, after = max_keys(query.get("max-keys", ""), "max-keys"), query.get("key-marker", "")
     found = page(request.client.bucket(request.bucket), prefix, delimiter, after, most)
+    encode = encoding(query.get("encoding-type"), found.texts(prefix, delimiter, after))
     parts = [xml.tags(Name=request.bucket, Prefix=encode(prefix), KeyMarker=encode(after), MaxKeys=most)]
     parts.append(xml.tags(Delimiter=encode(delimiter) if delimiter else None, IsTruncated=found.is_truncated))
-    parts.append(xml.tags(EncodingType=query.get("encoding-type") or None))
+    parts.append(xml.tags(EncodingType=encode.kind))
     if found.is_truncated:
         parts.append(xml.tags(NextKeyMarker=encode(found.last), NextVersionIdMarker="null"))
     for info in found.objects:
@@ -180,17 +183,18 @@ class _Encoding:
     """Encoder of keys in answers."""
 
     def __init__(self, *, is_url: bool) -> None:
-        self._is_url = is_url
+        self.kind = "url" if is_url else None
+        """Value of the element `EncodingType`."""
 
     def __call__(self, key: str) -> str:
-        return quote(key, safe="/-_.~*") if self._is_url else key
+        return xml.url_encoded(key) if self.kind else key
 
 
-def encoding(kind: str | None) -> _Encoding:
-    """Return the encoder that `encoding-type` asks for. Raises S3Error."""
+def encoding(kind: str | None, keys: Iterable[str]) -> _Encoding:
+    """Return the encoder that `encoding-type` asks for, or that one of the keys needs. Raises S3Error."""
     if kind not in (None, "", "url"):
         raise S3Error("InvalidArgument", "encoding-type: need url")
-    return _Encoding(is_url=kind == "url")
+    return _Encoding(is_url=kind == "url" or any(map(xml.is_beyond_xml, keys)))
 
 
 def _token(last: str) -> str:

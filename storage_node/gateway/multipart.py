@@ -45,7 +45,7 @@ def create_upload(request: Request) -> Response:
         raise S3Error("InvalidRequest", "x-amz-checksum-type without x-amz-checksum-algorithm")
     bucket = request.client.bucket(request.bucket)
     upload = bucket.multipart(name_of(request.key), metadata=metadata)
-    parts = xml.tags(Bucket=request.bucket, Key=request.key, UploadId=upload.id)
+    parts = xml.tag("Bucket", request.bucket) + xml.key_tags(request.key) + xml.tag("UploadId", upload.id)
     made = xml_response(xml.document("InitiateMultipartUploadResult", [parts]))
     if algorithm:
         made.headers |= {"x-amz-checksum-algorithm": algorithm.upper(), "x-amz-checksum-type": kind}
@@ -197,12 +197,8 @@ def _completed(request: Request) -> ObjectInfo | None:
 
 
 def _made(request: Request, made: ObjectInfo) -> Response:
-    parts = xml.tags(
-        Location=f"/{request.bucket}/{request.key}",
-        Bucket=request.bucket,
-        Key=request.key,
-        ETag=f'"{attributes.etag(made)}"',
-    )
+    parts = xml.tags(Location=f"/{request.bucket}/{xml.url_encoded(request.key)}", Bucket=request.bucket)
+    parts += xml.key_tags(request.key) + xml.tag("ETag", f'"{attributes.etag(made)}"')
     if (checksum := attributes.checksum(made)) is not None:
         parts += xml.tag(f"Checksum{checksum[0].upper()}", checksum[1])
         parts += xml.tag("ChecksumType", checksums.kind(checksum[1]))
@@ -272,7 +268,7 @@ def list_parts(request: Request) -> Response:
     found = [part for part in upload.parts() if part.number > after]
     shown = found[:most]
     algorithm, _, kind = upload.metadata.get(_ALGORITHM, "").partition(" ")
-    parts = [xml.tags(Bucket=request.bucket, Key=request.key, UploadId=upload.id)]
+    parts = [xml.tag("Bucket", request.bucket), xml.key_tags(request.key), xml.tag("UploadId", upload.id)]
     parts += [owner_of(request, "Initiator"), owner_of(request)]
     parts.append(
         xml.tags(
@@ -301,11 +297,13 @@ def list_uploads(request: Request) -> Response:
     """Answer ListMultipartUploads, sorted by key. Raises S3Error."""
     query = request.query
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    most, encode = max_keys(query.get("max-uploads", ""), "max-uploads"), encoding(query.get("encoding-type"))
+    most = max_keys(query.get("max-uploads", ""), "max-uploads")
     after = query.get("key-marker", ""), query.get("upload-id-marker", "")
     bucket = request.client.bucket(request.bucket)
     bucket.info()
     found = sorted((key_of(one.name), one.id, one.modified_ns) for one in bucket.uploads() if one.name)
+    keys = [key for key, _, _ in found if key.startswith(prefix)]
+    encode = encoding(query.get("encoding-type"), (prefix, delimiter, after[0], *keys))
     rows: list[str] = []
     folders: list[str] = []
     last, is_truncated = after, False
@@ -332,6 +330,6 @@ def list_uploads(request: Request) -> Response:
     if is_truncated:
         parts.append(xml.tags(NextKeyMarker=encode(last[0]), NextUploadIdMarker=last[1]))
     parts.append(xml.tags(Prefix=encode(prefix), Delimiter=encode(delimiter) if delimiter else None, MaxUploads=most))
-    parts.append(xml.tags(EncodingType=query.get("encoding-type") or None, IsTruncated=is_truncated))
+    parts.append(xml.tags(EncodingType=encode.kind, IsTruncated=is_truncated))
     parts += rows + [xml.nest("CommonPrefixes", [xml.tag("Prefix", encode(folder))]) for folder in folders]
     return xml_response(xml.document("ListMultipartUploadsResult", parts))

@@ -107,7 +107,8 @@ def _part(request: Request, info: ObjectInfo) -> tuple[int, int] | None:
         raise S3Error("InvalidRequest", "partNumber and Range exclude each other")
     sizes = attributes.part_sizes(info) or [info.size_bytes]
     if number > len(sizes):
-        raise S3Error("InvalidPart", f"the object has no part {number}")
+        code = "InvalidPartNumber" if request.method == "HEAD" else "InvalidPart"
+        raise S3Error(code, f"the object has no part {number}")
     return sum(sizes[: number - 1]), sizes[number - 1]
 
 
@@ -194,7 +195,8 @@ class CopySource:
             raise S3Error("InvalidArgument", f"{COPY_SOURCE}-range: need bytes=FIRST-LAST")
         first, last = int(match[1]), int(match[2])
         if last < first or last >= self.info.size_bytes:
-            raise S3Error("InvalidRange", f"{COPY_SOURCE}-range: the range is not satisfiable")
+            size = f"{self.info.size_bytes:,} bytes"
+            raise S3Error("InvalidArgument", f"{COPY_SOURCE}-range: the range is not one of the source, of {size}")
         return first, last - first + 1
 
 

@@ -26,6 +26,8 @@ def _text(tags: Sequence[tuple[str, str]]) -> str:
     for key, value in tags:
         if not 1 <= len(key) <= _MAX_KEY or len(value) > _MAX_VALUE or key.startswith("aws:"):
             raise S3Error("InvalidTag", f"a key has 1 to {_MAX_KEY} characters, a value at most {_MAX_VALUE}")
+        if xml.is_beyond_xml(key + value):
+            raise S3Error("InvalidTag", "a tag has characters that XML cannot carry, in which tags are listed")
     return urlencode(sorted(tags))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from io import BytesIO
+from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from storage_node.gateway.errors import Refusal, S3Error
@@ -23,10 +24,24 @@ def parse(data: bytes, root: str) -> Element:
         raise S3Error("MalformedXML", str(error)) from None
 
 
+def is_beyond_xml(text: str) -> bool:
+    """Whether a text has characters for which XML 1.0 has no form, such as most control characters."""
+    return _NOT_XML.search(text) is not None
+
+
+def url_encoded(key: str) -> str:
+    """Return a key as answers with `encoding-type=url` have it."""
+    return quote(key, safe="/-_.~*")
+
+
+def key_tags(key: str) -> str:
+    """Return an element with a key. One that XML cannot carry is encoded, with an element that says so."""
+    return tags(Key=url_encoded(key), EncodingType="url") if is_beyond_xml(key) else tag("Key", key)
+
+
 def tag(name: str, value: object) -> str:
-    """Return an element with text."""
+    """Return an element with text. Characters that XML cannot carry become question marks, as in messages."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    # XML 1.0 has no form for most control characters; clients that have such keys ask for encoding-type=url.
     return f"<{name}>{_NOT_XML.sub('?', escape(text)).replace(chr(13), '&#13;')}</{name}>"
 
 

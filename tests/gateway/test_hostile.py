@@ -186,8 +186,12 @@ def test_signed_chunks(served: Served, bucket: str) -> None:
     [
         (b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:NhCmhg==\r\n\r\n", ""),
         (b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\n\r\n", "BadDigest"),
-        (b"5\r\nhello\r\n0\r\n\r\n", "InvalidRequest"),
-        (b"5\r\nhello\r\n0\r\nx-amz-checksum-sha1:NhCmhg==\r\n\r\n", "InvalidRequest"),
+        (b"5\r\nhello\r\n0\r\n\r\n", "MalformedTrailerError"),
+        (b"5\r\nhello\r\n0\r\nx-amz-checksum-sha1:NhCmhg==\r\n\r\n", "MalformedTrailerError"),
+        (b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32\r\n\r\n", "MalformedTrailerError"),
+        (b"5\r\nhello\r\n0\r\n" + 2 * b"x-amz-checksum-crc32:NhCmhg==\r\n" + b"\r\n", "MalformedTrailerError"),
+        (b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:NhCmhg\r\n\r\n", "InvalidRequest"),
+        (b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:\r\n\r\n", "InvalidRequest"),
         (b"4\r\nhello\r\n0\r\nx-amz-checksum-crc32:NhCmhg==\r\n\r\n", "InvalidRequest"),
         (b"4\r\nhell\r\n0\r\nx-amz-checksum-crc32:2JFpvA==\r\n\r\n", None),
         (b"5\r\nhel", "IncompleteBody"),
@@ -195,7 +199,7 @@ def test_signed_chunks(served: Served, bucket: str) -> None:
         (b"-5\r\nhello", "InvalidRequest"),
         (b"5;chunk-signature=" + b"0" * 64 + b"\r\nhello\r\n0\r\n\r\n", "InvalidRequest"),
         (b"0" * 5000, "InvalidRequest"),
-        (b"0\r\n" + b"x:y\r\n" * 5000, "InvalidRequest"),
+        (b"0\r\n" + b"x:y\r\n" * 5000, "MalformedTrailerError"),
     ],
 )
 def test_trailers(served: Served, bucket: str, body: bytes, code: str | None) -> None:

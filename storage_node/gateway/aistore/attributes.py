@@ -25,10 +25,15 @@ LOCATION = "t[store]"
 
 def headers_of(info: ObjectInfo) -> dict[str, str]:
     """Return the headers of an answer that stores or reads an object."""
-    headers = {ATIME: str(info.modified_ns), VERSION: info.version}
+    headers = {ATIME: str(info.modified_ns), VERSION: version_of(info)}
     if info.is_stored:
         headers |= {CHECKSUM_TYPE: "crc32c", CHECKSUM_VALUE: f"{info.checksum:08x}"}
     return {name: value for name, value in headers.items() if _is_header(value)}
+
+
+def version_of(info: ObjectInfo) -> str:
+    """Return the version as an integer that grows with every write; the ETag of a remote object that is not stored."""
+    return info.version.split(".")[1] if info.is_stored else info.version
 
 
 def props_named(text: str) -> frozenset[str]:

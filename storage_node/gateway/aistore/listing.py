@@ -176,7 +176,7 @@ def _entry(row: _Row, asked: _Asked, copies: int) -> dict[str, Any]:
     if "atime" in props:
         entry["a"] = attributes.time_text(info.modified_ns)
     if "version" in props:
-        entry["v"] = info.version
+        entry["v"] = attributes.version_of(info)
     if "location" in props:
         entry["t"] = attributes.LOCATION
     if "custom" in props and (text := attributes.custom_text(info)):

@@ -63,6 +63,8 @@ def test_a_page_follows_a_name(ais: Ais, listed: str) -> None:
 
 def test_properties(ais: Ais, bucket: str) -> None:
     version = ais.put(bucket, "x", b"123").headers["ais-version"]
+    first, version = version, ais.put(bucket, "x", b"123").headers["ais-version"]
+    assert 0 < int(first) < int(version)
     ais("PATCH", f"objects/{bucket}/x", {"action": "", "value": {"k": "v"}})
     version = ais.head(bucket, "x", props="version").headers["ais-version"]
     everything = "name,size,checksum,atime,version,cached,status,copies,ec,custom,location"
