@@ -34,7 +34,6 @@ from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier, described
 from storage_node.rights.batches import refused_objects
 from storage_node.rights.granted import GRANTED
-from storage_node.services.calls import bounded, bounded_requests, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
 from storage_node.services.pending_guard import PendingGuard
 from storage_node.services.put_writer import PutWriter
@@ -117,8 +116,6 @@ class ObjectsService:
         self._write_through = WriteThrough(node, tier)
         self._reframing = Reframing(node)
 
-    @bounded_requests
-    @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
         messages_of_client = aiter(requests)
         first = await anext(messages_of_client, None)
@@ -164,8 +161,6 @@ class ObjectsService:
             async with aclosing(_all(first, messages)) as marked:
                 return await self._put_writer.store(marked, take_from_socket)
 
-    @bounded_responses(deadline=False, many_requests=True)
-    @counted_stream("put")
     async def PutMany(
         self, requests: AsyncIterator[pb.PutManyRequest], context: Context
     ) -> AsyncIterator[pb.PutManyResponse]:
@@ -193,8 +188,6 @@ class ObjectsService:
             self._write_through.judge(stored, response)
         return response if not failed else _with_failures(response, failed, len(group.object))
 
-    @bounded_responses(deadline=True)
-    @counted_stream("get")
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
         read = self._node.read
         reader: StoredObjectReader | MemberReader | None = None
@@ -249,7 +242,6 @@ class ObjectsService:
             verify=request.verify_range,
         )
 
-    @counted("head")
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         bucket = self._tier.remote_bucket(request.bucket)
         try:
@@ -266,7 +258,6 @@ class ObjectsService:
             entry = await self._node.read(self._store.head, request.bucket, request.name)
         return info_of(request.bucket, request.name, entry)
 
-    @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         bucket, write_back = self._tier.remote_bucket(request.bucket), self._tier.write_back
         if bucket is None:
@@ -307,8 +298,6 @@ class ObjectsService:
         header.condition.write_id, header.condition.repeat_ms = request.write_id, request.repeat_ms
         return await self.done_earlier(header) is not None
 
-    @bounded
-    @counted("list")
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
         if request.names_only and (names := await self._names(request)) is not None:
             return names
@@ -408,8 +397,6 @@ class ObjectsService:
         response.map_version = self._node.map_version
         return response
 
-    @bounded
-    @counted("list")
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
         page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
         wanted = WantedPage(request.prefix, request.first, page_size, request.version, PAGE_BYTES)
