@@ -46,13 +46,14 @@ from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.remote.node_tier import node_tier
 from storage_node.remote.plans import Plans
 from storage_node.remote.prefetcher import Prefetcher
+from storage_node.services.buckets import BucketsService
 from storage_node.services.call_lines import CallLines
 from storage_node.services.call_path import CallPath, Methods
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
 from storage_node.services.etl import EtlPeers, EtlPeerService, EtlService, jobs_of_node
 from storage_node.services.node import ClusterService, DriveService, NodeService, TokenService
-from storage_node.services.objects import BucketsService, ObjectsService
+from storage_node.services.objects import ObjectsService
 from storage_node.services.peer_check import PeerCheck
 from storage_node.services.pending_guard import PendingGuard
 from storage_node.services.promote import PromoteService
