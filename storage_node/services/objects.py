@@ -69,10 +69,10 @@ class ObjectsService:
     ) -> pb.ObjectInfo:
         """Store the object of one PUT; that of a remote bucket in the remote storage first, unless it is written back.
         Raises LoaderError."""
-        if (back := self._write_through.written_back(bucket)) is not None:
-            return await self._store_pending(back, messages, take_from_socket)
-        if not self._write_through.is_wanted(bucket):
+        if (remote := self._tier.remote_bucket(bucket)) is None:
             return await self._put_writer.store(messages, take_from_socket)
+        if remote.remote.is_write_back:
+            return await self._store_pending(remote, messages, take_from_socket)
         return await self._write_through.put(messages, self._put_writer.store, self.done_earlier)
 
     async def _store_pending(
@@ -111,6 +111,8 @@ class ObjectsService:
         for small in request.object:
             require_unreserved(small.metadata)
         group = await self._reframing.group(request)
+        if not any(map(self._tier.remote_bucket, {small.bucket for small in group.object})):
+            return _response(await self._put_writer.store_group(group.object))
         names = self._write_through.names(group)
         async with self._write_through.admitted(group), self._tier.writing.hold(names):
             failed = await self._write_through.group(group)
