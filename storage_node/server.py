@@ -38,7 +38,7 @@ from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_
 from storage_node.metrics.declarations import METRICS
 from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
-from storage_node.services.access import ANYONE, INSIDE, Role, rated_for
+from storage_node.services.call_table import ANYONE, Role
 from storage_node.services.idle_clock import IdleClock
 from storage_node.services.lifecycle import (
     STOP_TIMEOUT_S,
@@ -75,10 +75,6 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
-LANE_METHODS = ("Objects/Put", "Objects/PutMany")
-"""Calls with objects in their requests, which lanes serve as well."""
-PEER_LANE_METHODS: tuple[str, ...] = ()
-"""Calls that lanes of the peer listener serve: none, because lanes between nodes carry sessions only."""
 _GET_BATCH = "ais_loader.v1.GetBatch"
 
 
@@ -279,10 +275,7 @@ class NodeServer:
         Raises OSError. `held` closes the resources that the part's `stop` does not close.
         """
         listen, batches, methods = self.config.listen, lifecycle.batches, lifecycle.methods
-        rates = batches.node.rates
-        carried = methods.of_lanes(
-            LANE_METHODS, Role.CLIENT, rated_for(rates, partial(lifecycle.guard, over_lane=True))
-        )
+        carried = methods.of_lanes(Role.CLIENT, lifecycle.of_lanes)
         secure = bool(listen.cert_file) or self._socket_path is not None
         self.lanes = lanes = LaneListener(
             batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
@@ -299,18 +292,17 @@ class NodeServer:
             note_tenant(details)
             idle.note_call()
 
-        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_call, rated_for(rates, lifecycle.guard)),))
-        carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
+        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, lifecycle.of_clients, note_call),))
+        # Lanes between nodes carry sessions only.
         self.peer_lanes = peer_lanes = LaneListener(
-            batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, carried, secure=secure
+            batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, {}, secure=secure
         )
         held.callback(peer_lanes.close)
         # The peer listener has verified its callers; its tokens are valid for its own lanes only.
         session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-        audited = lifecycle.audit.guard if lifecycle.audit is not None else None
         peer_server = grpc.aio.server(options=_options(self.config), interceptors=(lifecycle.check,))
-        peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE, guard=audited),))
+        peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE, lifecycle.of_peers),))
         if self._socket_path is None:
             self.port = self._bound(server, listen.host, listen.port, peers=False)
         else:

@@ -407,16 +407,19 @@ class CallStream:
         requests: AsyncIterator[Received[T]],
         *,
         keeps: Callable[[T], bool] = lambda message: False,
+        look: Callable[[T], object] | None = None,
         deadline: bool = True,
     ) -> AsyncGenerator[T, None]:
         """Yield the client's messages, each counted until the next one is requested; those that `keeps` selects, until
-        the call ends.
+        the call ends. `look` is called with each of them first, and may raise.
 
         Raises like `waiting`.
         """
         streams, incoming = self._streams, aiter(requests)
         while (received := await self.waiting(anext(incoming, None), deadline=deadline)) is not None:
             message, size_bytes, reserved_bytes = received
+            if look is not None:
+                look(message)
             if keeps(message):
                 streams.messages.release(reserved_bytes, self.slot.tenant)
                 await self.keep(size_bytes)

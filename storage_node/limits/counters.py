@@ -108,6 +108,14 @@ class NodeCounters:
         self.duration[kind].observe(took_s)
 
 
+def count_each(counts: NodeCounters, operation: str, kinds: Iterable[str]) -> None:
+    """Count an operation on many objects as one for each: `kinds` contains the error kind of each, "" for success."""
+    for kind in kinds:
+        count(counts.requests, operation)
+        if kind:
+            count(counts.request_errors, (operation, kind))
+
+
 def kind_of(request: pb.BatchRequest) -> str:
     if request.local:
         return "part"

@@ -104,14 +104,9 @@ class Granted:
             raise
 
 
-@contextlib.asynccontextmanager
-async def lasting(granted: Granted | None) -> AsyncIterator[None]:
+def lasting(granted: Granted | None) -> contextlib.AbstractAsyncContextManager[None]:
     """Context of what a token has begun; it is cancelled when the token ends. Raises NodeUnavailable then."""
-    if granted is None:
-        yield
-        return
-    async with granted._lasting():
-        yield
+    return contextlib.nullcontext() if granted is None else granted._lasting()
 
 
 def _ended() -> NodeUnavailable:

@@ -24,7 +24,6 @@ from storage_node.context.node import Node
 from storage_node.lane.calls import ObjectBytes
 from storage_node.limits.call_slots import tenant_of
 from storage_node.remote.tier import RemoteTier
-from storage_node.services.calls import bounded, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
 from storage_node.services.objects import ObjectsService
 from storage_node.store.checksum import combine, crc32c
@@ -40,8 +39,6 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
         self._sources = SourceReader(node, writes)
         self._objects = objects_service
 
-    @bounded_responses(deadline=False)
-    @counted_stream("put")
     async def Compose(self, request: pb.ComposeRequest, context: Context) -> AsyncIterator[pb.ComposeResponse]:
         check_parts(request)
         require_unreserved(request.object.metadata)
@@ -90,8 +87,6 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
         async with aclosing(composing.messages()) as messages:
             return await self._objects.store_messages(composing.request.object.bucket, messages)
 
-    @bounded
-    @counted("head")
     async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
         return await self._node.open_archives(tenant_of(context), tar_end, self._node.store, request)
 

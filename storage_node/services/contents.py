@@ -14,9 +14,9 @@ from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page,
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import failures, write_tombstones
 from storage_node.context.node import Node
+from storage_node.limits.counters import count_each
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
-from storage_node.services.calls import bounded, bounded_responses, count_each
 from storage_node.services.errors import Context
 from storage_node.services.write_through import WriteThrough
 from storage_node.store.drive.preconditions import Condition, parse_condition
@@ -38,7 +38,6 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         self._tier = tier
         self._write_through = WriteThrough(node, tier)
 
-    @bounded
     async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
         names = list(request.name)
         if len(names) > MAX_NAMES:
@@ -127,7 +126,6 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
                 answer.object[position].CopyFrom(info)
                 kinds[position] = ""
 
-    @bounded_responses(deadline=False)
     async def Summarize(self, request: pb.SummarizeRequest, context: Context) -> AsyncIterator[pb.SummarizeResponse]:
         tally = NameSummary(request.prefix, request.depth)
         if (replica_set := self._writes.replica_set_to_read(request.bucket)) is not None:

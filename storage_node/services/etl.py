@@ -30,8 +30,7 @@ from storage_node.remote.tier import RemoteTier
 from storage_node.rights.granted import GRANTED
 from storage_node.rights.scopes import Right
 from storage_node.services import token_gate
-from storage_node.services.access import CALLER, Role
-from storage_node.services.calls import bounded, bounded_responses
+from storage_node.services.call_table import CALLER, Role
 from storage_node.services.errors import Context
 
 STATE_TIMEOUT_S = 5.0
@@ -69,7 +68,6 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
         granted = GRANTED.get()
         return await self._jobs.start(request, kept_of(granted.claims) if granted is not None else None)
 
-    @bounded_responses(deadline=False)
     async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobInfo]:
         async for info in self._jobs.watch(request):
             yield info
@@ -87,7 +85,6 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
         await self._jobs.delete(request.name)
         return pb.DeleteJobResponse()
 
-    @bounded
     async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
         self._tier.refuse(request.to_bucket, "results of transforms cannot be stored in it")
         await self._tier.ensure(request.bucket, request.name)

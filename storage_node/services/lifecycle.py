@@ -46,14 +46,15 @@ from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.remote.node_tier import node_tier
 from storage_node.remote.plans import Plans
 from storage_node.remote.prefetcher import Prefetcher
-from storage_node.services.access import Methods, PeerCheck
-from storage_node.services.audit_guard import AuditGuard
-from storage_node.services.calls import RequestReader
+from storage_node.services.buckets import BucketsService
+from storage_node.services.call_lines import CallLines
+from storage_node.services.call_path import CallPath, Methods
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
 from storage_node.services.etl import EtlPeers, EtlPeerService, EtlService, jobs_of_node
 from storage_node.services.node import ClusterService, DriveService, NodeService, TokenService
-from storage_node.services.objects import BucketsService, ObjectsService
+from storage_node.services.objects import ObjectsService
+from storage_node.services.peer_check import PeerCheck
 from storage_node.services.pending_guard import PendingGuard
 from storage_node.services.promote import PromoteService
 from storage_node.services.put_writer import PutWriter
@@ -63,8 +64,6 @@ from storage_node.services.snapshots import SnapshotCopiesService, SnapshotsServ
 from storage_node.services.token_gate import TokenGate
 
 if TYPE_CHECKING:
-    import grpc
-
     from storage_node.cluster.consensus.acceptor_store import AcceptorStore
     from storage_node.context.membership import Membership
     from storage_node.context.node import Node
@@ -152,7 +151,7 @@ class NodeLifecycle:
         config = node.config
         self.etl = etl = _etl_of(node, membership, environments)
         self.confirmation = confirmation
-        self.methods = Methods(RequestReader(node.unread, config.limits.message_timeout_s))
+        self.methods = Methods()
         self.check = PeerCheck(node, membership, at.peer_port, at.port)
         self.writes = writes = WriteCoordinator(
             node,
@@ -188,8 +187,10 @@ class NodeLifecycle:
             else None
         )
         """Check of clients' tokens; None if they need none."""
-        self.audit = AuditGuard(node.audit, config) if node.audit is not None else None
-        """Lines of calls in the audit log; None if nothing is logged."""
+        lines = CallLines(node.audit, config) if node.audit is not None else None
+        self.of_clients = CallPath(node, self.gate, lines, of_clients=True)
+        self.of_lanes = CallPath(node, self.gate, lines, of_clients=True, over_lane=True)
+        self.of_peers = CallPath(node, lines=lines)
         self._map_sync: Callable[[], MapSync] = lambda: MapSync(
             node.learn,
             membership,
@@ -206,7 +207,7 @@ class NodeLifecycle:
         repair.prepare()
 
     def _add_services(self, node: Node, version: str) -> None:
-        """Register the calls of every component. The access table decides which listener serves them."""
+        """Register the calls of every component. The call table decides which listener serves them."""
         methods, writes, snapshots = self.methods, self.writes, self.snapshots
         copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
         guard = PendingGuard(self.remote, node.membership, writes.channels)
@@ -233,12 +234,6 @@ class NodeLifecycle:
         ais_remote_pb2_grpc.add_RemotePeerServicer_to_server(RemotePeerService(self.remote), methods)
         ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, self.jobs, self.calls, self.remote), methods)
         ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(self.jobs, self.calls), methods)
-
-    def guard(self, path: str, handler: grpc.RpcMethodHandler, *, over_lane: bool = False) -> grpc.RpcMethodHandler:
-        """Return a handler of a client's call, with the checks and the log that this node has."""
-        if self.gate is not None:
-            handler = self.gate.guard(path, handler, over_lane=over_lane)
-        return handler if self.audit is None else self.audit.guard(path, handler, over_lane=over_lane)
 
     def parts(self, listeners: NodePart) -> list[NodePart]:
         """Return all parts in the order of their start. `listeners`: the open ports, as one of the parts."""

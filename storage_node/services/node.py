@@ -22,7 +22,7 @@ from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.worker.stage import sandbox_state
 from storage_node.remote.tier import RemoteTier
-from storage_node.services.access import CALLER, PACKAGE, Role
+from storage_node.services.call_table import CALLER, PACKAGE, Role
 from storage_node.services.errors import Context
 from storage_node.settings.command_template import parse_text
 

@@ -1,103 +1,38 @@
-"""Buckets and Objects services: each call is a thin layer over the store.
-
-Calls that may wait for a drive run on the reader threads.
-"""
+"""Objects service: each call is a thin layer over the store. What may wait for a drive runs on the reader threads."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
-from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
-from storage_node.cluster.map.buckets import ClusterBuckets
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.listing_filter import Filtered
 from storage_node.cluster.replication.write_plan import Result
 from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
 from storage_node.limits.counters import count
-from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.arriving.arriving_part import ArrivingPart
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier, described
 from storage_node.rights.batches import refused_objects
 from storage_node.rights.granted import GRANTED
-from storage_node.services.calls import bounded, bounded_requests, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
-from storage_node.services.pending_guard import PendingGuard
+from storage_node.services.listings import Listings
 from storage_node.services.put_writer import PutWriter
 from storage_node.services.write_through import WriteThrough
 from storage_node.store.drive.preconditions import Condition, parse_condition
-from storage_node.store.listing import PAGE_BYTES, LevelPage, NamesPage
 from storage_node.store.read.object_reader import (
-    MemberPage,
     MemberReader,
     StoredObjectReader,
-    list_members,
     open_member,
     open_object,
 )
-from storage_node.store.replica_state import CatalogPage
-from storage_node.store.store_record import BucketRecord
-
-MAX_PAGE_SIZE = 10_000
-
-
-class BucketsService:
-    """Bucket operations. A node in a cluster acts on the cluster's buckets, another on its own."""
-
-    def __init__(self, node: Node, guard: PendingGuard) -> None:
-        self._node = node
-        self._store = node.store
-        self._guard = guard
-        self._cluster = ClusterBuckets(node.membership, node.caller)
-
-    async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
-        def create() -> BucketRecord:
-            settings = BucketSettings.from_wire(request)
-            return self._store.create_bucket(request.name, settings, exist_ok=request.exist_ok)
-
-        if (view := self._cluster.view) is not None:
-            return await self._cluster.create(view, request)
-        return _bucket(request.name, await self._node.read(create))
-
-    async def GetBucket(self, request: pb.GetBucketRequest, context: Context) -> pb.Bucket:
-        if (view := self._cluster.view) is not None:
-            return self._cluster.get(view, request.name)
-        return _bucket(request.name, self._store.bucket(request.name))
-
-    async def ListBuckets(self, request: pb.ListBucketsRequest, context: Context) -> pb.ListBucketsResponse:
-        if (view := self._cluster.view) is not None:
-            return pb.ListBucketsResponse(bucket=[self._cluster.get(view, name) for name in sorted(view.buckets)])
-        found = sorted(self._store.buckets().items())
-        return pb.ListBucketsResponse(bucket=[_bucket(name, bucket) for name, bucket in found])
-
-    async def SetBucket(self, request: pb.SetBucketRequest, context: Context) -> pb.Bucket:
-        settings = BucketSettings.from_wire(request)
-        await self._guard.require_settable(request.name, settings.remote)
-        if (view := self._cluster.view) is not None:
-            return await self._cluster.set(view, request.name, settings)
-        return _bucket(request.name, await self._node.read(self._store.set_bucket, request.name, settings))
-
-    async def DeleteBucket(self, request: pb.DeleteBucketRequest, context: Context) -> pb.DeleteBucketResponse:
-        def delete() -> int:
-            return self._store.delete_bucket(request.name, force=request.force)
-
-        await self._guard.require_deletable(request.name)
-        if (view := self._cluster.view) is not None:
-            deleted = await self._cluster.delete(view, request.name, force=request.force)
-            return pb.DeleteBucketResponse(deleted_objects=deleted)
-        deleted = await self._node.open_archives(tenant_of(context), delete)
-        return pb.DeleteBucketResponse(deleted_objects=deleted)
 
 
 class ObjectsService:
@@ -108,9 +43,8 @@ class ObjectsService:
         self._put_writer = put_writer
         self._tier = tier
         self._write_through = WriteThrough(node, tier)
+        self._listings = Listings(node, writes, tier)
 
-    @bounded_requests
-    @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
         messages_of_client = aiter(requests)
         first = await anext(messages_of_client, None)
@@ -133,10 +67,10 @@ class ObjectsService:
     ) -> pb.ObjectInfo:
         """Store the object of one PUT; that of a remote bucket in the remote storage first, unless it is written back.
         Raises LoaderError."""
-        if (back := self._write_through.written_back(bucket)) is not None:
-            return await self._store_pending(back, messages, take_from_socket)
-        if not self._write_through.is_wanted(bucket):
+        if (remote := self._tier.remote_bucket(bucket)) is None:
             return await self._put_writer.store(messages, take_from_socket)
+        if remote.remote.is_write_back:
+            return await self._store_pending(remote, messages, take_from_socket)
         return await self._write_through.put(messages, self._put_writer.store, self.done_earlier)
 
     async def _store_pending(
@@ -156,8 +90,6 @@ class ObjectsService:
             async with aclosing(_all(first, messages)) as marked:
                 return await self._put_writer.store(marked, take_from_socket)
 
-    @bounded_responses(deadline=False, many_requests=True)
-    @counted_stream("put")
     async def PutMany(
         self, requests: AsyncIterator[pb.PutManyRequest], context: Context
     ) -> AsyncIterator[pb.PutManyResponse]:
@@ -176,6 +108,8 @@ class ObjectsService:
         """Put the objects of one message. Raises LoaderError."""
         for small in request.object:
             require_unreserved(small.metadata)
+        if not any(map(self._tier.remote_bucket, {small.bucket for small in request.object})):
+            return _response(await self._put_writer.store_group(request.object))
         names = self._write_through.names(request)
         async with self._write_through.admitted(request), self._tier.writing.hold(names):
             failed = await self._write_through.group(request)
@@ -184,8 +118,6 @@ class ObjectsService:
             self._write_through.judge(stored, response)
         return response if not failed else _with_failures(response, failed, len(request.object))
 
-    @bounded_responses(deadline=True)
-    @counted_stream("get")
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
         read = self._node.read
         reader: StoredObjectReader | MemberReader | None = None
@@ -240,7 +172,6 @@ class ObjectsService:
             verify=request.verify_range,
         )
 
-    @counted("head")
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         bucket = self._tier.remote_bucket(request.bucket)
         try:
@@ -257,7 +188,6 @@ class ObjectsService:
             entry = await self._node.read(self._store.head, request.bucket, request.name)
         return info_of(request.bucket, request.name, entry)
 
-    @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         bucket, write_back = self._tier.remote_bucket(request.bucket), self._tier.write_back
         if bucket is None:
@@ -298,125 +228,11 @@ class ObjectsService:
         header.condition.write_id, header.condition.repeat_ms = request.write_id, request.repeat_ms
         return await self.done_earlier(header) is not None
 
-    @bounded
-    @counted("list")
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
-        if request.names_only and (names := await self._names(request)) is not None:
-            return names
-        if request.one_level and (level := await self._level(request)) is not None:
-            return level
-        most = MAX_PAGE_SIZE if request.names_only else min(request.page_size or 1000, MAX_PAGE_SIZE)
+        return await self._listings.page(request)
 
-        def look() -> CatalogPage:
-            return self._store.replicas.page(
-                request.bucket,
-                request.prefix,
-                request.start_after,
-                most=most,
-                most_bytes=PAGE_BYTES,
-                skip_missing=request.skip_missing_drives,
-            )
-
-        def answer(page: CatalogPage, shown: Filtered) -> pb.ListResponse:
-            """Build the response on a thread: thousands of messages would block the event loop."""
-            response = (
-                _names_response([name.encode() for name, _ in shown.objects])
-                if request.names_only
-                else pb.ListResponse(object=[info_of(request.bucket, name, entry) for name, entry in shown.objects])
-            )
-            response.more, response.next = page.next is not None, page.next or ""
-            response.in_doubt.extend(sorted([*page.in_doubt, *shown.in_doubt]))
-            return response
-
-        oldest = self._node.membership.lease.version
-        page = await self._node.read(look)
-        shown = await self._writes.current(request.bucket, page.objects)
-        return self._dated(await self._node.read(answer, page, shown), oldest)
-
-    async def _names(self, request: pb.ListRequest) -> pb.ListResponse | None:
-        """Return a page of names, or None if some are in doubt, or not this node's own: they are looked at one by
-        one."""
-
-        def look() -> NamesPage | None:
-            if self._store.replicas.stale.any:
-                return None
-            return self._store.replicas.names(
-                request.bucket,
-                request.prefix,
-                request.start_after,
-                most_bytes=PAGE_BYTES,
-                skip_missing=request.skip_missing_drives,
-            )
-
-        def answer(page: NamesPage) -> pb.ListResponse:
-            response = _names_response(page.names)
-            response.more, response.next = page.next is not None, page.next or ""
-            return response
-
-        oldest = self._node.membership.lease.version
-        page = await self._node.read(look)
-        if page is None or not await self._node.read(self._writes.owns, request.bucket, page.names):
-            return None
-        return self._dated(await self._node.read(answer, page), oldest)
-
-    async def _level(self, request: pb.ListRequest) -> pb.ListResponse | None:
-        """Return a page of one level; None as in `_names`. A folder is known by its first name alone."""
-
-        def look() -> LevelPage | None:
-            if self._store.replicas.stale.any:
-                return None
-            return self._store.replicas.level(
-                request.bucket,
-                request.prefix,
-                request.start_after,
-                most=min(request.page_size or 1000, MAX_PAGE_SIZE),
-                most_bytes=PAGE_BYTES,
-                skip_missing=request.skip_missing_drives,
-            )
-
-        def answer(page: LevelPage) -> pb.ListResponse:
-            return pb.ListResponse(
-                object=[info_of(request.bucket, name, entry) for name, entry in page.objects],
-                folder=[folder for folder, _ in page.folders],
-                more=page.next is not None,
-                next=page.next or "",
-            )
-
-        oldest = self._node.membership.lease.version
-        page = await self._node.read(look)
-        if page is None:
-            return None
-        names = [name.encode() for name, _ in page.objects] + [first.encode() for _, first in page.folders]
-        if not await self._node.read(self._writes.owns, request.bucket, names):
-            return None
-        return self._dated(await self._node.read(answer, page), oldest)
-
-    def _dated(self, response: pb.ListResponse, oldest: int) -> pb.ListResponse:
-        """Add what tells whether the listings of several nodes belong together."""
-        response.oldest_map_version = oldest
-        if (last_removal_s := self._store.replicas.last_removal_s) is not None:
-            response.let_go_ms = int((time.monotonic() - last_removal_s) * 1000)
-        response.map_version = self._node.map_version
-        return response
-
-    @bounded
-    @counted("list")
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
-        page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
-        wanted = WantedPage(request.prefix, request.first, page_size, request.version, PAGE_BYTES)
-
-        async def stored() -> MemberPage:
-            return await self._node.open_archives(
-                tenant_of(context), list_members, self._store, request.bucket, request.name, *wanted
-            )
-
-        try:
-            return _members_response(await stored())
-        except ObjectNotFound:
-            if (bucket := self._tier.remote_bucket(request.bucket)) is None:
-                raise
-        cold = await self._tier.member_page(bucket, request.name, wanted)
-        return _members_response(await stored() if cold is None else cold)
+        return await self._listings.members(request, tenant_of(context))
 
 
 async def _all(
@@ -428,36 +244,8 @@ async def _all(
         yield message
 
 
-def _names_response(names: Sequence[bytes]) -> pb.ListResponse:
-    block = NamesBlock.of(names)
-    return pb.ListResponse(names=block.names, name_lengths=block.lengths.astype("<u2").tobytes(), has_names=True)
-
-
-def _members_response(page: MemberPage) -> pb.ListMembersResponse:
-    return pb.ListMembersResponse(
-        name=[member.name for member in page.members],
-        size=[member.size_bytes for member in page.members],
-        checksum=[member.checksum for member in page.members],
-        version=page.version,
-        next=page.next,
-        hidden=page.hidden,
-    )
-
-
 def _condition_of(request: pb.DeleteRequest) -> Condition | None:
     return parse_condition(False, request.if_version, request.write_id, request.repeat_ms)
-
-
-def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
-    return pb.Bucket(
-        name=name,
-        uuid=record.uuid_bytes,
-        copies=record.copies,
-        min_copies=1,
-        remote=record.remote.to_wire() if record.remote is not None else None,
-        quota_bytes=record.quota_bytes,
-        quota_objects=record.quota_objects,
-    )
 
 
 def _without(request: pb.PutManyRequest, failed: Mapping[int, LoaderError]) -> pb.PutManyRequest:

@@ -14,7 +14,6 @@ from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.eviction import evict
 from storage_node.remote.prefetcher import Prefetcher
 from storage_node.remote.tier import RemoteTier
-from storage_node.services.calls import bounded, bounded_responses, counted
 from storage_node.services.errors import Context
 
 MAX_WAIT_S = 10.0
@@ -29,13 +28,10 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         self._tier = tier
         self._prefetcher = prefetcher
 
-    @bounded
-    @counted("list")
     async def ListRemote(self, request: pb.ListRemoteRequest, context: Context) -> pb.ListRemoteResponse:
         bucket = self._tier.require_remote(request.bucket)
         return await self._tier.page(bucket, request.prefix, request.start_after)
 
-    @bounded_responses(deadline=False, many_requests=True)
     async def Warm(self, requests: AsyncIterator[pb.WarmRequest], context: Context) -> AsyncIterator[pb.WarmResponse]:
         async for request in requests:
             if len(request.name) > MAX_NAMES:
@@ -43,7 +39,6 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
             errors_ = await self._tier.warm(self._tier.require_remote(request.bucket), request.name)
             yield pb.WarmResponse(result=map(_result, errors_))
 
-    @bounded
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictResponse:
         bucket = self._tier.require_remote(request.bucket)
         if len(request.name) > MAX_NAMES:
@@ -61,7 +56,6 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         )
         return pb.EvictResponse(objects=copies, bytes=freed_bytes)
 
-    @bounded_responses(deadline=False)
     async def RefreshInventory(
         self, request: pb.RefreshInventoryRequest, context: Context
     ) -> AsyncIterator[pb.RefreshInventoryResponse]:
@@ -70,17 +64,14 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
             async for response in progress:
                 yield response
 
-    @bounded
     async def Expect(self, request: pb.ExpectRequest, context: Context) -> pb.ExpectResponse:
         return self._prefetcher.expect(request)
 
-    @bounded
     async def RemoteUsage(self, request: pb.RemoteUsageRequest, context: Context) -> pb.RemoteUsageResponse:
         usage = self._tier.usage({bucket.uuid: name for name, bucket in self._node.store.buckets().items()})
         usage.expected_keys = len(self._prefetcher.plans)
         return usage
 
-    @bounded
     async def PendingUploads(self, request: pb.PendingUploadsRequest, context: Context) -> pb.PendingUploadsResponse:
         write_back = self._tier.write_back
         uuid = None

@@ -11,32 +11,24 @@ the listener for clients. Everything else that they do is at the listener for pe
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-import grpc
 
 from ais_loader.errors import AccessDenied, LoaderError
 from storage_node.cluster.map.revoked_tokens import RevokedTokens
 from storage_node.context.node import Node
-from storage_node.limits.call_slots import Received, current_tenant, token_tenant
+from storage_node.limits.call_slots import current_tenant, token_tenant
 from storage_node.limits.counters import count
 from storage_node.limits.wakeup import TICK_S, Wakeup
-from storage_node.rights.granted import GRANTED, Granted, lasting
+from storage_node.rights.granted import GRANTED, Granted
 from storage_node.rights.keys import read_public_keys
-from storage_node.rights.methods import MethodNeed, needs_of_methods
+from storage_node.rights.needs import JobBuckets
 from storage_node.rights.tokens import TokenRefused, verify_token
-from storage_node.services.access import CALLER, Role
-from storage_node.services.calls import answering
-from storage_node.services.errors import Context, abort
+from storage_node.services.call_table import CALLER, PACKAGE, About, Call, Role
+from storage_node.services.errors import Context
 from storage_node.store.names import without_hints
-
-log = logging.getLogger(__name__)
 
 AUTHORIZATION = "authorization"
 SWEEP_S = TICK_S
@@ -46,9 +38,6 @@ MAX_KNOWN = 4096
 """Maximum number of verified tokens that are cached."""
 _BEARER = "bearer "
 _GET_MAP = "Cluster/GetMap"
-_FOR_OPERATORS = ("Cluster/GetMap", "Node/Describe")
-"""Methods that operators call at the listener for clients, where they learn of the one for them."""
-_UNKNOWN = "the method is not for clients"
 
 
 def now_s() -> float:
@@ -61,7 +50,7 @@ class TokenGate:
 
     Args:
         revoked: the tokens that were revoked, and this node's audience.
-        job_buckets: see `methods.JobBuckets`.
+        job_buckets: see `needs.JobBuckets`.
         is_inside: whether the caller of a method is a node or an operator, see `PeerCheck.is_inside`.
     """
 
@@ -69,7 +58,7 @@ class TokenGate:
         self,
         node: Node,
         revoked: RevokedTokens,
-        job_buckets: Callable[[str], tuple[str, str] | None],
+        job_buckets: JobBuckets,
         is_inside: Callable[[str, Context], Awaitable[bool | None]],
     ) -> None:
         """Raises OSError, ValueError and MissingExtra if the key cannot be read."""
@@ -78,67 +67,57 @@ class TokenGate:
         self._is_inside = is_inside
         self._proves_callers = bool(node.caller.secret or node.config.listen.cert_file)
         self._keys = read_public_keys(Path(node.config.listen.token_key_file))
-        self._needs: Mapping[str, MethodNeed] = needs_of_methods(job_buckets)
+        self._job_buckets = job_buckets
         self._known: dict[str, Granted] = {}
         node.store.hide()
         self._due = Wakeup()
         """Set by a revocation, and by a new token."""
         node.on_change(self._due.set)
 
-    def guard(self, path: str, handler: grpc.RpcMethodHandler, *, over_lane: bool = False) -> grpc.RpcMethodHandler:
-        """Return a handler that serves only calls with a sufficient token. `over_lane`: of a lane, which has the token
-        with which it was opened. The response of a call is that of `handler`."""
-        method = path.rpartition(".")[2]
-        field, answer = answering(handler)
+    async def admit(self, call: Call, context: Context, *, over_lane: bool) -> Granted | None:
+        """Return what the token of a call grants, and make its client that of the current task; None for a node or an
+        operator. `over_lane`: of a lane, which has the token with which it was opened. Raises AccessDenied."""
+        try:
+            if over_lane:
+                granted = GRANTED.get()
+            elif (granted := await self._granted(call, context)) is None:
+                return None
+            if granted is None or call.needs is None:
+                raise AccessDenied("the method is not for clients")
+            self._check(granted)
+        except AccessDenied as error:
+            reason = error.reason if isinstance(error, TokenRefused) else "rights"
+            count(self._node.metrics.refusals, reason)
+            raise
+        GRANTED.set(granted)
+        token_tenant.set(granted.tenant)
+        current_tenant.set(granted.tenant)
+        without_hints.set(True)
+        return granted
 
-        async def call(requests: AsyncIterator[Any], context: Context) -> Any:
-            try:
-                granted = GRANTED.get() if over_lane else await self._granted(method, path, context)
-                if granted is None and not over_lane:  # a node or an operator
-                    return await answer(requests, context)
-                return await self._call(method, granted, answer, requests, context)
-            except LoaderError as error:
-                if isinstance(error, AccessDenied):
-                    self._refused(error)
-                await abort(context, error)
-            except (grpc.aio.AbortError, grpc.aio.UsageError):
-                raise
-            except Exception:  # gRPC would send its text
-                if over_lane:
-                    raise
-                log.exception("%s failed", method)
-                await abort(context, LoaderError("internal error, see the node's log"))
+    def require(self, granted: Granted, call: Call, about: Iterable[About], message: Any) -> None:
+        """Check that a token grants what a message of a call needs. Raises LoaderError."""
+        try:
+            if callable(call.needs):
+                call.needs(granted, message, self._job_buckets)
+            elif call.needs:
+                for one in about:
+                    granted.require(call.needs, one.bucket)
+        except LoaderError:
+            count(self._node.metrics.refusals, "rights")
+            raise
 
-        return handler._replace(**{field: call})
-
-    async def _call(
-        self,
-        method: str,
-        granted: Granted | None,
-        answer: Callable[[AsyncIterator[Any], Any], Awaitable[Any]],
-        requests: AsyncIterator[Any],
-        context: Any,
-    ) -> Any:
-        need = self._needs.get(method)
-        if granted is None or need is None:
-            raise AccessDenied(_UNKNOWN)
-        self._check(granted)
-        _enter(granted)
-        async with lasting(granted), aclosing(self._checked(need, granted, requests)) as checked:
-            if need.shown is not None:
-                context = _Showing(context, partial(need.shown, granted))
-            response = await answer(checked, context)
-            return need.shown(granted, response) if need.shown is not None and response is not None else response
-
-    async def _granted(self, method: str, path: str, context: Context) -> Granted | None:
+    async def _granted(self, call: Call, context: Context) -> Granted | None:
         """Return what the token of a call grants; None for a node or an operator. Raises TokenRefused."""
         tokens = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
-        if not tokens and method in _FOR_OPERATORS and self._proves_callers:
-            is_inside = await self._is_inside(path, context)
+        if not tokens and call.finds_peers and self._proves_callers:
+            is_inside = await self._is_inside(f"/{PACKAGE}.{call.name}", context)
             if is_inside:
                 CALLER.set(Role.OPERATOR)  # a proof is accepted once
                 return None
-            if is_inside is None and method == _GET_MAP:  # with TLS, it is told where the peer listener is, and no map
+            if (
+                is_inside is None and call.name == _GET_MAP
+            ):  # with TLS, it is told where the peer listener is, and no map
                 return None
         return self.granted(tokens)
 
@@ -176,18 +155,6 @@ class TokenGate:
         if claims.audience != self._revoked.audience:  # the node has joined a cluster since
             raise TokenRefused("the token is for another cluster or store", "audience")
 
-    async def _checked(
-        self, need: MethodNeed, granted: Granted, requests: AsyncIterator[Any]
-    ) -> AsyncGenerator[Any, None]:
-        """Yield the messages of a call after checking each of them. Raises LoaderError."""
-        async for request in requests:
-            try:
-                need.check(granted, request.message if isinstance(request, Received) else request)
-            except LoaderError:
-                count(self._node.metrics.refusals, "rights")
-                raise
-            yield request
-
     def _hidden(self) -> list[str]:
         """Return the addresses of nodes that are not for clients."""
         view = self._node.membership.view
@@ -199,9 +166,6 @@ class TokenGate:
             if unused is None:
                 return
             del self._known[unused]
-
-    def _refused(self, error: AccessDenied) -> None:
-        count(self._node.metrics.refusals, error.reason if isinstance(error, TokenRefused) else "rights")
 
     async def watch(self) -> None:
         """End what tokens have begun when they expire or are revoked. Runs until cancelled."""
@@ -220,25 +184,3 @@ class TokenGate:
                 del self._known[token]
         used = (one for one in self._known.values() if one.is_used or one.used_s > now_s() - USED_S)
         self._node.metrics.first_token_end_s = min((one.claims.expires_s for one in used), default=None)
-
-
-class _Showing:
-    """Context of a call that writes the part of its answers that the client may see."""
-
-    def __init__(self, context: Any, shown: Callable[[Any], Any]) -> None:
-        self._context = context
-        self._shown = shown
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    async def write(self, answer: Any) -> None:
-        await self._context.write(self._shown(answer))
-
-
-def _enter(granted: Granted) -> None:
-    """Make the token's client that of the current task."""
-    GRANTED.set(granted)
-    token_tenant.set(granted.tenant)
-    current_tenant.set(granted.tenant)
-    without_hints.set(True)

@@ -20,7 +20,7 @@ from ais_loader import connect
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from storage_node.server import NodeServer
-from storage_node.services.access import TABLE, Role
+from storage_node.services.call_table import TABLE, Role
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.contract_kit import methods
 from tests.node.node_kit import serving
@@ -158,10 +158,10 @@ def outcome(channel: Any, name: str, messages: list[bytes]) -> tuple[grpc.Status
 @pytest.mark.sampled(71)
 def test_no_number_is_taken_in_that_does_harm(served: Served, name: str) -> None:
     node, uuid = served.node, served.bucket_uuid
-    if TABLE[name] & Role.CLIENT:
+    if TABLE[name].by & Role.CLIENT:
         channel: Any = grpc.insecure_channel(node.endpoint, options=OPTIONS)
     else:
-        channel = peer_of(node, version=1) if TABLE[name] & Role.PEER else operator_of(node)
+        channel = peer_of(node, version=1) if TABLE[name].by & Role.PEER else operator_of(node)
     untyped = []
     with channel:
         for path, request in requests(METHODS[name], uuid):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from ais_loader.transport.cluster.failover import Members
-from ais_loader.transport.cluster.transport import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RemoteTransport
+from ais_loader.transport.cluster.routing import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, assemblers
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
@@ -13,7 +13,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from tests.table import table
 
 
-def transport(nodes: int) -> RemoteTransport:
+def members(nodes: int) -> Members:
     map_ = pb.ClusterMap(cluster_uuid=bytes(16), version=1)
     for number in range(1, nodes + 1):
         map_.node.add(
@@ -24,21 +24,15 @@ def transport(nodes: int) -> RemoteTransport:
             number=number,
         )
     map_.bucket.add(name="b", uuid=uuid.UUID(int=7).bytes, copies=1, min_copies=1)
-    options = ClusterOptions(retry_s=0.0)
-    transport = RemoteTransport("grpc://nowhere:1", options)
-    transport._discovery.found = Members(ClusterView(map_), options)
-    return transport
+    return Members(ClusterView(map_), ClusterOptions(retry_s=0.0))
 
 
 def assembled_by_a_node(nodes: int, entries: int, assembly: str = "auto") -> bool:
-    several = transport(nodes)
-    try:
-        request = batch_pb.BatchRequest(bucket=["b"], name=[f"k{number}" for number in range(entries)])
-        targets = several._targets(request, assembly, "none")
-        assert sorted(targets) in ([], sorted(node.uuid for node in several.members.view.nodes))
-        return bool(targets)
-    finally:
-        several.close()
+    several = members(nodes)
+    request = batch_pb.BatchRequest(bucket=["b"], name=[f"k{number}" for number in range(entries)])
+    targets = assemblers(request, several, assembly, "none")
+    assert sorted(targets) in ([], sorted(node.uuid for node in several.view.nodes))
+    return bool(targets)
 
 
 @table("entries", [1, 3, 128])

@@ -181,7 +181,7 @@ def test_a_write_by_an_older_map_is_told_to_those_whom_the_newer_one_adds(
         return False
 
     monkeypatch.setattr("storage_node.cluster.map.sync.MapSync._ask", nothing)  # it hears of it from the write alone
-    monkeypatch.setattr("storage_node.services.access.PEERS_ASKED", 0)
+    monkeypatch.setattr("storage_node.services.peer_check.PEERS_ASKED", 0)
     monkeypatch.setattr("storage_node.cluster.replication.lease_keeper.ReadLeases._learn", lambda *_: None)
     with quick(tmp_path, 4) as cluster, Writer(cluster.nodes[0].url) as writer:
         hold_fetching(cluster, monkeypatch)

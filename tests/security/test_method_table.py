@@ -10,7 +10,7 @@ import pytest
 
 from ais_loader import connect
 from storage_node.server import NodeServer
-from storage_node.services.access import TABLE, Role
+from storage_node.services.call_table import TABLE, Role
 from storage_node.settings.config import ServerConfig
 from tests.node.contract_kit import methods
 from tests.peer_kit import OPTIONS, operator_of, outcome, peer_of
@@ -56,7 +56,7 @@ def bearer(token: str) -> tuple[str, str]:
 @pytest.mark.slow
 @table("method", ALL)
 def test_the_listener_of_clients(node: SecureNode, clients: grpc.Channel, method: str) -> None:
-    of_clients = bool(TABLE[method] & Role.CLIENT)
+    of_clients = bool(TABLE[method].by & Role.CLIENT)
     expected = UNAUTHENTICATED if of_clients else UNIMPLEMENTED
     for shown in ((), (bearer("x"),), (bearer(node.expired()),), (("authorization", "Basic x"),)):
         assert outcome(clients, method, *shown) is expected, shown
@@ -94,7 +94,7 @@ def test_the_listener_of_peers_with_a_proof(node: SecureNode) -> None:
                 continue
             for channel, role in ((operator, Role.OPERATOR), (peer, Role.PEER)):
                 code = outcome(channel, method)
-                if TABLE[method] & role:
+                if TABLE[method].by & role:
                     assert code not in (UNAUTHENTICATED, UNIMPLEMENTED), (method, role)
                 else:
                     assert code is DENIED, (method, role)

@@ -26,16 +26,15 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.remote import Remote
 from storage_node.rights.keys import read_private_key
-from storage_node.rights.methods import needs_of_methods
 from storage_node.services import token_gate
-from storage_node.services.access import TABLE, Role
+from storage_node.services.call_table import TABLE, Role
 from tests.node.contract_kit import methods
 from tests.peer_kit import OPTIONS, operator_of
 from tests.security.rights_kit import EVERYTHING, SecureNode, key_in, secure
 from tests.table import table
 
 TIMEOUT_S = 60.0
-OF_CLIENTS = sorted(method for method, roles in TABLE.items() if roles & Role.CLIENT)
+OF_CLIENTS = sorted(method for method, call in TABLE.items() if call.by & Role.CLIENT)
 LANES = ["auto", "grpc"]
 
 
@@ -85,7 +84,7 @@ def requests() -> dict[str, Any]:
 
 
 def test_every_method_of_clients_has_its_needs() -> None:
-    assert sorted(needs_of_methods(lambda _: None)) == OF_CLIENTS
+    assert sorted(method for method, call in TABLE.items() if call.needs is not None) == OF_CLIENTS
 
 
 @pytest.mark.slow
@@ -145,6 +144,16 @@ def test_every_method_with_all_rights(node: SecureNode, method: str) -> None:
         return  # has no request that does nothing
     code, kind = call(node, method, requests()[method].SerializeToString(), node.token(EVERYTHING))
     assert kind != "denied" and code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_an_inventory_of_a_manifest_needs_rights_on_its_bucket_alone(tmp_path: Path) -> None:
+    """Later messages of the call, with its rows, name no bucket."""
+    (file := tmp_path / "m.csv").write_text("name,size\nen/1,5\nen/2,6\n")
+    with secure(tmp_path) as node, connect(node.url, token=node.token("web:read,list,admin,remote")) as client:
+        bucket = client.create_bucket("web", remote=Remote("http://127.0.0.1:9/data"))
+        assert bucket.refresh_inventory(manifest=file).count == 2
+        with connect(node.url, token=node.token("web:read,list")) as reader, pytest.raises(errors.AccessDenied):
+            reader.bucket("web").refresh_inventory(manifest=file)
 
 
 def bad_tokens(node: SecureNode, folder: Path) -> dict[str, str]:

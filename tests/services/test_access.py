@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import pytest
@@ -19,10 +20,10 @@ from ais_loader.wire.generated import ais_replica_pb2_grpc as replica_rpc
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
 from storage_node.context.channels import Caller
-from storage_node.limits.call_slots import CallSlots
+from storage_node.context.node import Node
 from storage_node.server import NodeServer
-from storage_node.services.access import ANYONE, TABLE, Methods, Role
-from storage_node.services.calls import RequestReader
+from storage_node.services.call_path import CallPath, Methods
+from storage_node.services.call_table import ANYONE, TABLE, Role
 from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member, node_at, nodes_at
 from tests.node.cluster_kit import LocalCluster
@@ -33,7 +34,7 @@ from tests.peer_kit import OPTIONS, TIMEOUT_S, operator_of, outcome, peer_of
 
 SECRET = "5ecret-of-this-very-cluster"
 STRANGER = b"stranger" * 2
-INSIDE = [method for method in methods() if not TABLE.get(method, Role.CLIENT) & Role.CLIENT]
+INSIDE = [method for method in methods() if method in TABLE and not TABLE[method].by & Role.CLIENT]
 
 
 def of_client(node: NodeServer) -> grpc.Channel:
@@ -50,17 +51,25 @@ def test_every_method_stands_in_the_table_and_no_other() -> None:
 
 def test_a_method_that_is_not_in_the_table_is_served_to_nobody() -> None:
     handler = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
-    methods = Methods(RequestReader(CallSlots(8, 1.0), 1.0))
+    methods, bare_path = Methods(), CallPath(cast(Node, None))
     methods.add_registered_method_handlers("ais_loader.v1.Objects", {"Get": handler, "Forge": handler})
     methods.add_registered_method_handlers("elsewhere.Objects", {"Get": handler})
 
     def served(path: str, role: Role) -> bool:
-        return methods.served_to(role).service(SimpleNamespace(method=path)) is not None
+        return methods.served_to(role, bare_path).service(SimpleNamespace(method=path)) is not None
 
     for role in (*Role, ANYONE):
         assert served("/ais_loader.v1.Objects/Get", role)
         assert not served("/ais_loader.v1.Objects/Forge", role)
         assert not served("/elsewhere.Objects/Get", role)
+
+
+def test_a_stream_whose_messages_would_not_be_checked_is_not_served() -> None:
+    handler = grpc.stream_stream_rpc_method_handler(lambda requests, context: None)
+    methods = Methods()
+    methods.add_registered_method_handlers("ais_loader.v1.Objects", {"Head": handler})
+    with pytest.raises(ValueError, match="Objects/Head: the messages of a stream are checked only where"):
+        methods.served_to(ANYONE, CallPath(cast(Node, None)))
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +114,9 @@ def test_nodes_and_operators_get_what_is_theirs(cluster: LocalCluster) -> None:
         for method in methods():
             if method == "GetBatch/Session":
                 continue  # it does not end because of an empty message
-            assert (outcome(peer, method) is refused) == (not TABLE[method] & Role.PEER), method
+            assert (outcome(peer, method) is refused) == (not TABLE[method].by & Role.PEER), method
             if method.partition("/")[0] not in ("Buckets", "Drives"):
-                assert (outcome(operator, method) is refused) == (not TABLE[method] & Role.OPERATOR), method
+                assert (outcome(operator, method) is refused) == (not TABLE[method].by & Role.OPERATOR), method
 
 
 def test_clients_are_told_the_arguments_of_commands_and_operators_their_text(tmp_path: Path) -> None:

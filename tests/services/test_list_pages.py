@@ -18,7 +18,7 @@ from ais_loader.transport.names_listing import names_of_page
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication import replica
 from storage_node.server import NodeServer
-from storage_node.services import objects
+from storage_node.services import listings
 from storage_node.store.listing import PAGE_BYTES
 from tests.node.node_kit import serving
 from tests.tar_kit import packed_tar
@@ -43,13 +43,13 @@ def client(node: NodeServer) -> Iterator[Client]:
 def threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of those that build rows of pages."""
     found: set[str] = set()
-    info_of = objects.info_of
+    info_of = listings.info_of
 
     def noted(*arguments: Any) -> pb.ObjectInfo:
         found.add(threading.current_thread().name)
         return info_of(*arguments)
 
-    monkeypatch.setattr(objects, "info_of", noted)
+    monkeypatch.setattr(listings, "info_of", noted)
     return found
 
 
@@ -83,13 +83,13 @@ def test_a_page_of_names_is_made_on_a_reader_thread_and_ends_by_bytes(
     node: NodeServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[str] = set()
-    names_response = objects._names_response
+    names_response = listings._names_response
 
     def noted(names: Sequence[bytes]) -> pb.ListResponse:
         threads.add(threading.current_thread().name)
         return names_response(names)
 
-    monkeypatch.setattr(objects, "_names_response", noted)
+    monkeypatch.setattr(listings, "_names_response", noted)
     names = [f"{at:04}" + "n" * 1000 for at in range(3000)]
     client.create_bucket("pages").put_many([(name, b"") for name in names])
     transport = NodeCalls(node.url, ClusterOptions())
@@ -124,7 +124,7 @@ def test_one_level_takes_few_pages_of_an_older_node_too(
 
         async def nothing(*_: object) -> None: ...
 
-        monkeypatch.setattr(objects.ObjectsService, "_level", nothing)
+        monkeypatch.setattr(listings.Listings, "_level", nothing)
     pages: list[pb.ListRequest] = []
     list_page = NodeCalls.list_page
 

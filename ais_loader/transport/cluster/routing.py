@@ -7,9 +7,34 @@ from collections.abc import Sequence
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.substream import Share
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 
+DIRECT_TO_NODES = 64
+"""In a cluster of at most this many nodes, a client assembles every batch itself. Measurements
+(`benchmarks/cluster/several_nodes.md`) show that this is faster for any size and number of entries, at the price of a
+session with each node."""
+DIRECT_FROM_ENTRIES_PER_OWNER = 8
+"""In a larger cluster, a client assembles batches with at least this many entries for each owner: fewer are not worth a
+session with every node."""
 AGAIN = b"again"
 """Marker among the tried nodes: they are being tried for the second time."""
+
+
+def assemblers(request: pb.BatchRequest, members: Members, assembly: str, colocation: str) -> list[bytes]:
+    """Return the nodes that may assemble a batch, best first; empty if its client does."""
+    count, nodes = len(request.name), members.anybody()
+    enough = len(nodes) <= DIRECT_TO_NODES or count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
+    if not count or assembly == "direct" or (assembly == "auto" and enough):
+        return []
+    if assembly == "target" and colocation == "none":
+        return nodes
+    columns, everything = Columns(request), range(count)
+    groups, _ = grouped(everything, columns.holders(everything, members.holders), frozenset())
+    if assembly == "auto" and (count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(groups) or len(groups) == 1):
+        return []
+    if colocation != "none":
+        nodes.sort(key=lambda node: -len(groups.get(node, ())))
+    return nodes
 
 
 class Routing:

@@ -24,7 +24,6 @@ from ais_loader.transport.base import (
     require_object,
     require_text,
 )
-from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.discovery import Discovery, LateStream
 from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
@@ -32,6 +31,7 @@ from ais_loader.transport.cluster.node_listing import NodeListing
 from ais_loader.transport.cluster.promote import promote, promote_request
 from ais_loader.transport.cluster.put_many import put_many
 from ais_loader.transport.cluster.remote_bucket_calls import RemoteBucketCalls
+from ais_loader.transport.cluster.routing import assemblers
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
 from ais_loader.transport.level_listing import LevelItem, level_of_objects
@@ -55,14 +55,6 @@ from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.names_block import NamesBlock
-
-DIRECT_TO_NODES = 64
-"""In a cluster of at most this many nodes, a client assembles every batch itself. Measurements
-(`benchmarks/cluster/several_nodes.md`) show that this is faster for any size and number of entries, at the price of a
-session with each node."""
-DIRECT_FROM_ENTRIES_PER_OWNER = 8
-"""In a larger cluster, a client assembles batches with at least this many entries for each owner: fewer are not worth a
-session with every node."""
 
 
 @short_tracebacks
@@ -484,7 +476,7 @@ class RemoteTransport(RemoteBucketCalls):
             policy = StreamPolicy(timeout_s, self._retry_s, self.options.verify_payload)
             if members.only is not None:
                 return GrpcStream(request, members.only.open_shared, policy, self.url)
-            return MergedStream(request, members, policy, self._targets(request, assembly, colocation))
+            return MergedStream(request, members, policy, assemblers(request, members, assembly, colocation))
 
         request.tenant = self.options.tenant or request.tenant
         try:
@@ -503,22 +495,6 @@ class RemoteTransport(RemoteBucketCalls):
         policy = StreamPolicy(timeout_s, NO_RETRY_S, self.options.verify_payload)
         request.tenant = self.options.tenant or request.tenant
         return GrpcStream(request, lambda request: only.open_alone(request, window_bytes), policy, self.url)
-
-    def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
-        """Return the nodes that may assemble the batch, best first; empty if this client does."""
-        count, nodes = len(request.name), self.members.anybody()
-        enough = len(nodes) <= DIRECT_TO_NODES or count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
-        if not count or assembly == "direct" or (assembly == "auto" and enough):
-            return []
-        if assembly == "target" and colocation == "none":
-            return nodes
-        columns, everything = Columns(request), range(count)
-        groups, _ = grouped(everything, columns.holders(everything, self.members.holders), frozenset())
-        if assembly == "auto" and (count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(groups) or len(groups) == 1):
-            return []
-        if colocation != "none":
-            nodes.sort(key=lambda node: -len(groups.get(node, ())))
-        return nodes
 
     # -- life
 

@@ -1,8 +1,4 @@
-"""Access to a node: who may call which method, and how a caller of the peer listener proves who it is.
-
-The client listener serves only what clients may call. The peer listener serves all of that, and what peers and
-operators may call. A method that is not in the table is not served anywhere, so a new method is unavailable until it is
-added here.
+"""Peer check: how a caller of the peer listener proves who it is, and that it may make the call.
 
 A proof of the cluster's secret names the address that was called. The receiver accepts only its own addresses, so a
 proof that was given to one node, or to a process that has taken over its address, does not work at another node.
@@ -16,11 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -35,204 +29,15 @@ from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.identity.certified import certified
 from storage_node.limits.tasks import settled
-from storage_node.limits.tenant_rates import TenantRates
-from storage_node.services.calls import RequestReader, guarded, rated
+from storage_node.services.call_table import CALLER, PACKAGE, Role, call_of
 from storage_node.services.errors import Context, abort
 from storage_node.settings.config import EVERY_ADDRESS
 
-
-class Role(enum.Flag):
-    """Role of a caller."""
-
-    CLIENT = enum.auto()
-    PEER = enum.auto()
-    """A node of the same cluster. What clients may do, it may do on their behalf."""
-    OPERATOR = enum.auto()
-    """A command of the nodes' operator."""
-
-
-CALLER: ContextVar[Role] = ContextVar("caller", default=Role.CLIENT)
-"""Role of the caller of the call that a task serves. At the client listener, all are clients."""
-
-ANYONE = Role.CLIENT | Role.PEER | Role.OPERATOR
-INSIDE = Role.PEER | Role.OPERATOR
-
-TABLE: Mapping[str, Role] = {
-    "GetBatch/Session": ANYONE,
-    "GetBatch/OpenLane": ANYONE,
-    "Buckets/CreateBucket": ANYONE,
-    "Buckets/GetBucket": ANYONE,
-    "Buckets/ListBuckets": ANYONE,
-    "Buckets/SetBucket": ANYONE,
-    "Buckets/DeleteBucket": ANYONE,
-    "Objects/Put": ANYONE,
-    "Objects/PutMany": ANYONE,
-    "Objects/Get": ANYONE,
-    "Objects/Head": ANYONE,
-    "Objects/Delete": ANYONE,
-    "Objects/List": ANYONE,
-    "Objects/ListMembers": ANYONE,
-    "Compose/Compose": ANYONE,
-    "Compose/TarEnd": ANYONE,
-    "Contents/DeleteMany": ANYONE,
-    "Contents/HeadMany": ANYONE,
-    "Contents/Summarize": ANYONE,
-    "RemoteBuckets/ListRemote": ANYONE,
-    "RemoteBuckets/Warm": ANYONE,
-    "RemoteBuckets/Evict": ANYONE,
-    "RemoteBuckets/Expect": ANYONE,
-    "RemoteBuckets/RemoteUsage": ANYONE,
-    "RemoteBuckets/PendingUploads": ANYONE,
-    "RemoteBuckets/RefreshInventory": ANYONE,
-    "Snapshots/CreateSnapshot": ANYONE,
-    "Snapshots/ListSnapshots": ANYONE,
-    "Snapshots/DeleteSnapshot": ANYONE,
-    "Promote/Look": ANYONE,
-    "Promote/Run": ANYONE,
-    "Etl/InitTransform": ANYONE,
-    "Etl/ListTransforms": ANYONE,
-    "Etl/GetTransform": ANYONE,
-    "Etl/SetTransform": ANYONE,
-    "Etl/DeleteTransform": ANYONE,
-    "Etl/StartJob": ANYONE,
-    "Etl/WatchJob": ANYONE,
-    "Etl/ListJobs": ANYONE,
-    "Etl/ListJobFailures": ANYONE,
-    "Etl/StopJob": ANYONE,
-    "Etl/DeleteJob": ANYONE,
-    "Etl/CopyObject": ANYONE,
-    "Node/Describe": ANYONE,
-    "Cluster/GetMap": ANYONE,
-    "Cluster/Learn": INSIDE,
-    "Cluster/Prepare": INSIDE,
-    "Cluster/Accept": INSIDE,
-    "Cluster/Witness": Role.PEER,
-    "RemotePeer/Fetch": Role.PEER,
-    "RemotePeer/SettleFetches": Role.PEER,
-    "RemotePeer/UploadStates": Role.PEER,
-    "RemotePeer/PendingDeletions": Role.PEER,
-    "EtlPeer/State": Role.PEER,
-    "EtlPeer/Part": Role.PEER,
-    "Promote/Have": Role.PEER,
-    "ContentsReplica/BuryMany": Role.PEER,
-    "ContentsReplica/ListNames": Role.PEER,
-    "Replica/Write": Role.PEER,
-    "Replica/Newest": Role.PEER,
-    "Replica/Bury": Role.PEER,
-    "Replica/Versions": Role.PEER,
-    "Replica/Forget": Role.PEER,
-    "Repair/Missed": Role.PEER,
-    "Repair/Returned": Role.PEER,
-    "Repair/Push": Role.PEER,
-    "Repair/TooFew": Role.PEER,
-    "Repair/Relay": Role.PEER,
-    "Repair/RenewLease": Role.PEER,
-    "Repair/Progress": INSIDE,
-    "SnapshotCopies/Hold": Role.PEER,
-    "SnapshotCopies/Armed": Role.PEER,
-    "SnapshotCopies/Release": Role.PEER,
-    "SnapshotCopies/Seen": Role.PEER,
-    "SnapshotCopies/Settle": Role.PEER,
-    "SnapshotCopies/Keep": Role.PEER,
-    "SnapshotCopies/Making": Role.PEER,
-    "Tokens/RevokeToken": Role.OPERATOR,
-    "Tokens/ListRevokedTokens": Role.OPERATOR,
-    "Drives/ListDrives": INSIDE,
-    "Drives/AddDrive": Role.OPERATOR,
-    "Drives/RetireDrive": Role.OPERATOR,
-    "Drives/ReinstateDrive": Role.OPERATOR,
-    "Drives/ForgetDrive": Role.OPERATOR,
-    "Drives/DisableDrive": Role.OPERATOR,
-    "Drives/EnableDrive": Role.OPERATOR,
-}
-STRANGERS = frozenset({"Cluster/GetMap", "Cluster/Witness"})
-"""Methods that a node may call on nodes whose map does not contain it. It learns from them that it was removed."""
-PACKAGE = "ais_loader.v1"
-NOBODY = Role(0)
-Guard: TypeAlias = Callable[[str, grpc.RpcMethodHandler], grpc.RpcMethodHandler]
-"""Returns a handler, given the path of its method, that admits only some calls."""
 LEARN_TIMEOUT_S = 2.0
 PEERS_ASKED = 3
 _ROLES = {OPERATOR_ROLE: Role.OPERATOR, NODE_ROLE: Role.PEER}
 _CLUSTER = f"/{PACKAGE}.Cluster/"
 _MAX_VERSION = (1 << 64) - 1
-
-
-UNRATED = frozenset({"GetBatch/Session", "GetBatch/OpenLane", "Node/Describe", "Cluster/GetMap"})
-"""Methods that do not count toward the rates of tenants: batches count one by one."""
-
-
-def rated_for(rates: TenantRates, guard: Guard | None) -> Guard | None:
-    """Return a guard of clients' calls that also counts them toward the rates of their tenants, whom `guard` knows."""
-    if not rates.is_limited:
-        return guard
-
-    def counting(path: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        if path.removeprefix(f"/{PACKAGE}.") not in UNRATED:
-            handler = rated(handler, rates)
-        return handler if guard is None else guard(path, handler)
-
-    return counting
-
-
-def who_may(path: str) -> Role:
-    """Return who may call a method, given its path on the wire, /package.Service/Method."""
-    return TABLE.get(path.removeprefix(f"/{PACKAGE}."), NOBODY)
-
-
-class Methods:
-    """Substitute for a server in the generated `add_..._to_server` functions: collects the methods that they add."""
-
-    def __init__(self, reader: RequestReader) -> None:
-        self._reader = reader
-        self._by_path: dict[str, grpc.RpcMethodHandler] = {}
-
-    def add_registered_method_handlers(
-        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler], *, sizes: bool = True
-    ) -> None:
-        """Add the methods of a service. `sizes`: see `guarded`."""
-        self._by_path |= {
-            f"/{service}/{name}": guarded(handler, sizes=sizes, reader=self._reader)
-            for name, handler in handlers.items()
-        }
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Ignore the same methods in another form, which does not list them."""
-
-    def of_lanes(
-        self, names: Sequence[str], roles: Role, guard: Guard | None = None
-    ) -> dict[str, grpc.RpcMethodHandler]:
-        """Return those of these methods that one of these roles may call, by name."""
-        paths = {name: f"/{PACKAGE}.{name}" for name in names}
-        return {name: self._guarded(path, guard) for name, path in paths.items() if who_may(path) & roles}
-
-    def served_to(
-        self,
-        roles: Role,
-        note: Callable[[grpc.HandlerCallDetails], None] | None = None,
-        guard: Guard | None = None,
-    ) -> grpc.GenericRpcHandler:
-        """Return a handler, for a server, of the methods that one of these roles may call. `note` is called first in
-        each call's task."""
-        return _Served({path: self._guarded(path, guard) for path in self._by_path if who_may(path) & roles}, note)
-
-    def _guarded(self, path: str, guard: Guard | None) -> grpc.RpcMethodHandler:
-        return self._by_path[path] if guard is None else guard(path, self._by_path[path])
-
-
-class _Served(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(
-        self,
-        methods: Mapping[str, grpc.RpcMethodHandler],
-        note: Callable[[grpc.HandlerCallDetails], None] | None,
-    ) -> None:
-        self._methods = methods
-        self._note = note
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if self._note is not None:
-            self._note(handler_call_details)
-        return self._methods.get(handler_call_details.method)
 
 
 class _Refused(Exception):
@@ -310,7 +115,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 grpc.StatusCode.UNAUTHENTICATED,
                 "this address is for the cluster's nodes and its operators' commands; clients have another one",
             )
-        if who_may(method) and not who_may(method) & role:
+        if (by := call_of(method).by) and not by & role:
             raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for a caller of role {role.name}")
         CALLER.set(role)
         if role is not Role.PEER:
@@ -385,7 +190,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if view is None:
             if not method.startswith(_CLUSTER):  # that call may make it a member
                 raise NodeUnavailable("this node belongs to no cluster yet")
-        elif uuid not in view.position and method.removeprefix(f"/{PACKAGE}.") not in STRANGERS:
+        elif uuid not in view.position and not call_of(method).strangers:
             if version > view.version:
                 raise NodeUnavailable(f"this node has not learned map {version} yet, and does not know the caller")
             raise _Stranger(
