@@ -197,7 +197,7 @@ _ROWS = (
     Call("RemoteBuckets/Expect", ANYONE, Right.READ, buckets, slots=TIMED),
     Call("RemoteBuckets/RemoteUsage", ANYONE, NO_RIGHTS, shows=rights.usage, slots=TIMED),
     Call("RemoteBuckets/PendingUploads", ANYONE, SEES, any_bucket, shows=rights.pending_uploads, slots=TIMED),
-    Call("RemoteBuckets/RefreshInventory", ANYONE, Right.ADMIN, any_bucket, log=CHANGE, slots=PATIENT),
+    Call("RemoteBuckets/RefreshInventory", ANYONE, Right.ADMIN, bucket(), log=CHANGE, slots=PATIENT),
     Call("Snapshots/CreateSnapshot", ANYONE, Right.WRITE, bucket(), target=_name, log=CHANGE),
     Call("Snapshots/ListSnapshots", ANYONE, SEES, bucket()),
     Call("Snapshots/DeleteSnapshot", ANYONE, Right.DELETE, bucket(), target=_name, log=CHANGE),

@@ -146,16 +146,6 @@ def test_every_method_with_all_rights(node: SecureNode, method: str) -> None:
     assert kind != "denied" and code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
-def test_an_inventory_of_a_manifest_needs_rights_on_its_bucket_alone(tmp_path: Path) -> None:
-    """Later messages of the call, with its rows, name no bucket."""
-    (file := tmp_path / "m.csv").write_text("name,size\nen/1,5\nen/2,6\n")
-    with secure(tmp_path) as node, connect(node.url, token=node.token("web:read,list,admin,remote")) as client:
-        bucket = client.create_bucket("web", remote=Remote("http://127.0.0.1:9/data"))
-        assert bucket.refresh_inventory(manifest=file).count == 2
-        with connect(node.url, token=node.token("web:read,list")) as reader, pytest.raises(errors.AccessDenied):
-            reader.bucket("web").refresh_inventory(manifest=file)
-
-
 def bad_tokens(node: SecureNode, folder: Path) -> dict[str, str]:
     claims = jwt.decode(node.token(EVERYTHING), options={"verify_signature": False})
     return {
