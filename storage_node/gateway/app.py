@@ -26,6 +26,7 @@ from storage_node.gateway.clients import Clients
 from storage_node.gateway.direct_send import DirectSend
 from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
+from storage_node.gateway.post_form import PostForm
 from storage_node.gateway.request import INLINE_BYTES, Incoming, Request, Response, query_pairs
 from storage_node.gateway.router import Call, route, split_path, virtual_bucket
 from storage_node.gateway.server.access_log import AccessLog
@@ -44,7 +45,7 @@ from storage_node.gateway.server.exchange import Exchange
 from storage_node.gateway.server.head import head
 from storage_node.gateway.server.options import GatewayOptions
 from storage_node.gateway.server.request_slots import RequestSlots
-from storage_node.gateway.signature import Signed, verify
+from storage_node.gateway.signature import UNSIGNED, Signed, verify
 from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, Spool
 from storage_node.gateway.websites import refuse_websites
 from storage_node.limits.call_slots import CallSlot
@@ -232,14 +233,21 @@ class Gateway:
         parameters = dict(query_pairs(query))
         bucket, key = split_path(path, host, self._options.domains)
         bucket_path = path if split_path(path, "", ()) == (bucket, key) else f"/{bucket}{path}"
-        signed = self._verified(http.method, path, query, headers, bucket_path)
+        form = PostForm.of(http.method, bucket, key, query, headers.get("content-type", ""), self._keys)
+        signed = Signed(None, UNSIGNED)  # as far as it is known before a form has come
+        if form is None:
+            signed = self._verified(http.method, path, query, headers, bucket_path)
         exchange.access_key = signed.account.access_key if signed.account is not None else ""
         call = route(http.method, bucket, key, parameters, headers)
         exchange.call = call.name
-        body = self._body(http, call, headers, signed)
+        if call.name == "PostObject" and form is None:
+            raise S3Error("NotImplemented", "POST of a bucket without a form of the type multipart/form-data")
+        body = self._body(http, call, headers, signed, form)
         try:
             if body is not None:
                 await self._receive(http, body)
+            if form is not None and form.account is not None:
+                signed, exchange.access_key = Signed(form.account, UNSIGNED), form.account.access_key
             request = Request(
                 http.method,
                 path,
@@ -344,7 +352,9 @@ class Gateway:
             return Signed(None, headers.get("x-amz-content-sha256", ""))
         return verify(method, path, query, headers, bucket_path, self._keys)
 
-    def _body(self, http: web.BaseRequest, call: Call, headers: Mapping[str, str], signed: Signed) -> Body | None:
+    def _body(
+        self, http: web.BaseRequest, call: Call, headers: Mapping[str, str], signed: Signed, form: PostForm | None
+    ) -> Body | None:
         has_body = "content-length" in headers or "transfer-encoding" in headers
         if not call.most_bytes and not http.can_read_body:
             return None
@@ -362,7 +372,8 @@ class Gateway:
             folder=self._options.spool,
             most_bytes=most_bytes,
             memory=self._memory,
-            is_checked=is_checked,
+            is_checked=is_checked and form is None,
+            form=form,
         )
 
     async def _receive(self, http: web.BaseRequest, body: Incoming) -> None:

@@ -10,12 +10,16 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from storage_node.gateway import checksums
 from storage_node.gateway.checksums import Hasher
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.signature import UNSIGNED, ChunkSigner, Signed, content_md5
 from storage_node.gateway.spool import BodyMemory, Spool
+
+if TYPE_CHECKING:
+    from storage_node.gateway.post_form import PostForm
 
 MAX_BYTES = 5 << 30
 """Largest body, as in S3. Larger objects are made of parts."""
@@ -40,10 +44,12 @@ class Body(Spool):
         most_bytes: int,
         memory: BodyMemory,
         is_checked: bool = True,
+        form: PostForm | None = None,
     ) -> None:
         """
         Args:
             is_checked: Whether a checksum in the headers is that of the body.
+            form: Decoder of a body that is a form, of which the file is kept.
 
         Raises S3Error for headers that contradict each other.
         """
@@ -57,7 +63,10 @@ class Body(Spool):
         self._want_bytes: int | None = None
         self._announced = checksums.announced(headers) if is_checked else None
         self._hasher = checksums.hasher(self._announced[0]) if self._announced else None
-        self._decoder: _Chunked | None = None
+        self.form = form
+        self._decoder: _Chunked | PostForm | None = form
+        if form is not None:
+            form.on_file = self._announce
         payload = signed.payload
         if payload.startswith(STREAMING):
             self._begin_chunked(headers, signed)
@@ -91,6 +100,11 @@ class Body(Spool):
         if signs and signed.chunks is None and signed.account is not None:
             raise S3Error("InvalidRequest", "chunks are signed, but the request is not")
         self._decoder = _Chunked(signed.chunks if signs else None, has_signatures=signs, trailer=trailer)
+
+    def _announce(self, fields: Mapping[str, str]) -> None:
+        """Take the checksum that the fields of a form announce, before its file."""
+        self._announced = checksums.announced(fields)
+        self._hasher = checksums.hasher(self._announced[0]) if self._announced else None
 
     @property
     def md5(self) -> str:

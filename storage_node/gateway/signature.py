@@ -218,6 +218,27 @@ def _verify_v4(
     return Signed(account, payload, ChunkSigner(auth, request, seed))
 
 
+def verify_policy(fields: Mapping[str, str], keys: Mapping[str, Account]) -> Account:
+    """Return the account that has signed the policy of a form, in either version. Raises S3Error."""
+    policy = fields.get("policy")
+    if policy is None:
+        raise S3Error("AccessDenied", "the form has no policy")
+    if "x-amz-signature" in fields:
+        scope = _CREDENTIAL.match(fields.get("x-amz-credential", ""))
+        if scope is None or fields.get("x-amz-algorithm") != ALGORITHM:
+            raise S3Error("InvalidArgument", f"need x-amz-algorithm {ALGORITHM}, and x-amz-credential")
+        account = _account(scope["key"], keys)
+        key = _signing_key(account.secret_key, scope["date"], scope["region"])
+        _compare(fields["x-amz-signature"], hmac.digest(key, policy.encode(), "sha256").hex())
+        return account
+    if "signature" not in fields or "awsaccesskeyid" not in fields:
+        raise S3Error("InvalidArgument", "the policy of the form is not signed")
+    account = _account(fields["awsaccesskeyid"], keys)
+    made = hmac.digest(account.secret_key.encode(), policy.encode(), "sha1")
+    _compare(fields["signature"], base64.b64encode(made).decode())
+    return account
+
+
 def _verify_v2(
     method: str,
     bucket_path: str,

@@ -41,6 +41,14 @@ def text_of_header(value: str) -> str:
     return _text(query_pairs(value))
 
 
+def text_of_document(data: bytes) -> str:
+    """Return the tags in a document as they are kept. Raises S3Error."""
+    sets = xml.parse(data, "Tagging").all("TagSet")
+    if len(sets) != 1:
+        raise S3Error("MalformedXML", "need one TagSet")
+    return _text([(row.find("Key") or "", row.find("Value") or "") for row in sets[0].all("Tag")])
+
+
 def of_copy(
     request: Request, source: ObjectInfo, metadata: dict[str, str] | None, given: dict[str, str]
 ) -> dict[str, str] | None:
@@ -71,10 +79,7 @@ def get_tags(request: Request) -> Response:
 def put_tags(request: Request) -> Response:
     """Answer PutObjectTagging. Raises S3Error."""
     assert request.body is not None
-    sets = xml.parse(request.body.read(), "Tagging").all("TagSet")
-    if len(sets) != 1:
-        raise S3Error("MalformedXML", "need one TagSet")
-    _keep(request, _text([(row.find("Key") or "", row.find("Value") or "") for row in sets[0].all("Tag")]))
+    _keep(request, text_of_document(request.body.read()))
     return Response()
 
 
