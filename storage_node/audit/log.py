@@ -6,11 +6,15 @@ loses no more than that. A power cut loses what the kernel has not written yet: 
 the last one when the node stops.
 
 If a line cannot be written, as on a full drive, the node goes on. The line is lost and counted, and the next one that
-can be written says how many were.
+can be written says how many were. So are the lines of a file that somebody removes or changes under the node.
+
+The store's record keeps the end of the chain, which is synchronized before: when a file begins, every KEEP_S, and when
+the node stops. The chain goes on from there also where the files are gone, so it has a gap.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -20,21 +24,25 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ais_loader.errors import LoaderError
 from storage_node.audit.chain import Link, encode
-from storage_node.audit.log_files import CLOSE, FOLDER_NAME, OPEN, cut_torn_end, last_link, numbers_in, path_of
+from storage_node.audit.log_files import CLOSE, FOLDER_NAME, OPEN, cut_torn_end, links_backwards, numbers_in, path_of
 from storage_node.settings.declarations import AuditSettings
 from storage_node.store.permissions import FOLDER_MODE, private
 from storage_node.store.store import Store
-from storage_node.store.store_record import sync_folder
+from storage_node.store.store_record import AuditEnd, sync_folder
 
 log = logging.getLogger(__name__)
 
 COLLECT_S = 0.01
 """Time for which the thread collects lines before it writes them: waking it for each line would cost more than the
 line."""
+KEEP_S = 60.0
+"""Longest time until the store's record has the end of the chain."""
 MAX_WAITING = 1 << 20
 """Maximum number of entries of all lines that wait for the thread. Further lines are lost."""
 Fields: TypeAlias = Mapping[str, Any]
@@ -48,11 +56,21 @@ class AuditLog:
         node_uuid: The node's identity, which each line has.
         file_bytes: Size from which a file is full.
         files: Number of files that are kept.
+        end: The end of the chain in the store's record.
+        keep: Replaces it there. Raises LoaderError.
         collect_s: See COLLECT_S.
     """
 
     def __init__(
-        self, folder: Path, node_uuid: str, *, file_bytes: int, files: int, collect_s: float = COLLECT_S
+        self,
+        folder: Path,
+        node_uuid: str,
+        *,
+        file_bytes: int,
+        files: int,
+        end: AuditEnd,
+        keep: Callable[[AuditEnd], None],
+        collect_s: float = COLLECT_S,
     ) -> None:
         self.folder = folder
         self._node_uuid = node_uuid
@@ -70,10 +88,14 @@ class AuditLog:
         """Lines that were written."""
         # Of the thread.
         self._fd: int | None = None
-        self._number = self._size_bytes = 0
-        self._link = Link()
+        self._number = self._size_bytes = self._lines_before = 0
+        """Number and size of the file, and how many lines were written before it was opened."""
+        self._end, self._keep = end, keep
+        self._oldest, self._link = end.oldest, Link(end.seq, end.sum)
         self._is_running = False
         """Whether this run of the node has begun a file."""
+        self._is_failing = False
+        """Whether the last lines could not be written."""
 
     @property
     def lost(self) -> int:
@@ -97,6 +119,12 @@ class AuditLog:
     def open(self) -> None:
         """Begin to log. A log that cannot be written is tried again with each line."""
         self._thread.submit(self._drain)
+
+    async def keep_end(self) -> None:
+        """Keep the end of the chain from time to time. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(KEEP_S)
+            self._thread.submit(self._keep_end)
 
     def close(self) -> None:
         """Write what is left, and that the node stops."""
@@ -136,13 +164,16 @@ class AuditLog:
         try:
             if self._fd is not None:
                 self._write([{"time": _time_text(time.time()), "event": CLOSE}])
+                self._keep_end()
                 self._end_file()
         except OSError as error:
             self._abandon(error)
 
     def _abandon(self, error: OSError) -> None:
         """Close the file after an error. The next line opens it again."""
-        log.warning("%s: lines of the audit log are lost: %s", self.folder, error)
+        if not self._is_failing:  # on a full drive, once and not for each line
+            log.warning("%s: lines of the audit log are lost: %s", self.folder, error)
+        self._is_failing = True
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
@@ -157,35 +188,63 @@ class AuditLog:
             os.close(fd)
 
     def _require_open(self) -> None:
-        """Open the newest file, or begin another one if that is full. Raises OSError."""
+        """Open the newest file, or begin another one if that is full or gone. Raises OSError."""
         if self._fd is not None:
-            return
+            if self._is_in_place(self._fd):
+                return
+            self._failed += self.lines - self._lines_before
+            self._abandon(OSError(f"{path_of(self.folder, self._number).name} was removed or changed by somebody else"))
         self.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         numbers = numbers_in(self.folder)
-        self._link = last_link(self.folder)
-        number = max(numbers, default=1)
+        self._link = self._last_link()
+        number = max(1, self._number, *numbers)
         path = path_of(self.folder, number)
         torn_bytes = cut_torn_end(path)
         if path.exists() and path.stat().st_size >= self._file_bytes:
             number += 1
         self._remove_old(numbers, number)
-        is_new = number not in numbers
         self._fd = private(path_of(self.folder, number), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._number, self._size_bytes = number, os.fstat(self._fd).st_size
-        if is_new:
+        self._number, self._size_bytes, self._lines_before = number, os.fstat(self._fd).st_size, self.lines
+        self._oldest = min(max(self._oldest or min(numbers, default=1), number - self._files + 1), number)
+        if number not in numbers:
             sync_folder(self.folder)
-        if self._is_running and not is_new:
+        if self._is_running and self._size_bytes:
             return
-        fields = {"time": _time_text(time.time()), "event": OPEN, "file": number, "oldest": self._oldest(number)}
+        fields = {"time": _time_text(time.time()), "event": OPEN, "file": number, "oldest": self._oldest}
         fields["start"] = not self._is_running
         if torn_bytes:
             fields["cut_bytes"] = torn_bytes
         self._write([fields])
         self._is_running = True
+        self._keep_end()
 
-    def _oldest(self, number: int) -> int:
-        """Return the number of the oldest file that is kept beside this one."""
-        return max(number - self._files + 1, min(numbers_in(self.folder), default=number))
+    def _is_in_place(self, fd: int) -> bool:
+        """Return whether the open file is as it was written, and still has its name."""
+        try:
+            found = os.lstat(path_of(self.folder, self._number))
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(fd)) and found.st_size == self._size_bytes
+
+    def _last_link(self) -> Link:
+        """Return the end of the chain on the drive; the known one if the files lack that. Raises OSError."""
+        known, links = self._link, links_backwards(self.folder)
+        last = next(links, Link())
+        if not known.seq or known in takewhile(lambda link: link.seq >= known.seq, chain([last], links)):
+            return last
+        log.error("%s: lines of the audit log were removed or changed, among them line %d", self.folder, known.seq)
+        return known
+
+    def _keep_end(self) -> None:
+        end = AuditEnd(self._oldest, *self._link)
+        if self._fd is None or end == self._end:
+            return
+        try:
+            os.fsync(self._fd)
+            self._keep(end)
+            self._end = end
+        except (OSError, LoaderError) as error:
+            log.warning("%s: the store's record cannot keep the end of the audit log: %s", self.folder, error)
 
     def _remove_old(self, numbers: list[int], number: int) -> None:
         for one in numbers:
@@ -197,8 +256,9 @@ class AuditLog:
         assert self._fd is not None
         lost = self.lost
         if lost > self._told:
-            now = _time_text(time.time())
-            made = [{"time": now, "event": "lost", "lines": lost - self._told}, *made]
+            now, begins = _time_text(time.time()), not self._size_bytes  # with the line of its opening
+            told: Fields = {"time": now, "event": "lost", "lines": lost - self._told}
+            made = [*made[:begins], told, *made[begins:]]
         link, encoded = self._link, []
         for fields in made:
             line, link = encode(link, {"node": self._node_uuid, **fields})
@@ -212,7 +272,7 @@ class AuditLog:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size_bytes)
             raise
-        self._link = link
+        self._link, self._is_failing = link, False
         self._size_bytes += len(data)
         self.lines += len(encoded)
         self._told = lost
@@ -223,14 +283,22 @@ def audit_log(settings: AuditSettings, store: Store, node_uuid: bytes) -> AuditL
     if settings.level == "off":
         return None
     uuid = node_uuid.hex()
-    drive = next((drive.root for drive in store.drives if drive is not None), None)
+    drive = next((drive for drive in store.drives if drive is not None), None)
     if settings.folder:
         folder = Path(settings.folder) / uuid
+        place = str(folder)
     elif drive is None:
         return None
     else:
-        folder = drive / FOLDER_NAME
-    return AuditLog(folder, uuid, file_bytes=settings.file_bytes, files=settings.files)
+        folder, place = drive.root / FOLDER_NAME, drive.identity.drive_uuid
+    return AuditLog(
+        folder,
+        uuid,
+        file_bytes=settings.file_bytes,
+        files=settings.files,
+        end=store.record.current.audit.get(place, AuditEnd()),
+        keep=lambda end: store.record.change(lambda record: record.with_audit(place, end)),
+    )
 
 
 def _time_text(at_s: float) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from storage_node.audit.chain import FIRST, BrokenLine, Line, Link, decode
+from storage_node.audit.chain import BrokenLine, Line, Link, decode
+from storage_node.store import store_record as records
+from storage_node.store.drive import identity
+from storage_node.store.store_record import AuditEnd
 
 FOLDER_NAME = "audit"
 OPEN = "open"
@@ -35,31 +39,48 @@ def numbers_in(folder: Path) -> list[int]:
     return sorted(number for one in os.listdir(folder) if (number := number_of(Path(one))) is not None)
 
 
-def logs_below(folder: Path, depth: int = _MAX_DEPTH) -> Iterator[Path]:
-    """Iterate over the folders of logs in a folder, a drive, or below a root. Skips unreadable folders."""
+def files_in(folder: Path) -> list[Path]:
+    """Return the files of a log, oldest first; none if there is no folder. Raises OSError."""
+    try:
+        return [path_of(folder, number) for number in numbers_in(folder)]
+    except FileNotFoundError:
+        return []
+
+
+def logs_below(folder: Path, depth: int = _MAX_DEPTH) -> Iterator[tuple[Path, AuditEnd]]:
+    """Iterate over the folders of logs in a folder, a drive, or below a root, with the ends that records of drives
+    have. Skips unreadable folders. Raises StoreFormatError for a damaged record."""
     try:
         if numbers_in(folder):
-            yield folder
+            yield folder, _kept_ends(folder.parent).get(folder, AuditEnd())
             return
         inside = sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
+        kept = _kept_ends(folder)
     except OSError:
         return
     is_drive = any(one.name == "objects" for one in inside)
     for one in inside if depth else ():
-        if not is_drive or one.name == FOLDER_NAME:
+        if one not in kept and (not is_drive or one.name == FOLDER_NAME):
             yield from logs_below(one, depth - 1)
+    yield from kept.items()
 
 
-def last_link(folder: Path) -> Link:
-    """Return the end of the chain: the newest line that is whole. Raises OSError."""
-    for number in reversed(numbers_in(folder)):
-        with open(path_of(folder, number), "rb") as file:
+def _kept_ends(drive: Path) -> dict[Path, AuditEnd]:
+    """Return the ends of the logs on a drive and in folders elsewhere that its record has; none if it is no drive."""
+    record = records.read(drive)
+    if record is None or (known := identity.read(drive)) is None:
+        return {}
+    folders = {known.drive_uuid: drive / FOLDER_NAME, **{place: Path(place) for place in record.audit if "/" in place}}
+    return {folder: record.audit[place] for place, folder in folders.items() if place in record.audit}
+
+
+def links_backwards(folder: Path) -> Iterator[Link]:
+    """Iterate over the whole lines of a log, from the newest one. Raises OSError."""
+    for path in reversed(files_in(folder)):
+        with open(path, "rb") as file:
             for line in _lines_backwards(file):
-                try:
-                    return decode(line).link
-                except BrokenLine:
-                    continue
-    return Link(0, FIRST)
+                with contextlib.suppress(BrokenLine):
+                    yield decode(line).link
 
 
 def cut_torn_end(path: Path) -> int:

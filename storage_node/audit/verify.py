@@ -8,6 +8,7 @@ from pathlib import Path
 
 from storage_node.audit.chain import FIRST, BrokenLine, Link, decode
 from storage_node.audit.log_files import CLOSE, OPEN, number_of
+from storage_node.store.store_record import AuditEnd
 
 
 @dataclass(slots=True)
@@ -31,9 +32,12 @@ class LogVerdict:
     """The first thing that is wrong; empty if nothing is."""
 
 
-def verify(files: Sequence[Path]) -> LogVerdict:
-    """Check the files of one log, in this order, up to the first thing that is wrong. Raises OSError."""
-    verdict = LogVerdict(files[0].parent)
+def verify(folder: Path, files: Sequence[Path], end: AuditEnd = AuditEnd()) -> LogVerdict:  # noqa: B008  # frozen
+    """Check the files of one log, in this order, up to the first thing that is wrong. Raises OSError.
+
+    `end`: the end that the store's record has, which must be there.
+    """
+    verdict = LogVerdict(folder)
     oldest = before = 0
     for path in files:
         number = number_of(path)
@@ -52,6 +56,10 @@ def verify(files: Sequence[Path]) -> LogVerdict:
             return verdict
     if verdict.first_number > oldest > 0:
         verdict.problem = f"{files[0]}: files before it are missing: the log was kept from file {oldest} on"
+    elif end.seq and end.sum not in verdict.sums:
+        verdict.problem = (
+            f"{folder}: line {end.seq} is missing, which the store's record has as the end of a former time"
+        )
     return verdict
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import OutputLines, note, printable
+
+if TYPE_CHECKING:
+    from storage_node.store.store_record import AuditEnd
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PATH = click.Path(exists=True, path_type=Path)
@@ -22,8 +25,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="The lines as they 
 def audit() -> None:
     """Verify and search the audit logs of nodes, on the machine that has them.
 
-    A DIR is a node's drive, the root of a cluster, or the folder of a log. Without --expect, nothing can tell whether
-    the last lines were removed.
+    A DIR is a node's drive, the root of a cluster, or the folder of a log. Whether the last lines were removed can be
+    told of drives, whose store keeps the end of the log, and with --expect.
     """
 
 
@@ -40,8 +43,8 @@ def verify(paths: tuple[Path, ...], expect: tuple[str, ...]) -> None:
     sums: set[str] = set()
     failed = False
     with OutputLines() as lines:
-        for files in _logs(paths):
-            verdict = verify_files(files)
+        for log in _logs(paths):
+            verdict = verify_files(*log)
             sums |= verdict.sums
             if verdict.problem:
                 failed = True
@@ -96,27 +99,30 @@ def what(subject: str, paths: tuple[Path, ...], as_json: bool) -> None:
     _show(search(_read(paths), subject), as_json)
 
 
-def _logs(paths: tuple[Path, ...]) -> Iterator[list[Path]]:
-    """Iterate over the files of each log: those of a folder by number, those that are named in their order."""
-    from storage_node.audit.log_files import logs_below, numbers_in, path_of
+def _logs(paths: tuple[Path, ...]) -> Iterator[tuple[Path, list[Path], AuditEnd]]:
+    """Iterate over the folder, the files and the known end of each log: of a folder, files by number, and in their
+    order if they are named."""
+    from storage_node.audit.log_files import files_in, logs_below
+    from storage_node.store.store_record import AuditEnd
 
     named: dict[Path, list[Path]] = {}
     for path in paths:
         if path.is_file():
             named.setdefault(path.parent, []).append(path)
             continue
-        folders = list(logs_below(path))
-        if not folders:
+        logs = list(logs_below(path))
+        if not logs:
             raise click.ClickException(f"{path}: there is no audit log in or below it")
-        for folder in folders:
-            yield [path_of(folder, number) for number in numbers_in(folder)]
-    yield from named.values()
+        for folder, end in logs:
+            yield folder, files_in(folder), end
+    for folder, files in named.items():
+        yield folder, files, AuditEnd()
 
 
 def _read(paths: tuple[Path, ...]) -> Iterator[dict[str, Any]]:
     from storage_node.audit.log_files import lines_of
 
-    for files in _logs(paths):
+    for _, files, _ in _logs(paths):
         for path in files:
             yield from (line.fields for line in lines_of(path))
 

@@ -191,7 +191,8 @@ METRICS = (
     ),
     metric("ais_loader_audit_lines_total", "counter", "lines", "outcome")(
         lambda node: {} if (log := node.node.audit) is None else {"written": log.lines, "lost": log.lost},
-        "Lines of the audit log. outcome: written, lost (the drive is full or fails, or too many lines came at once).",
+        "Lines of the audit log. outcome: written, lost (the drive is full or fails, the file was removed or "
+        "changed, or too many lines came at once).",
     ),
     metric("ais_loader_active_batches", "gauge", "batches")(
         lambda node: node.resources.batches.held, "Batches being served, without parts."

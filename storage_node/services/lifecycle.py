@@ -266,12 +266,14 @@ class NodeLifecycle:
 
     def _endless(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Return what runs until the node stops, by a description for the log."""
+        audit = self._node.audit
         return {
             "ending what stands in others' way": self.batches.watch,
             "following the cluster's map": self._map_sync().run,
             "taking care of snapshots": self.snapshots.sweep.run,
             "passing buckets through transforms": self.jobs.run,
             "following the list of transforms": partial(_follow, self.etl, self._etl_due),
+            **({} if audit is None else {"keeping the end of the audit log": audit.keep_end}),
             **({} if self.gate is None else {"ending what has no valid token": self.gate.watch}),
         }
 

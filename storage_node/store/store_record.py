@@ -89,6 +89,18 @@ class SnapshotRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditEnd:
+    """End of an audit log that is known to be on its drive."""
+
+    oldest: int = 0
+    """Number of the oldest file that is kept; 0: none is known."""
+    seq: int = 0
+    """Number of a line, the last one of its time."""
+    sum: str = "0" * 64
+    """Digest of that line."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreRecord:
     """Immutable record of a store. Every change is a new record with a higher revision."""
 
@@ -116,6 +128,8 @@ class StoreRecord:
     revoked_tokens: Mapping[str, int] = field(default_factory=dict)
     """Ids of clients' tokens that are valid no longer, with the times of their expiry in seconds since the epoch. In a
     cluster they are in its map."""
+    audit: Mapping[str, AuditEnd] = field(default_factory=dict)
+    """Ends of audit logs, by the uuid of the drive that has the log, or by a folder elsewhere."""
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -177,6 +191,9 @@ class StoreRecord:
 
     def with_revoked_tokens(self, tokens: Mapping[str, int]) -> StoreRecord:
         return replace(self, revision=self.revision + 1, revoked_tokens=dict(tokens))
+
+    def with_audit(self, place: str, end: AuditEnd) -> StoreRecord:
+        return replace(self, revision=self.revision + 1, audit={**self.audit, place: end})
 
     def without_bucket(self, name: str) -> StoreRecord:
         left = {other: bucket for other, bucket in self.buckets.items() if other != name}
@@ -266,8 +283,9 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
 
 def encode(record: StoreRecord) -> bytes:
     fields = {**asdict(record), "segments": SEGMENT_FORMAT}
-    if not record.revoked_tokens:  # versions that know no tokens read a record without any
-        del fields["revoked_tokens"]
+    for key in ("revoked_tokens", "audit"):  # versions that do not know them read a record without any
+        if not fields[key]:
+            del fields[key]
     for bucket in fields["buckets"].values():  # nor quotas
         for key in ("quota_bytes", "quota_objects"):
             if not bucket[key]:
@@ -293,6 +311,7 @@ def decode(data: bytes, source: Path) -> StoreRecord:
             bucket_uuid: {name: SnapshotRecord(**one) for name, one in named.items()}
             for bucket_uuid, named in fields["snapshots"].items()
         }
+        fields["audit"] = {place: AuditEnd(**end) for place, end in fields.get("audit", {}).items()}
         record = StoreRecord(**fields)
         if not 0 < record.epoch < 1 << 32 or any(cut >> 62 for cuts in record.cuts.values() for cut in cuts):
             raise ValueError("an epoch, or a snapshot's cut, that there cannot be")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,28 @@ from click.testing import CliRunner
 
 from ais_loader.testing.waiting import eventually
 from storage_node.audit.log import AuditLog
-from storage_node.audit.log_files import lines_of, numbers_in, path_of
+from storage_node.audit.log_files import files_in, lines_of
+from storage_node.audit.verify import LogVerdict
+from storage_node.audit.verify import verify as verify_log
 from storage_node.cli.audit import audit
 from storage_node.server import NodeServer
+from storage_node.store.store_record import AuditEnd
 
 NODE = "ab" * 16
 
 
 @contextmanager
-def log_in(folder: Path, *, file_bytes: int = 1 << 20, files: int = 100, collect_s: float = 0.0) -> Iterator[AuditLog]:
+def log_in(
+    folder: Path,
+    *,
+    file_bytes: int = 1 << 20,
+    files: int = 100,
+    collect_s: float = 0.0,
+    end: AuditEnd = AuditEnd(),  # noqa: B008  # frozen
+    keep: Callable[[AuditEnd], object] = bool,
+) -> Iterator[AuditLog]:
     """An open log, closed at the end."""
-    log = AuditLog(folder, NODE, file_bytes=file_bytes, files=files, collect_s=collect_s)
+    log = AuditLog(folder, NODE, file_bytes=file_bytes, files=files, end=end, keep=keep, collect_s=collect_s)
     log.open()
     try:
         yield log
@@ -36,7 +47,12 @@ def append(log: AuditLog, count: int, first: int = 0) -> None:
 
 def files_of(folder: Path) -> list[Path]:
     """The files of a log, oldest first; none before its first line."""
-    return [path_of(folder, number) for number in numbers_in(folder)] if folder.exists() else []
+    return files_in(folder)
+
+
+def verify(files: Sequence[Path]) -> LogVerdict:
+    """The check of these files alone."""
+    return verify_log(files[0].parent, files)
 
 
 def lines_in(folder: Path) -> list[dict[str, Any]]:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage_node.audit import log as log_module
-from storage_node.audit.verify import verify
-from tests.security.audit_kit import NODE, append, files_of, lines_in, log_in, run
+from tests.security.audit_kit import NODE, append, files_of, lines_in, log_in, run, verify
 from tests.table import table
 
 FILE_BYTES = 2_000
@@ -229,6 +228,23 @@ def test_lost_lines_are_counted_and_told_in_the_log(tmp_path: Path, monkeypatch:
     verdict = verify(files_of(tmp_path))
     assert (verdict.problem, verdict.lost) == ("", 3)
     assert "3 lines could not be written" in run("verify", tmp_path)
+
+
+def test_a_file_that_could_not_be_begun_begins_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, refusals = os.write, [28] * 3
+
+    def filling(fd: int, data: memoryview) -> int:
+        if refusals and not os.fstat(fd).st_size and data.tobytes().find(b'"file":2,') > 0:
+            raise OSError(refusals.pop(), "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(log_module.os, "write", filling)
+    files = filled(tmp_path)
+    assert not refusals
+    verdict = verify(files)
+    assert (verdict.problem, verdict.lost) == ("", 2)  # the first refusal comes before there is a line
+    written = [one["number"] for one in lines_in(tmp_path) if one["event"] == "change"]
+    assert len(written) == 38 and written == sorted(written)
 
 
 def test_a_folder_that_cannot_be_made_loses_lines_until_it_can(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ import pytest
 from ais_loader import connect, errors
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
-from storage_node.audit.verify import verify
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
-from tests.security.audit_kit import files_of, lines_in
+from tests.security.audit_kit import files_of, lines_in, run, verify
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +50,7 @@ def test_a_killed_node_goes_on_with_its_chain(tmp_path: Path) -> None:
     verdict = verify(files_of(log))
     assert (verdict.problem, verdict.lost, verdict.is_closed) == ("", 0, True)
     assert verdict.files > 3
+    assert "ok " in run("verify", tmp_path / "drive")
 
 
 def test_lines_are_counted(tmp_path: Path) -> None:

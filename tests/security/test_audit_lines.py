@@ -15,7 +15,6 @@ from ais_loader.testing.waiting import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
-from storage_node.audit.verify import verify
 from storage_node.rights.tokens import parse_token
 from storage_node.server import NodeServer
 from storage_node.services.access import TABLE, Role
@@ -24,7 +23,7 @@ from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import LocalCluster
 from tests.node.node_kit import RawSession, batch_of
 from tests.peer_kit import operator_of
-from tests.security.audit_kit import awaited, files_of, lines_in, logged, run
+from tests.security.audit_kit import awaited, files_of, lines_in, logged, run, verify
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure
 from tests.tar_kit import packed_tar
 
