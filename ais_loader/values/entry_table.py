@@ -165,8 +165,8 @@ class EntryTable(Sequence[Entry]):
         head = (self.bucket, len(self), "versions")[: len(columns) + 1]
         digest = hashlib.blake2b(repr(head).encode("utf-8", "surrogatepass"), digest_size=16)
         for column in columns:
-            digest.update(column.stops.astype("<i8", copy=False).data)
-            digest.update(column.data)
+            for part in column.parts():
+                digest.update(part)
         return digest.hexdigest()
 
     @overload

@@ -8,7 +8,7 @@ Numbers are little-endian. Stops are 64-bit numbers, and begin at a multiple of 
 and all columns, so that `EntryTable.verify` needs no other checksum.
 
 The file appears complete or not at all, and is never changed: another table under its name is another file, and what
-is mapped stays. So a mapped file does not lose pages, unless somebody truncates it in place.
+is mapped stays. So a mapped file does not lose pages, unless somebody truncates it in place, which each read looks for.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class SavedTable:
             file.write(table._header())
             for column in (names, versions):
                 if column is not None:
-                    file.write(column.stops.astype("<i8", copy=False).data)
-                    file.write(column.data)
+                    file.writelines(column.parts())
                     file.write(bytes(-column.size_bytes % 8))
         return table
 

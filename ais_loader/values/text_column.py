@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import StoreFormatError
+
+_PART_BYTES = 1 << 20
 
 
 class TextColumn(NamedTuple):
@@ -32,15 +34,28 @@ class TextColumn(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        self._require_whole()
         return self.stops.item(-1) if len(self.stops) else 0
 
-    @property
-    def data(self) -> memoryview:
-        """The strings, one after another."""
-        return memoryview(self.buffer)[self.first : self.first + self.size_bytes]
+    def parts(self) -> Iterator[memoryview]:
+        """Iterate over the bytes of all stops, and then of all strings. Raises StoreFormatError for a cut file."""
+        strings = memoryview(self.buffer)[self.first : self.first + self.size_bytes]
+        for data in (self.stops.astype("<i8", copy=False).view(np.uint8).data, strings):
+            for start in range(0, len(data), _PART_BYTES):
+                self._require_whole()
+                yield data[start : start + _PART_BYTES]
+
+    def _require_whole(self) -> None:
+        """Check that the file has all that is mapped: the kernel ends a process that reads what a file has lost."""
+        if isinstance(self.buffer, mmap.mmap) and self.buffer.size() < len(self.buffer):
+            raise StoreFormatError(
+                f"the file of an open table was cut to {self.buffer.size():,} bytes of {len(self.buffer):,}; save the "
+                "table again: that makes a new file, and open tables keep theirs"
+            )
 
     def at(self, indices: Iterable[int]) -> list[str]:
         """Return the strings at these indices, 0 <= index < n. Raises StoreFormatError for a damaged file."""
+        self._require_whole()
         buffer, stops, first = self.buffer, self.stops, self.first
         end = len(buffer) - first
         found = []

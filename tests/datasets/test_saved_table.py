@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,22 @@ class TestDamage:
             unseen += 1  # the padding
             assert list(table) == entries
         assert unseen < 64 + 2 * 8
+
+    @pytest.mark.parametrize("size", [0, 100, 9000])
+    def test_a_file_that_is_cut_under_an_open_table_is_told(self, path: Path, size: int) -> None:
+        table = table_of(*(f"folder/{at:06d}" for at in range(2_000)), versions=True).save(path)
+        os.truncate(path, size)
+        uses: list[Callable[[], object]] = [
+            lambda: table.names([1_999, 0]),
+            lambda: table[5],
+            lambda: list(table),
+            table.verify,
+            lambda: table.save(path.with_name("other")),
+        ]
+        for use in uses:
+            with pytest.raises(errors.StoreFormatError, match=f"cut to {size:,} bytes of 73,024"):
+                use()
+        assert len(table) == 2_000 and not path.with_name("other").exists()
 
     def test_another_file_is_no_table(self, tmp_path: Path) -> None:
         (tmp_path / "names.txt").write_text("one name\n")
