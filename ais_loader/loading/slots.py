@@ -121,9 +121,7 @@ class SlotReader:
         if parcel.slot is None:
             *buffers, data = [memoryview(part) for part in parcel.parts]
         else:
-            slot = self._slots[parcel.slot]
-            root: Any = np.frombuffer(slot, np.uint8)
-            weakref.finalize(root, _give_back, slot, os.getpid()).atexit = False
+            root: Any = np.asarray(_Loan(self._slots[parcel.slot]))
             *buffers, data = [memoryview(root)[start:stop] for start, stop in parcel.spans]
         return pickle.loads(data, buffers=buffers)
 
@@ -142,6 +140,17 @@ class _Mapping(mmap.mmap):
     def __del__(self) -> None:
         if self.address is not None:
             torch.cuda.cudart().cudaHostUnregister(self.address)
+
+
+class _Loan:
+    """A slot's memory, to which every view of it refers: who follows `.base` and `.obj` comes to this object, and never
+    to the mapping, which outlives it."""
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, slot: _Mapping) -> None:
+        self.__array_interface__ = np.frombuffer(slot, np.uint8).__array_interface__
+        weakref.finalize(self, _give_back, slot, os.getpid()).atexit = False
 
 
 def check_pinning() -> None:

@@ -130,6 +130,21 @@ def test_a_slot_is_written_again_when_the_last_view_is_dropped() -> None:
     assert other[0][0] == 1
 
 
+@table("steps", range(6))
+def test_memory_beneath_a_view_is_not_written_again_while_it_is_seen(steps: int) -> None:
+    channel = Channel(most=1)
+    beneath: Any = channel.pass_on(np.zeros(LARGE))
+    for _ in range(steps):
+        if isinstance(beneath, (memoryview, np.ndarray)):
+            beneath = beneath.obj if isinstance(beneath, memoryview) else beneath.base
+    held = np.asarray(beneath)
+    expected = held.tobytes()
+    del beneath
+    gc.collect()
+    channel.pass_on(np.ones(LARGE))
+    assert channel.parcel.slot is None and held.tobytes() == expected
+
+
 @pytest.mark.slow
 def test_a_cap_bounds_the_slots_and_larger_batches_replace_one() -> None:
     channel = Channel(most=2)
