@@ -89,6 +89,8 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         uuid = None
         if request.bucket:
             uuid = self._tier.require_remote(request.bucket).uuid
+        elif request.wait_ms:
+            raise InvalidRequest("a wait for pending uploads needs the bucket whose uploads it hurries")
         if request.wait_ms:
             await write_back.flush(uuid, request.prefix, min(MAX_WAIT_S, request.wait_ms / 1000))
         return pb.PendingUploadsResponse(bucket=write_back.rows(uuid, request.prefix))

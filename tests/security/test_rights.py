@@ -453,3 +453,12 @@ def test_remote_storage_needs_a_right_of_its_own(node: SecureNode) -> None:
         client.bucket("far").set(remote=partner)
         with pytest.raises(errors.AccessDenied, match="on profile 'other'"):
             client.bucket("far").set(remote=Remote("s3://b", profile="other"))
+
+
+def test_nobody_hurries_the_uploads_of_buckets_that_it_does_not_name(node: SecureNode) -> None:
+    asked = remote_pb.PendingUploadsRequest(wait_ms=1000)
+    for token in (node.token("text:read"), node.token(EVERYTHING)):
+        code, kind = call(node, "RemoteBuckets/PendingUploads", asked.SerializeToString(), token)
+        assert (code, kind) == (grpc.StatusCode.INVALID_ARGUMENT, "invalid-request")
+    hidden = remote_pb.PendingUploadsRequest(bucket="speech", wait_ms=1000).SerializeToString()
+    assert call(node, "RemoteBuckets/PendingUploads", hidden, node.token("text:read"))[1] == "bucket-not-found"
