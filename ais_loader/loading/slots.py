@@ -121,8 +121,8 @@ class SlotReader:
         if parcel.slot is None:
             *buffers, data = [memoryview(part) for part in parcel.parts]
         else:
-            loan = _Loan(self._slots[parcel.slot])
-            *buffers, data = [memoryview(np.asarray(loan))[start:stop] for start, stop in parcel.spans]
+            root: Any = np.asarray(_Loan(self._slots[parcel.slot]))
+            *buffers, data = [memoryview(root)[start:stop] for start, stop in parcel.spans]
         return pickle.loads(data, buffers=buffers)
 
 

@@ -89,7 +89,7 @@ class AuditLog:
         # Of the thread.
         self._fd: int | None = None
         self._number = self._size_bytes = self._lines_before = 0
-        """Of the file: its number, its size, and how many lines were written before it was opened."""
+        """Number and size of the file, and how many lines were written before it was opened."""
         self._end, self._keep = end, keep
         self._oldest, self._link = end.oldest, Link(end.seq, end.sum)
         self._is_running = False

@@ -94,7 +94,7 @@ class AuditEnd:
     seq: int = 0
     """Number of a line, the last one of its time."""
     sum: str = "0" * 64
-    """That line's digest."""
+    """Digest of that line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -81,24 +82,71 @@ def test_a_handshake_of_one_byte_a_second_is_ended_and_holds_up_nobody(
     assert all(seconds > HANDSHAKE_S - 2 for seconds in lasted_s.values()), lasted_s
 
 
+@contextmanager
+def openssl_client(
+    node: NodeServer, identity: IdentityFolder, listener: str, version: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A connection with an operator's certificate. A line with one letter makes it do what few clients do."""
+    files = identity.operator_files()
+    words = ["-connect", f"127.0.0.1:{LISTENERS[listener](node)}", version, "-alpn", "h2", "-CAfile", files.ca_file]
+    command = ["openssl", "s_client", *words, "-cert", files.cert_file, "-key", files.key_file]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            said = said_by(process)  # what the node says by itself
+            assert b"Verify return code: 0 (ok)" in said, said
+            yield process
+        finally:
+            process.kill()
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def said_by(process: subprocess.Popen[bytes]) -> bytes:
+    """What a process says until it says nothing any more."""
+    assert process.stdout is not None
+    said = b""
+    while select.select([process.stdout], [], [], 0.4)[0]:
+        if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
+            break
+        said += piece
+    return said
+
+
+def command(process: subprocess.Popen[bytes], letter: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(letter + b"\n")
+    process.stdin.flush()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="Python's ssl cannot renegotiate")
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_a_client_cannot_renegotiate(node: NodeServer, identity: IdentityFolder, listener: str) -> None:
-    files = identity.operator_files()
-    words = ["-connect", f"127.0.0.1:{LISTENERS[listener](node)}", "-tls1_2", "-alpn", "h2", "-CAfile", files.ca_file]
-    command = ["openssl", "s_client", *words, "-cert", files.cert_file, "-key", files.key_file]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        assert process.stdin is not None and process.stdout is not None
-        said = b""
-        while select.select([process.stdout], [], [], 0.4)[0]:  # the node has said what it says by itself
-            said += os.read(process.stdout.fileno(), 1 << 16)
-        assert b"Verify return code: 0 (ok)" in said, said
-        process.stdin.write(b"R\n")
-        process.stdin.flush()
-        said = process.stdout.read()
-        assert process.wait(60) != 0
+    with openssl_client(node, identity, listener, "-tls1_2") as client:
+        command(client, b"R")
+        assert client.stdout is not None
+        said = client.stdout.read()
+        assert client.wait(60) != 0
     assert b"RENEGOTIATING" in said and b"unexpected eof" in said, said  # the node has ended the connection
+    require_served(node, identity)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="Python's ssl cannot ask for new keys")
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_new_keys_of_a_connection_are_limited(node: NodeServer, identity: IdentityFolder, listener: str) -> None:
+    with openssl_client(node, identity, listener, "-tls1_3") as client:
+        command(client, b"K")
+        assert b"KEYUPDATE" in said_by(client) and client.poll() is None  # one is served
+        updates = 0
+        with suppress(BrokenPipeError):
+            while client.poll() is None:
+                updates += 1
+                assert updates < 10_000
+                command(client, b"K")
+                time.sleep(0.001)
+        assert client.wait(60) != 0
     require_served(node, identity)
 
 

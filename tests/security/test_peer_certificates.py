@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from ais_loader import connect
+from ais_loader.errors import NodeUntrusted
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map
@@ -90,6 +94,26 @@ def test_a_certificate_for_two_roles_is_refused_for_both(
             assert code is UNAUTHENTICATED and " and " in reason
     files = forged(tmp_path / "another", identity, "spiffe://site/host", node_uri(OTHER))
     assert asked(caller(files, OTHER), clustered.peer_endpoint).map.version == 2  # names of others do not count
+
+
+def test_a_certificate_for_another_use_neither_calls_nor_serves(
+    tmp_path: Path, clustered: NodeServer, identity: IdentityFolder
+) -> None:
+    uuid = clustered.membership.node_uuid
+    server_only = forged(tmp_path / "server", identity, node_uri(uuid), uses=(ExtendedKeyUsageOID.SERVER_AUTH,))
+    assert refusal(caller(server_only, uuid), clustered.peer_endpoint)[0] is UNAVAILABLE
+    client_only = forged(tmp_path / "client", identity, node_uri(uuid), uses=(ExtendedKeyUsageOID.CLIENT_AUTH,))
+    pair = Path(client_only.key_file).read_bytes(), Path(client_only.cert_file).read_bytes()
+    impostor = grpc.server(ThreadPoolExecutor(1))
+    port = impostor.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    impostor.start()
+    with (
+        connect(f"grpcs://127.0.0.1:{port}", ca=identity.ca_file) as client,
+        pytest.raises(NodeUntrusted, match="does not hold"),
+    ):
+        client.buckets()
+    assert refusal(caller(identity.node_files(uuid, []), uuid), f"127.0.0.1:{port}")[0] is UNAVAILABLE
+    impostor.stop(0).wait(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("uri", ["node", OPERATOR_URI])

@@ -11,7 +11,7 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
@@ -32,6 +32,7 @@ def forged(
     begins_in: datetime.timedelta = -HOUR,
     ends_in: datetime.timedelta = HOUR,
     hosts: tuple[str, ...] = ("127.0.0.1",),
+    uses: tuple[x509.ObjectIdentifier, ...] = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH),
 ) -> TlsFiles:
     """Return the files of a certificate of this CA that the CA itself would not issue."""
     ca = x509.load_pem_x509_certificate(identity.ca_file.read_bytes())
@@ -49,6 +50,7 @@ def forged(
             now + ends_in,
         )
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
     folder.mkdir(exist_ok=True)

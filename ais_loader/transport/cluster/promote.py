@@ -168,13 +168,17 @@ def _together(members: Members, request: wire.PromoteRequest, nodes: list[bytes]
     for node in nodes:
         threading.Thread(target=run, args=(node,), name="ais-loader promote", daemon=True).start()
     files_seen: dict[bytes, int] = {}
+    has_begun = False
     try:
         for _ in nodes:
             while isinstance(one := results.get(), PromoteResult):
+                has_begun = True
                 yield one
             node, ended = one
             if isinstance(ended, int):
                 files_seen[node] = ended
+            elif isinstance(ended, errors.AccessDenied) and not has_begun:
+                raise ended  # the token has no right to any of it
             else:
                 yield _lost(members, node, ended)
     finally:

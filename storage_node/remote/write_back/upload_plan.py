@@ -108,11 +108,12 @@ class Attempt(NamedTuple):
 
     @classmethod
     def decode(cls, value: bytes) -> Attempt | None:
-        """Return the attempt of a journal record; None if no request was begun."""
+        """Return the attempt of a journal record; None if no request was begun, or the record cannot be read."""
         try:
-            return cls(str(json.loads(value))) if value else None
-        except ValueError:
+            etag = json.loads(value) if value else None
+        except (ValueError, RecursionError):
             return None
+        return cls(etag) if isinstance(etag, str) else None
 
 
 class PendingUpload(NamedTuple):

@@ -34,8 +34,8 @@ class UploadJournal:
         *,
         sync: bool,
     ) -> None:
-        """Reads the journal from the drive. `require_writable`: see `Transactions`. Raises DriveFailed,
-        StoreFormatError."""
+        """Reads the journal from the drive; keys of nothing that is pending do not count. `require_writable`: see
+        `Transactions`. Raises DriveFailed, StoreFormatError."""
         self._catalog = catalog
         self._files = files
         self._cache = cache
@@ -44,7 +44,9 @@ class UploadJournal:
         self._sync = sync
         self._lock = threading.Lock()
         self._attempts = {  # guarded by _lock
-            fmt.OBJECT_PREFIX + key[1:]: value for key, value in catalog.scan(fmt.PENDING_PREFIX)
+            key: value
+            for key, value in ((fmt.OBJECT_PREFIX + key[1:], value) for key, value in catalog.scan(fmt.PENDING_PREFIX))
+            if fmt.is_pending(catalog.get(key) or b"")
         }
 
     def names(self) -> list[bytes]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ais_loader.errors import LoaderError, StoreFormatError, StoreNotFound
+from storage_node.store import format as fmt
 from storage_node.store import store_record as records
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.catalog import held_by_this_process
@@ -349,6 +350,12 @@ class _Remedies:
         if epoch > self.store.record.current.epoch:
             self.store.record.change(lambda record: record.with_epoch(epoch))
         return f"the record was raised to epoch {epoch}"
+
+    def _not_journaled(self, suspect: Suspect) -> str | None:
+        assert suspect.record is not None
+        of = fmt.bucket_of_key(suspect.key), fmt.name_of_key(suspect.key)
+        is_pending = self.drive.changes.journal.begin(*of, suspect.record.version, b"")
+        return "journaled again" if is_pending else None
 
     def _wrong_count(self, suspect: Suspect) -> str:
         self.drive.changes.usage.start(suspect.key[1:17])

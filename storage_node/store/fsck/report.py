@@ -31,6 +31,7 @@ KINDS: dict[str, Severity] = {
     "later-epoch": "error",
     "metadata-lost": "error",
     "recoverable": "error",
+    "not-journaled": "error",
     # Problems that take space, or would cause losses after the next failure.
     "orphan": "warning",
     "segment-damaged": "warning",

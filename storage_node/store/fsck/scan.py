@@ -176,6 +176,9 @@ class Scan:
                     message = f"it belongs on drive {owners[0]}, where readers look for it"
                     return self._suspect("misplaced", message, key=key, record=entry)
                 self.survey.moving += local != owners[0]
+        if fmt.is_pending(entry.raw_metadata) and self._drive.catalog.get(fmt.pending_key(key)) is None:
+            message = "it is not uploaded to its remote storage, and will not be: the journal of uploads lacks it"
+            return self._suspect("not-journaled", message, key=key, record=entry)
         return None if entry.is_tombstone else self._examine_file(key, entry)
 
     def _examine_file(self, key: bytes, entry: CatalogEntry) -> Suspect | None:
