@@ -19,7 +19,6 @@ import grpc
 
 from ais_loader.testing.node import NodeProcess, peer_secret_file
 from ais_loader.wire.channel_options import PROXY
-from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
@@ -99,7 +98,6 @@ class ClusterProcesses:
                     peer_endpoint=node.peer_endpoint,
                     weight=1.0,
                     number=number + 1,
-                    feature=FEATURES,
                 )
             for name, copies in (buckets or {}).items():
                 self.map.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)

@@ -27,12 +27,6 @@ import xxhash
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.placement import object_hash
 
-TRANSFORMS = "transforms"
-"""Feature of a node, which older nodes lack: entries of batches can be transformed (BatchRequest.transform)."""
-FEATURES: Sequence[str] = (TRANSFORMS,)
-"""Features of nodes of this version."""
-
-
 U64: TypeAlias = npt.NDArray[np.uint64]
 F64: TypeAlias = npt.NDArray[np.float64]
 I32: TypeAlias = npt.NDArray[np.int32]
@@ -160,8 +154,6 @@ class ClusterView:
         self.nodes: Sequence[pb.MapNode] = list(map_.node)
         self.version = map_.version
         self.position = {node.uuid: at for at, node in enumerate(self.nodes)}
-        self.transforming = frozenset(node.uuid for node in self.nodes if TRANSFORMS in node.feature)
-        """Nodes that apply transforms; others would send entries as they are stored."""
         self.buckets = {bucket.name: bucket for bucket in map_.bucket}
         self.pinned = {
             name: pb.MapBucket(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,16 +34,11 @@ class NodeAnswer:
     described: objects_pb.DescribeResponse | None = None
     problem: str = ""
     progress: replica_pb.ProgressResponse | None = None
-    """Progress of repair; None also for an older node, which does not report it."""
+    """Progress of repair."""
     drives: cluster_pb.ListDrivesResponse | None = None
-    """The node's drives; None also for an older node, which does not report them."""
+    """The node's drives."""
     peer_endpoint: str = ""
     """Address at which other nodes and operators reach it."""
-
-    @property
-    def features(self) -> Sequence[str]:
-        """Features of the node that older nodes lack."""
-        return self.described.feature if self.described is not None else ()
 
 
 def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, NodeAnswer]:

@@ -428,7 +428,6 @@ def _agree(
                 endpoint=endpoint,
                 peer_endpoint=statuses[one.node.uuid]["peer_endpoint"],
                 host=f"{one.host.name}/{one.node.name}" if as_hosts else one.host.name,
-                feature=answers[endpoint].features if endpoint in answers else (),
             )
             for one, endpoint in zip(serving, endpoints, strict=True)
         ]

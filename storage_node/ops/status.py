@@ -210,7 +210,7 @@ def _silence(answer: NodeAnswer | None) -> str:
 
 
 def _drive(drive: objects_pb.Drive) -> dict[str, Any]:
-    """Describe a drive of an older node, which reports less."""
+    """Describe a drive of a node that does not answer at its address for nodes and operators."""
     works = drive.state == "ok"
     return drive_commands.described(
         pb.DriveCondition(

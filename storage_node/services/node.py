@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 
 from ais_loader.errors import LoaderError
-from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
@@ -62,7 +61,6 @@ class NodeService:
             active_batches=self._batches.resources.batches.held,
             reserved_bytes=self._batches.resources.reserved_bytes,
             limits=limits,
-            feature=FEATURES,
             batches=sum(sum(ended.values()) for ended in counts.batches.values()),
             entries=sum(sum(good.values()) for good in counts.entries.values()),
             entry_bytes=sum(sum(good.values()) for good in counts.entry_bytes.values()),

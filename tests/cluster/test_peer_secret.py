@@ -11,7 +11,6 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing.node import NodeProcess
-from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
@@ -41,7 +40,6 @@ def take_over(node: NodeProcess, caller: Caller) -> pb.ClusterMap:
         endpoint=answer.endpoint,
         peer_endpoint=node.peer_endpoint,
         weight=1.0,
-        feature=FEATURES,
     )
     made = create_cluster([member])
 

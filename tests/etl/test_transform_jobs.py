@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import grpc
 import pytest
 from click.testing import CliRunner
 
@@ -20,10 +19,8 @@ from ais_loader.transforms.transform_job import find_job, list_jobs
 from storage_node.context.node import Node
 from storage_node.etl.jobs import cluster_store
 from storage_node.etl.jobs.job_store import stage_content
-from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.values import Content
 from storage_node.server import NodeServer
-from storage_node.services.etl import EtlPeerService, EtlService
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
@@ -179,75 +176,6 @@ def test_what_does_not_exist_is_refused_before_anything_begins(client: Client) -
         with pytest.raises(error):
             client.bucket(bucket).transform(to, etl=etl)
     assert list_jobs(client._transport) == []
-
-
-@pytest.fixture
-def old(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
-    """Nodes that know nothing of jobs, once they are in it. Before the nodes, which look up their methods once."""
-    old: set[bytes] = set()
-    look = JobManager._look
-
-    def unknown(method: Any) -> Any:
-        async def ask(service: Any, request: Any, context: Any) -> Any:
-            if service._jobs._node_uuid in old:
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-            return await method(service, request, context)
-
-        return ask
-
-    async def nothing(manager: JobManager) -> None:
-        if manager._node_uuid not in old:
-            await look(manager)
-
-    monkeypatch.setattr(EtlPeerService, "Part", unknown(EtlPeerService.Part))
-    monkeypatch.setattr(EtlService, "StartJob", unknown(EtlService.StartJob))
-    monkeypatch.setattr(JobManager, "_look", nothing)
-    return old
-
-
-def make_old(cluster: LocalCluster, old: set[bytes], number: int) -> str:
-    """From now on this node knows nothing of jobs, nor does the map say that it does; returns where it is."""
-    old.add(cluster.nodes[number].membership.node_uuid)
-    view = cluster.nodes[0].membership.view
-    assert view is not None
-    cluster.map.CopyFrom(view.map)
-    cluster.map.node[number].ClearField("feature")
-    cluster.learn()
-    return cluster.nodes[number].endpoint
-
-
-@pytest.mark.slow
-def test_a_cluster_with_a_node_of_the_version_before_is_refused_by_its_name(
-    old: set[bytes], client: Client, cluster: LocalCluster, counted: Counted
-) -> None:
-    where = make_old(cluster, old, 2)
-    refused = pytest.raises(
-        errors.Unsupported, match=f"{where} runs no transforms: it is of a version before.*take .* out"
-    )
-    with connect(client.url) as knowing, refused:  # by the map that there is now: others are asked
-        knowing.bucket(BUCKET).transform("to", etl="upper")
-    assert list_jobs(client._transport) == [] and list(client.bucket("to")) == [] and not counted.runs()
-    old.clear()
-    # It has been brought up to the others, and the map has not been told: the node itself says so.
-    assert client.bucket(BUCKET).transform("to", etl="upper").counts.transformed == 200
-
-
-@pytest.mark.slow
-def test_a_job_fails_by_the_name_of_a_node_that_goes_back_to_the_version_before(
-    old: set[bytes], client: Client, cluster: LocalCluster, counted: Counted
-) -> None:
-    def away(origin: Any, data: bytes) -> bytes:
-        if origin.name >= "d/100":
-            raise errors.NodeUnavailable("a server that is away")
-        return data.upper()
-
-    counted.first.answer = away
-    job = client.bucket(BUCKET).transform("to", etl="upper", wait=False)
-    where = make_old(cluster, old, 2)
-    with pytest.raises(errors.TransformIncomplete, match=f"failed: {where} runs no transforms: it is of a version"):
-        job.wait(timeout_s=30)
-    made = contents(client.bucket("to"))
-    assert made == {name: NAMES[name].upper() for name in made}
 
 
 def test_a_node_of_no_cluster_has_jobs_of_its_own(tmp_path: Path, counted: Counted) -> None:

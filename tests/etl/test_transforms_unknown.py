@@ -1,4 +1,4 @@
-"""A node that knows no transforms: it ignores what it is asked for, and nobody takes what it sends for the result."""
+"""A node that ignores the transforms that it is asked for: nobody takes what it sends for the result."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from typing import Any
 import pytest
 
 from ais_loader import Client, Entry, Status, connect, errors
-from ais_loader.testing import eventually, seeded_bytes
-from ais_loader.wire.cluster_map import FEATURES
-from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire.generated import ais_cluster_pb2_grpc
+from ais_loader.testing import seeded_bytes
 from storage_node.batch import session
 from storage_node.batch.local_batch import LocalBatch
 from storage_node.batch.resources import BatchCall
-from storage_node.server import NodeServer
-from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import bucket_of, serving
-from tests.peer_kit import operator_of
 
 LARGE = seeded_bytes(3 << 20, seed=3)
 NAMES = [f"{at}" for at in range(12)]
@@ -32,9 +26,7 @@ def ignores_them(call: BatchCall) -> LocalBatch:
     return LocalBatch(call)
 
 
-def test_what_a_node_of_the_version_before_sends_fails_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_sent_as_it_is_stored_fails_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "TransformedBatch", ignores_them)
     with serving(tmp_path, etl_code=True) as node, bucket_of(node) as bucket:
         bucket.put("a", b"stored")
@@ -91,8 +83,8 @@ def client_of(cluster: LocalCluster) -> Client:
     return connect("grpc://" + ",".join(node.endpoint for node in cluster.nodes))
 
 
-def make_old(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, *old: int) -> None:
-    """These nodes ignore transforms, and the map says of the others alone that they know them."""
+def make_ignorant(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, *old: int) -> None:
+    """From now on these nodes ignore transforms."""
 
     def ignored_there(call: BatchCall) -> Any:
         if any(call.resources.node is cluster.nodes[at].batches.node for at in old):  # type: ignore[union-attr]
@@ -101,28 +93,16 @@ def make_old(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, *old: int) 
 
     transformed = session.TransformedBatch
     monkeypatch.setattr(session, "TransformedBatch", ignored_there)
-    changed = cluster_pb.ClusterMap()
-    view = cluster.nodes[0].membership.view
-    assert view is not None
-    changed.CopyFrom(view.map)
-    changed.version += 1
-    for at, node in enumerate(changed.node):
-        node.feature[:] = [] if at in old else FEATURES
-    cluster.map.CopyFrom(changed)
-    cluster.learn()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("assembly", ["direct", "target"])
-def test_of_a_cluster_each_entry_names_who_sent_it(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, assembly: Any
-) -> None:
-    make_old(cluster, monkeypatch, 1)
+def test_of_a_cluster_each_entry_names_who_sent_it(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_ignorant(cluster, monkeypatch, 1)
     old = cluster.nodes[1].endpoint
     with client_of(cluster) as client:
         entries = [Entry("once", name, etl="upper" if at % 2 else None) for at, name in enumerate(halves_of(cluster))]
-        items = list(client.get_batch(entries, on_error="placeholder", assembly=assembly))
-        large = client.get_batch([Entry("once", "large", etl="upper")], on_error="placeholder", assembly=assembly)
+        items = list(client.get_batch(entries, on_error="placeholder", assembly="direct"))
+        large = client.get_batch([Entry("once", "large", etl="upper")], on_error="placeholder", assembly="direct")
         failed = [item for item in items if item.error is not None]
         for item in items:
             if item.error is None:
@@ -133,30 +113,3 @@ def test_of_a_cluster_each_entry_names_who_sent_it(
             assert f"entry {item.index}: {old} sent it as it is stored" in str(item.error)
         for item in large:
             assert isinstance(item.error, errors.Unsupported) or item.tobytes() == LARGE.upper()
-
-
-@pytest.mark.parametrize("assembly", ["direct", "target"])
-def test_who_has_a_copy_and_can_transform_it_is_asked_first(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, assembly: Any
-) -> None:
-    make_old(cluster, monkeypatch, 0)
-    with client_of(cluster) as client:
-        for _ in range(3):
-            items = client.get_batch([Entry(BUCKET, name, etl="upper") for name in NAMES], assembly=assembly)
-            assert [item.tobytes() for item in items] == [b"STORED"] * len(NAMES)
-
-
-def test_a_node_says_in_the_map_what_it_can_do_when_it_comes_back(tmp_path: Path) -> None:
-    config = ServerConfig(port=0)
-    with NodeServer([tmp_path], config) as node:
-        ports = {"port": node.port, "peer_port": node.peer_port}
-        uuid = node.membership.node_uuid
-        map_ = cluster_pb.ClusterMap(cluster_uuid=b"c" * 16, version=1)
-        map_.node.add(uuid=uuid, host="h", endpoint=node.endpoint, peer_endpoint=node.peer_endpoint, weight=1, number=1)
-        with operator_of(node) as channel:
-            stub = ais_cluster_pb2_grpc.ClusterStub(channel)
-            stub.Learn(cluster_pb.LearnRequest(map=map_), timeout=60)
-        view = node.membership.view
-        assert view is not None and not view.transforming
-    with NodeServer([tmp_path], ServerConfig(**ports)) as node:
-        assert eventually(lambda: (view := node.membership.view) is not None and uuid in view.transforming)

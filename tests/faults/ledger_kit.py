@@ -373,7 +373,6 @@ def join(cluster: ClusterProcesses, node: NodeProcess, host: str) -> None:
         endpoint=answer.endpoint,
         peer_endpoint=node.peer_endpoint,
         weight=1.0,
-        feature=answer.features,
     )
     change_map(endpoints(cluster.nodes), add_node(member), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
 

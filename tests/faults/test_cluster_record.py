@@ -14,7 +14,6 @@ import pytest
 
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.node import peer_secret_file
-from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
@@ -53,7 +52,6 @@ class Cluster:
                 host=f"h{at}",
                 endpoint=endpoint_of(node),
                 peer_endpoint=node.peer_endpoint,
-                feature=FEATURES,
             )
             for at, node in enumerate(nodes)
         ]

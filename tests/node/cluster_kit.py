@@ -14,7 +14,7 @@ from ais_loader.testing import FaultyLink, eventually
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.values.options import ClusterOptions
-from ais_loader.wire.cluster_map import FEATURES, ClusterView
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -120,7 +120,6 @@ class LocalCluster:
                     weight=1.0,
                     number=number + 1,
                     state=(states or {}).get(number, 0),
-                    feature=FEATURES,
                 )
             self.map.bucket.add(name=BUCKET, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)
             self.view = ClusterView(self.map)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.testing import eventually
-from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.channels import OPERATOR
 from storage_node.ops import drive_commands, node_file
@@ -104,7 +103,6 @@ def drive_cluster(
                 peer_endpoint=node.peer_endpoint,
                 weight=1.0,
                 number=number + 1,
-                feature=FEATURES,
             )
         for name, copies in buckets.items():
             made.map.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)

@@ -30,8 +30,6 @@ from tests.node.node_kit import RawSession, serving
 OF_TRANSFORMS = {
     "BatchRequest": {"transform", "transform_index"},
     "ClusterMap": {"transform", "job"},
-    "MapNode": {"feature"},
-    "DescribeResponse": {"feature"},
 }
 """Fields that the version before did not know."""
 KINDS_BEFORE = {batch_pb.NONE, batch_pb.STORED, batch_pb.COMPUTED}
@@ -127,8 +125,6 @@ def test_results_are_objects_like_others_to_an_older_client(node: NodeServer) ->
     assert not unknown(listed) and [one.name for one in listed.object] == ["a", "large"]
     head = answers(node, "Objects/Head", before("HeadRequest")(bucket="to", name="a"), "ObjectInfo")
     assert not unknown(head) and head.metadata["ais.etl-source"] == "from/a"
-    described = answers(node, "Node/Describe", before("DescribeRequest")(), "DescribeResponse")
-    assert described.version and unknown(described) == ["DescribeResponse 10"]  # what it can do, told to who asks
 
 
 def test_a_column_that_came_without_its_table_is_refused_and_not_taken_for_none(node: NodeServer) -> None:
@@ -142,11 +138,11 @@ def test_a_column_that_came_without_its_table_is_refused_and_not_taken_for_none(
 
 def test_an_older_operators_change_of_the_map_keeps_all_that_it_does_not_know() -> None:
     map_ = cluster_pb.ClusterMap(cluster_uuid=b"c" * 16, version=7, change=[b"d" * 16])
-    map_.node.add(uuid=b"n" * 16, host="h", endpoint="h:1", weight=1.0, feature=["transforms"])
+    map_.node.add(uuid=b"n" * 16, host="h", endpoint="h:1", weight=1.0)
     map_.transform.add(name="t", uuid=b"t" * 16, python={"pickle": b"code"})
     map_.job.add(name="j", uuid=b"j" * 16, bucket="from", extension={"flac": "wav"})
     known = before("ClusterMap").FromString(map_.SerializeToString())
-    assert not hasattr(known, "transform") and sorted(unknown(known)) == ["ClusterMap 8", "ClusterMap 9", "MapNode 8"]
+    assert not hasattr(known, "transform") and sorted(unknown(known)) == ["ClusterMap 8", "ClusterMap 9"]
     changed = before("ClusterMap")()
     changed.CopyFrom(known)
     changed.bucket.add(name="new", uuid=b"b" * 16, copies=1, min_copies=1)

@@ -29,7 +29,7 @@ from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.source import Buffer
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.cluster_map import TRANSFORMS, ClusterView
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads, choose
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
@@ -86,7 +86,7 @@ class Members:
     @classmethod
     def of_one(cls, node: NodeCalls, options: ClusterOptions) -> Members:
         """Return the members for a node without a cluster."""
-        alone = cluster_pb.MapNode(uuid=_ALONE, endpoint=node.url, weight=1.0, feature=[TRANSFORMS])
+        alone = cluster_pb.MapNode(uuid=_ALONE, endpoint=node.url, weight=1.0)
         return cls(ClusterView(cluster_pb.ClusterMap(node=[alone])), options, node)
 
     @property
@@ -171,11 +171,6 @@ class Members:
             order = ranked(self.identity, "", [Candidate(node.uuid, node.weight) for node in view.nodes])
             self._order = key, [view.nodes[at].uuid for at in order]
         return self.by_trust(self._order[1])
-
-    def transforming(self) -> list[bytes]:
-        """Like `anybody`, but nodes come last for which the map does not say that they run transforms."""
-        transforming = self.view.transforming
-        return sorted(self.anybody(), key=lambda node: node not in transforming)
 
     # -- the map
 

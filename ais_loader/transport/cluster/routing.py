@@ -69,8 +69,6 @@ class Routing:
             candidates = self._members.preferred(
                 candidates, lambda at: self._columns.key(positions[at]), self._columns.buckets
             )
-            if self._columns.transformed:
-                candidates = [self._by_trust(nodes) for nodes in candidates]
         return grouped(positions, candidates, share.tried)
 
     def has_others(self, share: Share) -> bool:
@@ -98,12 +96,6 @@ class Routing:
         members = self._members
         if not direct:
             left = [node for node in self._targets if node in members.view.position] or members.anybody()
-            return [self._by_trust(left)] * len(positions)
+            return [members.by_trust(left)] * len(positions)
         found = self._columns.holders(positions, members.holders)
-        return found if all(len(nodes) == 1 for nodes in found) else [self._by_trust(nodes) for nodes in found]
-
-    def _by_trust(self, nodes: Sequence[bytes]) -> list[bytes]:
-        found = self._members.by_trust(nodes)
-        if self._columns.transformed:  # nodes without transforms come last and are not trusted
-            return sorted(found, key=lambda node: node not in self._members.view.transforming)
-        return found
+        return found if all(len(nodes) == 1 for nodes in found) else [members.by_trust(nodes) for nodes in found]

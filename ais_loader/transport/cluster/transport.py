@@ -225,12 +225,11 @@ class RemoteTransport(RemoteBucketCalls):
         return self._ask_best(members, request, NodeCalls.open_small, timeout_s)
 
     def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
-        """Ask one of the holders that run transforms; always the same one while it is trusted, because it caches the
-        result."""
+        """Ask one of the holders; always the same one while it is trusted, because it caches the result."""
         members = self._discovery.found or self._discovery.members(timeout_s)
         if members.only is not None:
             return members.only.get_small(request, timeout_s)
-        nodes = [node for node in self._nodes(request.bucket[0], request.name[0]) if node in members.view.transforming]
+        nodes = self._nodes(request.bucket[0], request.name[0])
         if not nodes or members.is_suspect(nodes[0]):
             return None
         request.local, request.map_version = True, members.view.version
@@ -451,12 +450,11 @@ class RemoteTransport(RemoteBucketCalls):
     # -- jobs: any node that answers knows all jobs
 
     def etl(self, method: EtlMethod, request: Any) -> Any:
-        nodes = self.members.transforming
-        return self._first(nodes, lambda node: node.etl(method, request), retry=True, consumes=False)
+        return self._first(self.members.anybody, lambda node: node.etl(method, request), retry=True, consumes=False)
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         members = self.members
-        node = members.transforming()[0]
+        node = members.anybody()[0]
         try:
             yield from members.calls(node).watch_job(name)
         except (errors.NodeUnavailable, errors.SilenceTimeout):

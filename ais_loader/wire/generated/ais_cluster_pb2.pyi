@@ -34,7 +34,7 @@ class ClusterMap(_message.Message):
     def __init__(self, cluster_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node: _Optional[_Iterable[_Union[MapNode, _Mapping]]] = ..., bucket: _Optional[_Iterable[_Union[MapBucket, _Mapping]]] = ..., change: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., transform: _Optional[_Iterable[_Union[_ais_etl_pb2.Transform, _Mapping]]] = ..., job: _Optional[_Iterable[_Union[_ais_etl_pb2.TransformJob, _Mapping]]] = ..., revoked_token: _Optional[_Iterable[_Union[RevokedToken, _Mapping]]] = ...) -> None: ...
 
 class MapNode(_message.Message):
-    __slots__ = ("uuid", "host", "endpoint", "weight", "state", "number", "peer_endpoint", "feature")
+    __slots__ = ("uuid", "host", "endpoint", "weight", "state", "number", "peer_endpoint")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ACTIVE: _ClassVar[MapNode.State]
@@ -50,7 +50,6 @@ class MapNode(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PEER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
-    FEATURE_FIELD_NUMBER: _ClassVar[int]
     uuid: bytes
     host: str
     endpoint: str
@@ -58,8 +57,7 @@ class MapNode(_message.Message):
     state: MapNode.State
     number: int
     peer_endpoint: str
-    feature: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ..., peer_endpoint: _Optional[str] = ..., feature: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ..., peer_endpoint: _Optional[str] = ...) -> None: ...
 
 class MapBucket(_message.Message):
     __slots__ = ("name", "uuid", "copies", "min_copies", "snapshot", "former_copies", "remote")

@@ -384,7 +384,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "store_uuid", "drive", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature", "batches", "entries", "entry_bytes", "etl_command", "etl_sandbox", "pending_uploads", "pending_upload_bytes", "oldest_pending_upload_s", "upload_conflicts")
+    __slots__ = ("version", "store_uuid", "drive", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "batches", "entries", "entry_bytes", "etl_command", "etl_sandbox", "pending_uploads", "pending_upload_bytes", "oldest_pending_upload_s", "upload_conflicts")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -407,7 +407,6 @@ class DescribeResponse(_message.Message):
     ACTIVE_BATCHES_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
-    FEATURE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -425,7 +424,6 @@ class DescribeResponse(_message.Message):
     active_batches: int
     reserved_bytes: int
     limits: _containers.ScalarMap[str, str]
-    feature: _containers.RepeatedScalarFieldContainer[str]
     batches: int
     entries: int
     entry_bytes: int
@@ -435,7 +433,7 @@ class DescribeResponse(_message.Message):
     pending_upload_bytes: int
     oldest_pending_upload_s: float
     upload_conflicts: int
-    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ..., batches: _Optional[int] = ..., entries: _Optional[int] = ..., entry_bytes: _Optional[int] = ..., etl_command: _Optional[_Mapping[str, str]] = ..., etl_sandbox: _Optional[str] = ..., pending_uploads: _Optional[int] = ..., pending_upload_bytes: _Optional[int] = ..., oldest_pending_upload_s: _Optional[float] = ..., upload_conflicts: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., batches: _Optional[int] = ..., entries: _Optional[int] = ..., entry_bytes: _Optional[int] = ..., etl_command: _Optional[_Mapping[str, str]] = ..., etl_sandbox: _Optional[str] = ..., pending_uploads: _Optional[int] = ..., pending_upload_bytes: _Optional[int] = ..., oldest_pending_upload_s: _Optional[float] = ..., upload_conflicts: _Optional[int] = ...) -> None: ...
 
 class Drive(_message.Message):
     __slots__ = ("uuid", "path", "state", "objects_estimate", "free_bytes", "size_bytes")

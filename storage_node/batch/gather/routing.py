@@ -99,11 +99,7 @@ class ReplicaRouting:
                     # holders, in any order, the owners are asked again.
                     again = nodes[:owners] if len(nodes) > owners else []
                     placed[position] = sorted(nodes, key=failing.__contains__) + again
-        found = self._by_load(list(placed), list(placed.values()), failing)
-        if request.transform:  # nodes that run no transforms are asked last; their entries are rejected
-            able = {at for at, node in enumerate(view.nodes) if node.uuid in view.transforming} | {self.local}
-            return [sorted(holders, key=lambda at: at not in able) for holders in found]
-        return found
+        return self._by_load(list(placed), list(placed.values()), failing)
 
     def _by_load(self, positions: list[int], placed: list[list[int]], failing: set[int]) -> list[list[int]]:
         """Return the same, with less loaded holders first. Entries on this node stay here."""

@@ -159,19 +159,14 @@ def removed_message(node_uuid: bytes) -> str:
     )
 
 
-def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str, features: Sequence[str] | None = None) -> Edit:
-    """Record the new endpoints of a node. Another node that had them keeps them in the map until it reports its own.
-
-    `features`: what the node supports now; None if unknown.
-    """
+def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str) -> Edit:
+    """Record the new endpoints of a node. Another node that had them keeps them in the map until it reports its own."""
     _require_endpoint(endpoint)
     _require_endpoint(peer_endpoint)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         node = _require_node(map_ := _require(map_), node_uuid)
         node.endpoint, node.peer_endpoint = endpoint, peer_endpoint
-        if features is not None:
-            node.feature[:] = features
         return map_
 
     return edit

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
@@ -114,13 +113,12 @@ class MapSync:
         return any(node.uuid == self._membership.node_uuid for node in map_.node)
 
     def _has_moved(self) -> bool:
-        """Return whether the node has another address than the map says, or other features."""
+        """Return whether the node has another address than the map says."""
         view, position = self._membership.view, self._membership.position
         if view is None or position is None or not self._endpoint or not self._peer_endpoint:
             return False
         member = view.nodes[position]
-        published = member.endpoint, member.peer_endpoint, set(member.feature)
-        return published != (self._endpoint, self._peer_endpoint, set(FEATURES))
+        return (member.endpoint, member.peer_endpoint) != (self._endpoint, self._peer_endpoint)
 
     async def _publish(self) -> bool:
         """Record this node's address in the map; return whether the map has it."""
@@ -129,7 +127,7 @@ class MapSync:
         try:
             await change_map_async(
                 [self._peer_endpoint, *self._peers()],
-                set_endpoints(self._membership.node_uuid, self._endpoint, self._peer_endpoint, FEATURES),
+                set_endpoints(self._membership.node_uuid, self._endpoint, self._peer_endpoint),
                 timeout_s=CHANGE_TIMEOUT_S,
                 caller=self._caller,
             )

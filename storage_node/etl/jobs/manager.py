@@ -18,10 +18,10 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from ais_loader.errors import InvalidRequest, JobNotFound, LoaderError, Unsupported
+from ais_loader.errors import InvalidRequest, JobNotFound, LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
@@ -244,20 +244,6 @@ class JobManager:
         view = self._records.view
         return [] if view is None else [node.uuid for node in view.nodes if node.uuid != self._node_uuid]
 
-    def _unable(self, nodes: Collection[bytes]) -> list[str]:
-        """Return the endpoints of those of these nodes that, according to the map, do not run transforms."""
-        view = self._records.view
-        nodes_of_map = view.nodes if view is not None else ()
-        able = view.transforming if view is not None else frozenset()
-        return [node.endpoint for node in nodes_of_map if node.uuid in nodes and node.uuid not in able]
-
-    async def _require_able(self) -> None:
-        """Raise Unsupported if a node has an older software version: it would never perform its part of a job."""
-        if self._unable(others := self._others()):  # or it has just joined and the map does not list it yet
-            answers = await self._peers.parts(others, pb.JobPartRequest())
-            if unable := self._unable([node for node in others if answers.get(node) is None]):
-                raise Unsupported(_unable_text(unable))
-
     def _token_problem(self, job: pb.TransformJob) -> str:
         return self._tokens.problem(job) if self._tokens is not None else ""
 
@@ -281,9 +267,6 @@ class JobManager:
             running.polled_s = now_s
             await self._ask(running)
         division = self._division(job)
-        if unable := self._unable(division.without):
-            await self._end(running, pb.TransformJob.FAILED, _unable_text(unable))
-            return
         if running.part.division != division or not running.part.finished:
             running.run.changed.set()
             running.complete_since_s = None
@@ -379,7 +362,6 @@ class JobManager:
         JobNames(job)
         self._store.require(job.bucket, job.to_bucket)
         self._fill_versions(job.stage)
-        await self._require_able()
         job.uuid, job.state = job.uuid or uuid.uuid4().bytes, pb.TransformJob.RUNNING
         job.created_ns = time.time_ns()
         await self._records.start(job)
@@ -511,12 +493,3 @@ async def _changed(change: asyncio.Event, age_s: float | None) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(poll_s):
             await change.wait()
-
-
-def _unable_text(endpoints: Sequence[str]) -> str:
-    are = "runs no transforms: it is" if len(endpoints) == 1 else "run no transforms: they are"
-    return (
-        f"{', '.join(sorted(endpoints))} {are} of a version before, and would leave out a part of the job. Start the "
-        "version of the other nodes there, or take what cannot be brought up to it out of the cluster; then run the "
-        "job again"
-    )
