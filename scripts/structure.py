@@ -284,6 +284,7 @@ def entered_files(root: Path) -> Iterator[tuple[str, set[str]]]:
         bucket = client.create_bucket("b")
         for one in some:
             bucket.put(one, data)
+        yield "PUT to a node", tracer.entered(lambda: bucket.put(f"new-{next(numbers)}", data))
         entries = [Entry("b", one) for one in some]
         yield "batch from a node", tracer.entered(lambda: client.get_batch(entries).tobytes())
         client.etl.init("upper", lambda data: bytes(data).upper())

@@ -23,8 +23,9 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -32,9 +33,11 @@ from google.protobuf.message import DecodeError
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallStream, Received, tenant_of
 from storage_node.limits.counters import NodeCounters, count, count_each
+from storage_node.limits.tenant_rates import TenantRates
 from storage_node.rights.granted import Granted, lasting
 from storage_node.services.call_lines import CallLine, CallLines
 from storage_node.services.call_table import PACKAGE, TABLE, TIMED, Call, Role, call_of
@@ -43,29 +46,22 @@ from storage_node.services.token_gate import TokenGate
 
 log = logging.getLogger(__name__)
 
+Note: TypeAlias = Callable[[grpc.HandlerCallDetails], None]
 
+
+@dataclass(frozen=True, slots=True)
 class CallPath:
-    """Path of the calls of one listener. Belongs to the node's event loop.
+    """Path of the calls of one listener. Belongs to the node's event loop."""
 
-    Args:
-        gate: check of clients' tokens; None where callers need none.
-        lines: lines of calls in the audit log; None if nothing is logged.
-        of_clients: whether calls count toward the rates of tenants.
-        over_lane: whether calls have the token and the origin with which their lane was opened.
-    """
-
-    def __init__(
-        self,
-        node: Node,
-        gate: TokenGate | None = None,
-        lines: CallLines | None = None,
-        *,
-        of_clients: bool = False,
-        over_lane: bool = False,
-    ) -> None:
-        self.node, self.gate, self.lines = node, gate, lines
-        self.rates = node.rates if of_clients and node.rates.is_limited else None
-        self.over_lane = over_lane
+    node: Node
+    lines: CallLines | None = None
+    """Lines of calls in the audit log; None if nothing is logged."""
+    gate: TokenGate | None = None
+    """Check of clients' tokens; None where callers need none."""
+    rates: TenantRates | None = None
+    """Rates of tenants; None where there are none."""
+    over_lane: bool = False
+    """Whether calls have the token and the origin with which their lane was opened."""
 
 
 class Methods:
@@ -88,9 +84,7 @@ class Methods:
         calls = [call for call in TABLE.values() if call.lanes and call.by & roles]
         return {call.name: self._served(f"/{PACKAGE}.{call.name}", path) for call in calls}
 
-    def served_to(
-        self, roles: Role, path: CallPath, note: Callable[[grpc.HandlerCallDetails], None] | None = None
-    ) -> grpc.GenericRpcHandler:
+    def served_to(self, roles: Role, path: CallPath, note: Note | None = None) -> grpc.GenericRpcHandler:
         """Return a handler, for a server, of the methods that one of these roles may call. `note` is called first in
         each call's task."""
         return _Listed({one: self._served(one, path) for one in self._by_path if call_of(one).by & roles}, note)
@@ -109,11 +103,7 @@ class Methods:
 
 
 class _Listed(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(
-        self,
-        methods: Mapping[str, grpc.RpcMethodHandler],
-        note: Callable[[grpc.HandlerCallDetails], None] | None,
-    ) -> None:
+    def __init__(self, methods: Mapping[str, grpc.RpcMethodHandler], note: Note | None) -> None:
         self._methods, self._note = methods, note
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -175,6 +165,8 @@ class _ServedCall:
         except BaseException as error:
             if line is not None:
                 line.failed(LoaderError.kind)
+            if isinstance(error, ReplicaLost) and path.gate is None:  # the node that calls asks again
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             if path.gate is None or path.over_lane or not _has_text(error):
                 raise
             log.exception("%s failed", call.name)  # gRPC would send its text

@@ -152,6 +152,10 @@ class Call:
     finds_peers: bool = False
     """Whether nodes and operators need no token for it at the client listener, where they learn of the one for them."""
 
+    def __post_init__(self) -> None:
+        if self.needs and not callable(self.needs) and self.about is nothing:
+            raise ValueError(f"{self.name} needs rights on the buckets that it is about: give about=")
+
 
 _name, _drive, _path, _token = map(attrgetter, ("name", "drive", "path", "token.id"))
 _transform, _job = attrgetter("transform.name"), attrgetter("job.name")

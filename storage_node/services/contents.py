@@ -44,16 +44,16 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
             raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
         condition = parse_condition(False, "", request.write_id, request.repeat_ms)
         if (back := self._write_through.written_back(request.bucket)) is not None:
-            results = await self._delete_later(back, names, condition)
-            count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])
-            return pb.DeleteManyResponse(failure=failures(results))
+            return self._deleted(await self._delete_later(back, names, condition))
         refused = await self._write_through.delete(request.bucket, names)
         left = [name for name, error in zip(names, refused, strict=True) if error is None]
         results = await self._delete_copies(request.bucket, left, condition)
         if self._write_through.is_wanted(request.bucket):
             results = [None if isinstance(one, ObjectNotFound) else one for one in results]  # a cold object has no copy
         deleted = iter(results)
-        results = [next(deleted) if error is None else error for error in refused]
+        return self._deleted([next(deleted) if error is None else error for error in refused])
+
+    def _deleted(self, results: list[LoaderError | None]) -> pb.DeleteManyResponse:
         count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])
         return pb.DeleteManyResponse(failure=failures(results))
 

@@ -12,6 +12,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
 from storage_node.cluster.map.revoked_tokens import RevokedTokens
 from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.replication.put_groups import PutGroups
 from storage_node.context.channels import Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
@@ -25,7 +26,6 @@ from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.values import TransformRunner
-from storage_node.limits.put_groups import PutGroups
 from storage_node.remote.tier import RemoteTier
 from storage_node.rights.granted import GRANTED
 from storage_node.rights.scopes import Right

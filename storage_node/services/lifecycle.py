@@ -188,9 +188,10 @@ class NodeLifecycle:
         )
         """Check of clients' tokens; None if they need none."""
         lines = CallLines(node.audit, config) if node.audit is not None else None
-        self.of_clients = CallPath(node, self.gate, lines, of_clients=True)
-        self.of_lanes = CallPath(node, self.gate, lines, of_clients=True, over_lane=True)
-        self.of_peers = CallPath(node, lines=lines)
+        rates = node.rates if node.rates.is_limited else None
+        self.of_clients = CallPath(node, lines, self.gate, rates)
+        self.of_lanes = CallPath(node, lines, self.gate, rates, over_lane=True)
+        self.of_peers = CallPath(node, lines)
         self._map_sync: Callable[[], MapSync] = lambda: MapSync(
             node.learn,
             membership,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
+from typing import Any
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -17,7 +18,6 @@ from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
 from storage_node.limits.counters import count
-from storage_node.remote.arriving.arriving_part import ArrivingPart
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier, described
 from storage_node.rights.batches import refused_objects
@@ -27,12 +27,7 @@ from storage_node.services.listings import Listings
 from storage_node.services.put_writer import PutWriter
 from storage_node.services.write_through import WriteThrough
 from storage_node.store.drive.preconditions import Condition, parse_condition
-from storage_node.store.read.object_reader import (
-    MemberReader,
-    StoredObjectReader,
-    open_member,
-    open_object,
-)
+from storage_node.store.read.object_reader import MemberReader, StoredObjectReader, open_member, open_object
 
 
 class ObjectsService:
@@ -41,6 +36,7 @@ class ObjectsService:
         self._store = node.store
         self._writes = writes
         self._put_writer = put_writer
+        self.done_earlier = put_writer.done_earlier
         self._tier = tier
         self._write_through = WriteThrough(node, tier)
         self._listings = Listings(node, writes, tier)
@@ -54,10 +50,6 @@ class ObjectsService:
             require_unreserved(first.header.metadata)
         async with aclosing(_all(first, messages_of_client)) as messages:
             return await self.store_messages(bucket, messages, getattr(context, "take_from_socket", None))
-
-    async def done_earlier(self, header: pb.PutHeader) -> pb.ObjectInfo | None:
-        """See `PutWriter.done_earlier`."""
-        return await self._put_writer.done_earlier(header)
 
     async def store_messages(
         self,
@@ -119,58 +111,39 @@ class ObjectsService:
         return response if not failed else _with_failures(response, failed, len(request.object))
 
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
-        read = self._node.read
-        reader: StoredObjectReader | MemberReader | None = None
-        part: ArrivingPart | None = None
-        try:
-            if request.member:
-                await self._tier.ensure(request.bucket, request.name)
-            else:
-                length = request.length if request.HasField("length") else -1
-                part = await self._tier.arriving(request.bucket, request.name, request.version, request.start, length)
-                if part is not None:
+        read, tier = self._node.read, self._tier
+        reader: StoredObjectReader | MemberReader
+        if request.member:
+            await tier.ensure(request.bucket, request.name)
+            reader = await self._node.open_archives(tenant_of(context), self._open, request)
+        else:
+            length = request.length if request.HasField("length") else -1
+            part = await tier.arriving(request.bucket, request.name, request.version, request.start, length)
+            if part is not None:
+                with closing(part):
                     info = described(request.bucket, part.info)
                     yield pb.GetResponse(header=pb.GetHeader(info=info, length=part.size_bytes))
                     async with aclosing(part.chunks()) as chunks:
                         async for chunk in chunks:
                             yield pb.GetResponse(data=chunk)
-                    return
-            if request.member:
-                reader = await self._node.open_archives(tenant_of(context), self._open, request)
-            else:
-                reader = await read(self._open, request)
+                return
+            reader = await read(self._open, request)
+        with closing(reader):
             info = info_of(request.bucket, request.name, reader.record)
             yield pb.GetResponse(header=pb.GetHeader(info=info, length=reader.length))
-            while chunk := await read(next, reader, b""):
-                yield pb.GetResponse(data=chunk)
-        finally:
-            if reader is not None:
-                reader.close()
-            if part is not None:
-                part.close()
+            while data := await read(next, reader, b""):
+                yield pb.GetResponse(data=data)
 
     def _open(self, request: pb.GetRequest) -> StoredObjectReader | MemberReader:
-        length = request.length if request.HasField("length") else None
+        wanted: dict[str, Any] = {
+            "start": request.start,
+            "length": request.length if request.HasField("length") else None,
+            "version": request.version,
+            "verify": request.verify_range,
+        }
         if request.member:
-            return open_member(
-                self._store,
-                request.bucket,
-                request.name,
-                request.member,
-                start=request.start,
-                length=length,
-                version=request.version,
-                verify=request.verify_range,
-            )
-        return open_object(
-            self._store,
-            request.bucket,
-            request.name,
-            start=request.start,
-            length=length,
-            version=request.version,
-            verify=request.verify_range,
-        )
+            return open_member(self._store, request.bucket, request.name, request.member, **wanted)
+        return open_object(self._store, request.bucket, request.name, **wanted)
 
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         bucket = self._tier.remote_bucket(request.bucket)

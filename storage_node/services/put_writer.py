@@ -10,11 +10,11 @@ from ais_loader import errors
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.replication.put_groups import PutGroups
 from storage_node.cluster.replication.write_plan import Result
 from storage_node.context.node import Node
 from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.call_slots import current_tenant
-from storage_node.limits.put_groups import PutGroups
 from storage_node.store.checksum import crc32c
 from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import condition_of

@@ -8,14 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import grpc
-
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallStream, Received
 from storage_node.services.errors import Context
@@ -86,16 +83,10 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
         return await self._repair.missed(request)
 
     async def Returned(self, request: wire.ReturnedRequest, context: Context) -> wire.ReturnedResponse:
-        try:
-            return await self._repair.returned(request)
-        except ReplicaLost as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return await self._repair.returned(request)
 
     async def Push(self, request: wire.PushRequest, context: Context) -> wire.PushResponse:
-        try:
-            return await self._repair.push(request)
-        except ReplicaLost as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return await self._repair.push(request)
 
     async def RenewLease(self, request: wire.RenewLeaseRequest, context: Context) -> wire.RenewLeaseResponse:
         return self._repair.leases.renew(request)

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-import grpc
-
 from ais_loader.errors import DriveFailed, InvalidRequest, Unsupported
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
@@ -18,7 +16,6 @@ from storage_node.cluster.replication.commit import SnapshotBarrier
 from storage_node.cluster.replication.replica import from_wire, require_bucket, to_wire
 from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
-from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallStream, Received
 from storage_node.services.errors import Context
@@ -114,10 +111,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         if check is not None and cut == request.cut:
             await asyncio.shield(check)
             self._checks.pop(request.bucket.uuid, None)
-        try:
-            return await self._convergence.page(request.bucket.uuid, request.cut, request.start_after)
-        except ReplicaLost as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return await self._convergence.page(request.bucket.uuid, request.cut, request.start_after)
 
     async def Keep(
         self, requests: AsyncIterator[Received[copies_pb.KeepRequest]], context: Context

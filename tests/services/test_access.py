@@ -21,9 +21,10 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
 from storage_node.context.channels import Caller
 from storage_node.context.node import Node
+from storage_node.rights.scopes import Right
 from storage_node.server import NodeServer
 from storage_node.services.call_path import CallPath, Methods
-from storage_node.services.call_table import ANYONE, TABLE, Role
+from storage_node.services.call_table import ANYONE, TABLE, Call, Role
 from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member, node_at, nodes_at
 from tests.node.cluster_kit import LocalCluster
@@ -62,6 +63,11 @@ def test_a_method_that_is_not_in_the_table_is_served_to_nobody() -> None:
         assert served("/ais_loader.v1.Objects/Get", role)
         assert not served("/ais_loader.v1.Objects/Forge", role)
         assert not served("/elsewhere.Objects/Get", role)
+
+
+def test_rights_without_a_bucket_that_they_are_needed_on_are_no_row() -> None:
+    with pytest.raises(ValueError, match="Objects/Get needs rights on the buckets"):
+        Call("Objects/Get", ANYONE, Right.READ)
 
 
 def test_a_stream_whose_messages_would_not_be_checked_is_not_served() -> None:

@@ -31,7 +31,8 @@ node's event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import grpc.aio
 
@@ -108,10 +109,58 @@ def _stale(label: str) -> StaleMap:
     return StaleMap(f"{label}: the map of the cluster is a newer one by now; nothing was changed, try again")
 
 
+@dataclass(slots=True)
+class _Known:
+    """Entries of the name of one write, as far as nodes have told them."""
+
+    own: CatalogEntry | None
+    """The entry of this node, which has every acknowledged write."""
+    needs_all: bool
+    """Whether every node has to answer, and to act by this map."""
+    newest: CatalogEntry | None
+    silent: list[str] = field(default_factory=list)
+    """Nodes that have not answered, or whose answer does not count, with the reasons."""
+
+
 async def _decide(replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[PendingWrite]) -> None:
-    """Evaluate conditions on names whose first owner is this node."""
-    store, view = replicas.node.store, replica_set.view
-    uuid = replica_set.bucket.uuid
+    """Evaluate conditions on names whose first owner is this node: read its own entries, ask the others, compare.
+
+    Nothing is decided if any answer comes by a newer map, of which another node may be the first owner.
+    """
+    known = await _own(replicas, replica_set, writes)
+    asked = _to_ask(replicas, replica_set, known)
+    answers = await asyncio.gather(
+        *(
+            _ask(replicas, replica_set, node, mine, by_this_map=any(known[write].needs_all for write in mine))
+            for node, mine in asked.items()
+        )
+    )
+    if any(_is_newer(answer, replica_set.view.version) for answer in answers):
+        await replicas.keep_up()
+        for write in writes:
+            write.fail(_stale(write.label))
+        return
+    for (node, mine), answer in zip(asked.items(), answers, strict=True):
+        _compare(replica_set, node, answer, [known[write] for write in mine])
+    clock = max((answer.clock for answer in answers if not isinstance(answer, ReplicaLost)), default=0)
+    for write, of_name in known.items():
+        if of_name.needs_all and of_name.silent:
+            write.fail(
+                TooFewCopies(
+                    f"{write.label}: whether the condition holds cannot be told now, while the map changes or this "
+                    f"node compares its copies, and all nodes have to be asked ({'; '.join(of_name.silent)}); nothing "
+                    "was changed"
+                )
+            )
+        else:
+            write.decide(of_name.own, of_name.newest, clock)
+
+
+async def _own(
+    replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[PendingWrite]
+) -> dict[PendingWrite, _Known]:
+    """Read this node's entries. Fails the writes whose entries cannot be read."""
+    store, uuid, is_changing = replicas.node.store, replica_set.bucket.uuid, replica_set.view.former is not None
 
     def read_entries() -> list[tuple[CatalogEntry | None, bool] | LoaderError]:
         found: list[tuple[CatalogEntry | None, bool] | LoaderError] = []
@@ -124,69 +173,64 @@ async def _decide(replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[
                 found.append(error)
         return found
 
-    own: dict[PendingWrite, CatalogEntry | None] = {}
-    groups: dict[int, list[PendingWrite]] = {}
-    strict: set[PendingWrite] = set()
+    known: dict[PendingWrite, _Known] = {}
     for write, result in zip(writes, await replicas.node.read(read_entries), strict=True):
         if isinstance(result, LoaderError):
             write.fail(result)
-            continue
-        own[write], is_stale = result
-        if is_stale or view.former is not None:
-            strict.add(write)
-        others = range(len(view.nodes)) if write in strict else view.concerned(replica_set.bucket, [write.name])[0]
+        else:
+            entry, is_stale = result
+            known[write] = _Known(entry, is_stale or is_changing, entry)
+    return known
+
+
+def _to_ask(
+    replicas: Replicas, replica_set: ReplicaSet, known: Mapping[PendingWrite, _Known]
+) -> dict[int, list[PendingWrite]]:
+    """Return the nodes to ask, and the writes to ask each of them about."""
+    view, asked = replica_set.view, dict[int, list[PendingWrite]]()
+    for write, of_name in known.items():
+        others = range(len(view.nodes)) if of_name.needs_all else view.concerned(replica_set.bucket, [write.name])[0]
         for node in others:
-            if node != replica_set.position and (write in strict or not replicas.avoids(replica_set, node)):
-                groups.setdefault(node, []).append(write)
+            if node != replica_set.position and (of_name.needs_all or not replicas.avoids(replica_set, node)):
+                asked.setdefault(node, []).append(write)
+    return asked
 
-    async def ask(node: int, mine: list[PendingWrite]) -> wire.NewestResponse | ReplicaLost:
-        names = [write.name for write in mine]
+
+async def _ask(
+    replicas: Replicas, replica_set: ReplicaSet, node: int, writes: Sequence[PendingWrite], *, by_this_map: bool
+) -> wire.NewestResponse | ReplicaLost:
+    names = [write.name for write in writes]
+    answer = await outcome(replicas.newest, replica_set, node, names, allow_unknown=True)
+    if by_this_map and not isinstance(answer, ReplicaLost) and answer.map_version < replica_set.view.version:
+        await _teach(replicas, replica_set, node)
         answer = await outcome(replicas.newest, replica_set, node, names, allow_unknown=True)
-        if strict.intersection(mine) and not isinstance(answer, ReplicaLost) and answer.map_version < view.version:
-            await _teach(replicas, replica_set, node)
-            answer = await outcome(replicas.newest, replica_set, node, names, allow_unknown=True)
-        return answer
+    return answer
 
-    answers = dict(zip(groups, await asyncio.gather(*(ask(node, mine) for node, mine in groups.items())), strict=True))
-    for answer in answers.values():
-        if isinstance(answer, ReplicaLost):
-            is_old = isinstance(answer.refusal, StaleMap)
-        else:
-            is_old = answer.map_version > view.version
-        if is_old:
-            await replicas.keep_up()
-            for write in writes:
-                write.fail(_stale(write.label))
-            return
-    newest = dict(own)
-    silent: dict[PendingWrite, list[str]] = {write: [] for write in own}
-    clock = 0
-    for node, answer in answers.items():
-        endpoint = replica_set.endpoint(node)
-        if isinstance(answer, ReplicaLost):
-            for write in groups[node]:
-                silent[write].append(str(answer))
-            continue
-        clock = max(clock, answer.clock)
-        for write, state in zip(groups[node], answer.object, strict=True):
-            if answer.map_version < view.version:
-                silent[write].append(f"{endpoint}: acts by an older map")
-            if state.unknown:
-                silent[write].append(f"{endpoint}: its drive fails")
-            existing, entry = newest[write], from_state(state)
-            if entry is not None and (existing is None or existing.version < entry.version):
-                newest[write] = entry
-    for write, local in own.items():
-        if write in strict and silent[write]:
-            write.fail(
-                TooFewCopies(
-                    f"{write.label}: whether the condition holds cannot be told now, while the map changes or this "
-                    f"node compares its copies, and all nodes have to be asked ({'; '.join(silent[write])}); nothing "
-                    "was changed"
-                )
-            )
-        else:
-            write.decide(local, newest[write], clock)
+
+def _is_newer(answer: wire.NewestResponse | ReplicaLost, version: int) -> bool:
+    """Whether a node answers by a newer map, or refuses because it has one."""
+    if isinstance(answer, ReplicaLost):
+        return isinstance(answer.refusal, StaleMap)
+    return answer.map_version > version
+
+
+def _compare(
+    replica_set: ReplicaSet, node: int, answer: wire.NewestResponse | ReplicaLost, names: Sequence[_Known]
+) -> None:
+    """Keep the newer entries of a node's answer, and the reason if the answer does not count."""
+    if isinstance(answer, ReplicaLost):
+        for known in names:
+            known.silent.append(str(answer))
+        return
+    endpoint = replica_set.endpoint(node)
+    for known, state in zip(names, answer.object, strict=True):
+        if answer.map_version < replica_set.view.version:
+            known.silent.append(f"{endpoint}: acts by an older map")
+        if state.unknown:
+            known.silent.append(f"{endpoint}: its drive fails")
+        entry = from_state(state)
+        if entry is not None and (known.newest is None or known.newest.version < entry.version):
+            known.newest = entry
 
 
 async def _teach(replicas: Replicas, replica_set: ReplicaSet, node: int) -> None:

@@ -28,13 +28,13 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import Stored, info_of
+from storage_node.cluster.replication.put_groups import SMALL_BYTES
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.job_tokens import JobTokens, beyond
 from storage_node.etl.jobs.run import JobRun
 from storage_node.etl.jobs.shares import MAX_FAILURES, Division, NodeShare, add, is_complete, layout_of, whole
 from storage_node.etl.jobs.stamp import stages_text, stamp
 from storage_node.etl.values import Origin, TransformRunner
-from storage_node.limits.put_groups import SMALL_BYTES
 from storage_node.store.names import check_job_name, check_object_name
 
 SHORTEST_S, LONGEST_S = 0.01, 0.25

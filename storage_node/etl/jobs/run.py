@@ -31,6 +31,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import Stored
+from storage_node.cluster.replication.put_groups import SMALL_BYTES, PutGroups
 from storage_node.etl.jobs.job_store import Input, JobStore, ListedSource, is_gone, is_superseded
 from storage_node.etl.jobs.shares import Division, NodeShare
 from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, stages_text, stamp
@@ -38,7 +39,6 @@ from storage_node.etl.transform_http import METADATA
 from storage_node.etl.values import Content, Destination, Origin, TransformRunner
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.limits.put_groups import SMALL_BYTES, PutGroups
 from storage_node.limits.wakeup import Wakeup
 
 GROUP_OBJECTS, GROUP_BYTES = 128, 8 << 20

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored
+from storage_node.cluster.replication.put_groups import SMALL_BYTES, PutGroups
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.servers.channel import OutputReceiver
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import METADATA, PutClaims, PutResultCallable
-from storage_node.limits.put_groups import SMALL_BYTES, PutGroups
 
 
 def direct_put_writer(store: JobStore, groups: PutGroups[Stored], spool: Spool) -> PutResultCallable:

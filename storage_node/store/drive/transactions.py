@@ -292,61 +292,75 @@ class Transactions:
                 if key not in newest or newest[key].version < other.version:
                     newest[key] = other
             chosen: list[_Chosen] = []
-            results: list[CatalogEntry | LoaderError] = list(entries)
-            # A new name has no write memory, unless something was deleted.
-            nothing_deleted = not self.deletions and not self.deletions.forgotten_ns
-            for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
-                before = newest.get(key)
-                if pending.moved is not None:
-                    if before != pending.moved or pending.bucket_uuid in self.dead_buckets:
-                        results[at] = VersionConflict(f"{pending.name!r}: changed while it was to be moved")
-                        continue
-                    newest[key] = entries[at] = results[at] = entries[at]._replace(writes=pending.moved.writes)
-                    chosen.append(_Chosen(key, pending, entries[at]))
-                    continue
-                floor = self.retention.floor(pending.bucket_uuid)
-                if before is not None and pending.is_outdated_copy(before, entries[at]):
-                    results[at] = VersionConflict(f"{pending.name!r}: what was put or deleted is not uploaded yet")
-                    continue
-                evicted = self.deletions.evicted_version(key) if before is None and pending.is_copy else None
-                if evicted is not None and entries[at].version < evicted:
-                    results[at] = VersionConflict(f"{pending.name!r}: version {evicted} was here, and was evicted")
-                    continue
-                if pending.condition is not None:
-                    if before is not None and pending.is_mended(before, entries[at]):
-                        newest[key] = entries[at] = results[at] = entries[at]._replace(writes=before.writes)
-                        chosen.append(_Chosen(key, pending, entries[at]))
-                        continue
-                    late = too_late(pending.condition, pending.name, entries[at].version, floor)
-                    if (result := self.settled(pending, before) or late) is not None:
-                        results[at] = result
-                        continue
-                newer = before.version if before is not None and before[:3] >= entries[at][:3] else None
-                if before is not None and newer is not None and pending.version is not None:
-                    results[at] = before
-                    continue
-                # With a version, it has been decided elsewhere.
-                asks = self.usage.any and pending.version is None
-                if asks and (refused := grants.ask(key, before, entries[at].size_bytes)) is not None:
-                    results[at] = refused
-                    continue
-                if pending.version is None and entries[at].counter <= floor:
-                    # A snapshot was made after the number was issued, and must not see this object.
-                    self._clock.advance_past(floor)
-                    newer = newer or Version(self._epoch, floor)
-                if newer is not None:
-                    entries[at] = files.identify_anew(pending, self._above(newer, pending.name))
-                entry = entries[at]
-                writes = pending.writes
-                if before is not None or not nothing_deleted:
-                    writes = self._memory(key, before, writes, entry.modified_ns)
-                if writes:
-                    entry = CatalogEntry._make((*entry[:-1], writes))
-                newest[key] = results[at] = entries[at] = entry
-                chosen.append(_Chosen(key, pending, entry))
+            results: list[CatalogEntry | LoaderError] = []
+            for key, pending, entry in zip(keys, objects, entries, strict=True):
+                result = self._choose(key, pending, entry, newest.get(key), files, grants)
+                if isinstance(result, _Chosen):
+                    chosen.append(result)
+                    newest[key] = result = result.record
+                results.append(result)
             ended = self._publish(chosen, files, current, grants) if chosen else Ended([], [])
         self.defer_unlink(ended)
         return results
+
+    def _choose(
+        self,
+        key: bytes,
+        pending: PendingObject,
+        entry: CatalogEntry,
+        before: CatalogEntry | None,
+        files: CommitFiles,
+        grants: Grants,
+    ) -> _Chosen | CatalogEntry | LoaderError:
+        """Decide about one object (step 2), given its prepared entry and the newest one of its name. Return it with the
+        entry to commit, or the result of an object that is not committed.
+
+        The questions, in an order in which each one may rely on the answers to those before it:
+
+        - A move is committed only over the very entry whose bytes it has copied.
+        - A copy of a remote object gives way to a write that is not uploaded yet, and to a newer copy that was evicted.
+        - A mended copy of the version that is here replaces it, whatever its condition says: that was decided before.
+        - A condition is decided by the newest entry. A repeat has the result of the earlier attempt, if that is known.
+        - A version that was issued elsewhere changes nothing if that version or a newer one is here.
+        - A write without a version has to fit into the quota of its bucket; for one with a version, other nodes have
+          decided that it does.
+        - The write gets a version above the one that is here, and above the snapshots that were made since it was
+          prepared, which must not see it.
+        """
+        if pending.moved is not None:
+            if before != pending.moved or pending.bucket_uuid in self.dead_buckets:
+                return VersionConflict(f"{pending.name!r}: changed while it was to be moved")
+            return _Chosen(key, pending, entry._replace(writes=pending.moved.writes))
+        floor = self.retention.floor(pending.bucket_uuid)
+        if before is not None and pending.is_outdated_copy(before, entry):
+            return VersionConflict(f"{pending.name!r}: what was put or deleted is not uploaded yet")
+        evicted = self.deletions.evicted_version(key) if before is None and pending.is_copy else None
+        if evicted is not None and entry.version < evicted:
+            return VersionConflict(f"{pending.name!r}: version {evicted} was here, and was evicted")
+        if pending.condition is not None:
+            if before is not None and pending.is_mended(before, entry):
+                return _Chosen(key, pending, entry._replace(writes=before.writes))
+            late = too_late(pending.condition, pending.name, entry.version, floor)
+            if (result := self.settled(pending, before) or late) is not None:
+                return result
+        newer = before.version if before is not None and before[:3] >= entry[:3] else None
+        if before is not None and newer is not None and pending.version is not None:
+            return before
+        asks = self.usage.any and pending.version is None
+        if asks and (refused := grants.ask(key, before, entry.size_bytes)) is not None:
+            return refused
+        if pending.version is None and entry.counter <= floor:
+            self._clock.advance_past(floor)
+            newer = newer or Version(self._epoch, floor)
+        if newer is not None:
+            entry = files.identify_anew(pending, self._above(newer, pending.name))
+        writes = pending.writes
+        # A new name has no write memory, unless something was deleted.
+        if before is not None or self.deletions or self.deletions.forgotten_ns:
+            writes = self._memory(key, before, writes, entry.modified_ns)
+        if writes:
+            entry = CatalogEntry._make((*entry[:-1], writes))
+        return _Chosen(key, pending, entry)
 
     def _entries(self, keys: Sequence[bytes]) -> dict[bytes, CatalogEntry]:
         """Return the current entries, including tombstones, of those names that have one."""

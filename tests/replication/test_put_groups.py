@@ -9,7 +9,7 @@ import pytest
 
 from ais_loader.errors import DriveFull, LoaderError, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.limits.put_groups import PutGroups
+from storage_node.cluster.replication.put_groups import PutGroups
 from tests.node.loop_kit import settle, until
 
 TIMEOUT_S = 60.0
