@@ -28,6 +28,7 @@ _URL = re.compile(r"https?://[!-~]+\Z")
 _FIELDS_BYTES = 20 << 10
 """Size of all that precedes the file, as in S3."""
 _UNCONDITIONAL = {"awsaccesskeyid", "signature", "x-amz-signature", "policy"}
+_UNCONDITIONAL_PREFIXES = ("x-ignore-", "x-amz-checksum-")
 
 
 class PostForm:
@@ -170,7 +171,7 @@ def _check_policy(text: str, values: Mapping[str, str]) -> tuple[int, int]:
             sizes = wanted
         elif value != wanted and not (kind == "starts-with" and value.startswith(wanted)):
             raise S3Error("AccessDenied", f"the policy does not allow this value of {name[:80]!r}")
-    if missing := [name for name in values if name not in covered and not name.startswith("x-ignore-")]:
+    if missing := [name for name in values if name not in covered and not name.startswith(_UNCONDITIONAL_PREFIXES)]:
         raise S3Error("AccessDenied", f"the policy has no condition for {min(missing)[:80]!r}")
     return sizes
 
@@ -182,6 +183,7 @@ def _rule(condition: Any) -> tuple[str, str, Any]:
         kind = "eq"
     else:
         kind, name, value = condition
+        kind = kind.lower()
         if kind == "content-length-range":
             least, most = int(name), int(value)
             if not 0 <= least <= most:
