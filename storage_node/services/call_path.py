@@ -149,7 +149,7 @@ class _ServedCall:
                 granted = await path.gate.admit(call, context, over_lane=path.over_lane)
             if path.rates is not None and call.rated and (why := path.rates.take(tenant_of(context))) is not None:
                 raise Overloaded(f"{why}: try again later")
-            async with lasting(granted):
+            async with nullcontext() if granted is None else lasting(granted):
                 response = await self._received(requests, context, line, granted)
             if line is not None and response is not None:
                 line.answered(response)
@@ -180,15 +180,15 @@ class _ServedCall:
     ) -> Any:
         """Take steps 4 and 5."""
         call, streams = self._call, self._path.node.streams
-        look = partial(self._look, line, granted)
         if not self._takes_one:
             if not call.slots:
                 return await self._answered(requests, context, line, granted)
+            look = partial(self._look, line, granted)
             with streams.open(tenant_of(context)) as stream:
                 async with aclosing(stream.messages(requests, look=look, deadline=call.slots == TIMED)) as messages:
                     return await self._answered(messages, context, line, granted, stream)
         request = await self._only_request(requests, context)
-        look(request)
+        self._look(line, granted, request)
         if not call.slots:
             return await self._answered(request, context, line, granted)
         with streams.open(tenant_of(context)) as stream:

@@ -67,7 +67,7 @@ def test_in_a_cluster_a_write_may_need_as_many_copies_as_there_are_and_those_as_
 ) -> None:
     with connect(shared_cluster.url) as client:
         bucket = client.create_bucket(bucket_name, copies=3, min_copies=2)
-        assert properties(bucket) == (3, 2, False)
+        assert properties(bucket) == (3, 2)
         assert bucket.set(min_copies=3, copies=3).min_copies == 3
         with pytest.raises(errors.InvalidRequest, match="min_copies=3: need 1 to copies=2"):
             bucket.set(copies=2)
@@ -75,11 +75,11 @@ def test_in_a_cluster_a_write_may_need_as_many_copies_as_there_are_and_those_as_
             bucket.set(copies=4)
         with pytest.raises(errors.InvalidRequest, match="min_copies=4"):
             bucket.set(min_copies=4)
-        assert properties(bucket) == (3, 3, False) and not bucket.info().settling
+        assert properties(bucket) == (3, 3) and not bucket.info().settling
         bucket.put("a", b"1")
         for node in shared_cluster.nodes:  # every node knows
             with connect(node.url) as other:
-                assert properties(other.bucket(bucket_name)) == (3, 3, False)
+                assert properties(other.bucket(bucket_name)) == (3, 3)
         told = CliRunner().invoke(
             main, ["bucket", "set", bucket_name, "copies=2", "min_copies=2", "--store", shared_cluster.url]
         )

@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAX_RESPONSE_BYTES, MESSAGE, WELCOME
 from storage_node.server import NodeServer
-from storage_node.services import access
+from storage_node.services import call_table
 from storage_node.store.read import file_frame
 from storage_node.store.read.file_frame import FileFrame
 from tests.node.node_kit import serving
@@ -146,7 +146,8 @@ def test_one_that_is_cancelled_wakes_whoever_waits_and_one_that_is_stuffed_holds
 
 
 def test_a_node_of_the_version_before_is_met_with_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "TABLE", {k: v for k, v in access.TABLE.items() if k != "GetBatch/OpenLane"})
+    rows = {name: call for name, call in call_table.TABLE.items() if name != "GetBatch/OpenLane"}
+    monkeypatch.setattr(call_table, "TABLE", rows)
     with serving(tmp_path) as node, connect(node.url, options=AUTO) as client:
         client.create_bucket("b").put_many(DATA.items())
         assert read(client) == list(DATA.values())
