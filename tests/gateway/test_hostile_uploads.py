@@ -127,7 +127,7 @@ def test_wrong_trailers(part: Part) -> None:
     chunks = b"".join(b"%x\r\n%b\r\n" % (MIB, DATA[at : at + MIB]) for at in range(0, SIZE_BYTES, MIB)) + b"0\r\n"
     wrong = base64.b64encode((zlib.crc32(DATA) ^ 1).to_bytes(4, "big"))
     refused(part.send(headers, chunks + b"x-amz-checksum-crc32:" + wrong + b"\r\n\r\n"), "BadDigest")
-    refused(part.send(headers, chunks + b"\r\n"), "InvalidRequest")
+    refused(part.send(headers, chunks + b"\r\n"), "MalformedTrailerError")
     refused(part.send(headers, chunks[:-3]), "IncompleteBody")
     short = {**given, "x-amz-decoded-content-length": str(SIZE_BYTES + 1)}
     headers, _, _ = part.headers(short, word=UNSIGNED_TRAILER)
