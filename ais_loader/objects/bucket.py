@@ -338,7 +338,8 @@ class Bucket(BucketComposing, BucketTransforming):
 
         A folder's file `a/b.wav` becomes the object `prefix + "a/b.wav"`. Files that are already stored are skipped, so
         you can call this again to resume an interrupted promotion. A file that fails does not stop the others. Nodes
-        promote only from the folders that they were started with (`promote_roots`); see docs/promote.md.
+        promote only from the folders that they were started with (`promote_roots`); see
+        docs/managing-objects.md.
 
         Args:
             path: A file or a folder. For nodes, an absolute path on their machines.

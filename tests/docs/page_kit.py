@@ -9,8 +9,8 @@ What a fence's language means here:
 - `text` right below one of these is what it printed.
 - `toml` must be settings that a node takes.
 
-Two comments may stand right before a block. `<!-- not run: REASON -->` says why it is not; `<!-- first: ... -->` has
-lines that are run before it and that a reader does not need to see: commands, which begin with `$ `, then Python.
+A comment `<!-- not run: REASON -->` right before a block says why it is not run. Nothing runs that a reader cannot see:
+what a block needs is a block before it, folded into `<details>` where it is long.
 
 A page names folders and addresses as readers have them; here `/data/`, `/nfs/` and so on are below the scratch folder,
 and 7480 is a free port, as is 9000, that of a gateway.
@@ -37,7 +37,6 @@ PAGE_TIMEOUT_S = 240
 LANGUAGES = {"python", "console", "text", "toml", "yaml"}
 _FENCE = re.compile(r"^(?P<fence>```|~~~)(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=fence)$", re.M | re.S)
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^>]+?) -->\n\Z")
-_FIRST = re.compile(r"<!-- first:\n(?P<text>(?:(?!<!--).)*?)-->\n\Z", re.S)
 _FOLDERS = re.compile(r"(?:(?<![\w./:-])|(?<=node://))/(data|disk1|disk2|nfs|mnt)\b")
 
 
@@ -49,7 +48,6 @@ class Block:
     text: str
     line: int
     not_run: str = ""
-    first: str = ""
     answer: str | None = None
     """What it prints, where the page says so: the `text` block right below it."""
 
@@ -60,13 +58,12 @@ def blocks(page: str) -> list[Block]:
     end = 0
     for fence in _FENCE.finditer(page):
         before = page[end : fence.start()]
-        reason, first = _NOT_RUN.search(before), _FIRST.search(before)
+        reason = _NOT_RUN.search(before)
         block = Block(
             fence["language"],
             fence["text"],
             page[: fence.start("text")].count("\n") + 1,
             reason["reason"] if reason else "",
-            first["text"] if first else "",
         )
         if block.language == "text" and found and not before.strip():
             found[-1] = replace(found[-1], answer=block.text)
@@ -112,7 +109,8 @@ if sys.stdout is not None and sys.stdout.write_through:
 
 
 def make_data(folder: Path) -> None:
-    """What the pages' programs are about: pictures and recordings, in folders by label."""
+    """What the pages' programs are about: pictures and recordings, in folders by label, and a place for stores."""
+    (folder / "data").mkdir()
     for label, colour in (("cat", "red"), ("dog", "blue")):
         (folder / "pictures" / label).mkdir(parents=True)
         for number in range(20):
@@ -162,14 +160,10 @@ def run_page(page: Path, scratch: Path, text: str | None = None, python: str = s
 
 def _step(block: Block, port: str, here: Callable[[str], str]) -> dict[str, object]:
     """A block as run_blocks.py takes it."""
-    first = block.first.splitlines(keepends=True)
-    asked = list(itertools.takewhile(lambda line: line.startswith("$ "), first))
     return {
         "language": block.language,
         "line": block.line,
         "port": port,
-        "first_commands": commands(here("".join(asked))),
-        "first_python": here("".join(first[len(asked) :])),
         "text": here(block.text),
         "commands": commands(here(block.text)) if block.language == "console" else [],
         "answer": None if block.answer is None else here(block.answer),

@@ -9,7 +9,9 @@ import contextlib
 import doctest
 import io
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 import traceback
@@ -42,8 +44,6 @@ class Page:
         self.nodes: list[subprocess.Popen[str]] = []
 
     def run(self, step: dict[str, Any]) -> None:
-        self.console(step["first_commands"], step["port"])
-        self.python(step["first_python"], 1)
         if step["language"] == "python":
             printed = self.python(step["text"], step["line"])
         elif step["language"] == "console":
@@ -69,6 +69,8 @@ class Page:
     def console(self, commands: list[tuple[str, str]], port: str) -> str:
         printed = ""
         for command, shown in commands:
+            if command.startswith("export ") and ";" not in command:
+                os.environ.update(one.split("=", 1) for one in shlex.split(command, comments=True)[1:])
             came = self.serve(command, port) if command.startswith(SERVERS) else self.command(command)
             if shown:
                 compare(shown, came)

@@ -25,6 +25,7 @@ def name(page: Path) -> str:
 def test_all_code_of_a_page_is_in_blocks_of_a_known_kind(page: Path) -> None:
     text = page.read_text()
     assert indented_code(text) == []
+    assert re.findall(r"<!-- (?!not run: |made by ).*", text) == [], "a set-up is for readers, too: show it"
     assert [block.line for block in blocks(text) if block.language not in LANGUAGES] == []
 
 
@@ -67,11 +68,8 @@ def test_the_blocks_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: 
 PAGE = """
 # A page
 
-<!-- first:
-one = 1
--->
 ```python
-print(one + 1)
+print(1 + 1)
 ```
 ```text
 {answer}
@@ -86,8 +84,8 @@ $ sleep inf
 
 def test_blocks_are_found_with_what_is_said_about_them() -> None:
     assert blocks(PAGE.format(answer=2)) == [
-        Block("python", "print(one + 1)\n", 8, first="one = 1\n", answer="2\n"),
-        Block("console", "$ sleep inf\n", 16, not_run="it would never end"),
+        Block("python", "print(1 + 1)\n", 5, answer="2\n"),
+        Block("console", "$ sleep inf\n", 13, not_run="it would never end"),
     ]
     assert commands("$ a \\\n  b\nsaid\n$ c\n") == [("a \\\n  b", "said\n"), ("c", "")]
     assert indented_code("one\n\n    $ two\n") == ["    $ two"]
