@@ -18,11 +18,10 @@ from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import DriveFailed, ObjectNotFound
 from ais_loader.objects.bucket import Bucket
+from ais_loader.transport.base import PAGE_SIZE
 from ais_loader.values.entry import MemberInfo, ObjectInfo
 from ais_loader.values.html import local_time
 from ais_loader.values.urls import SCHEME
-
-_PAGE_SIZE = 1000
 
 
 @click.command()
@@ -92,7 +91,7 @@ def ls(
         raise click.UsageError("--members needs the name of an archive: BUCKET/NAME")
     with store.reading() as client:
         if of_archive and target is not None:
-            members = client.bucket(target.bucket).members(target.name, page_size=min(limit or _PAGE_SIZE, _PAGE_SIZE))
+            members = client.bucket(target.bucket).members(target.name, page_size=min(limit or PAGE_SIZE, PAGE_SIZE))
             with OutputLines() as lines:
                 for member in itertools.islice(members, limit):
                     lines.add(_member_line(member, as_long=as_long, human=human, as_json=as_json))
@@ -103,7 +102,7 @@ def ls(
             list_buckets(client, as_long=as_long, as_json=as_json)
             return
         bucket = client.bucket(target.bucket)
-        page_size = min(limit or _PAGE_SIZE, _PAGE_SIZE)
+        page_size = min(limit or PAGE_SIZE, PAGE_SIZE)
         found: Iterator[Listed]
         if begins:
             found = bucket.objects(target.name, page_size=page_size, on_missing_drive=on_missing)

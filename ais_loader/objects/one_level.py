@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from ais_loader.transport.base import PAGE_SIZE
 from ais_loader.values.entry import ObjectInfo
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
-
-_PAGE_SIZE = 1000
 
 
 def one_level(
     bucket: Bucket,
     prefix: str = "",
     *,
-    page_size: int = _PAGE_SIZE,
+    page_size: int = PAGE_SIZE,
     on_missing_drive: Literal["raise", "skip"] = "raise",
 ) -> Iterator[ObjectInfo | str]:
     """List the objects and folders that begin with `prefix`, up to the first slash after its last folder, sorted by

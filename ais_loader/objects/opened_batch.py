@@ -24,22 +24,10 @@ def opened_batch(
     opaque: Any = None,
 ) -> Batch:
     """See `Client.get_batch`."""
-    if bucket is not None and not isinstance(bucket, str):
-        hint = "; pass its name" if hasattr(bucket, "name") else ""
-        raise TypeError(f"bucket is a {type(bucket).__name__}; need a str{hint}")
+    _check_bucket(bucket)
     if bucket is not None and (names := plain_names(entries)) is not None:
         return batch_of_names(transport, bucket, names, options, opaque=opaque)
-    parsed = to_entries(entries, bucket)
-    joined: JoinedRanges | None = None
-    if any(entry.ranges is not None for entry in parsed):
-        if any(entry.etl is not None and entry.ranges is not None for entry in parsed):
-            raise InvalidRequest(
-                "an entry with several ranges cannot pass through a transform: make one entry for each range"
-            )
-        parsed = of_one_version(parsed, lambda bucket, names: head_many(transport, bucket, names))
-        joined = JoinedRanges(parsed)
-    _, requests = requests_for_entries(parsed if joined is None else joined.requested, options)
-    return _batch(transport, parsed, requests, options, joined=joined, opaque=opaque)
+    return _batch_of_entries(transport, to_entries(entries, bucket), options, opaque)
 
 
 def opened_archive(
@@ -54,10 +42,29 @@ def opened_archive(
 ) -> BatchArchive:
     """See `Client.get_batch`."""
     check_options(archive, archive_names)
+    _check_bucket(bucket)
     parsed = to_entries(entries, bucket)
     check_names(parsed, archive_names)
-    batch = opened_batch(transport, parsed, options=options, opaque=opaque)
-    return BatchArchive(batch, archive, archive_names)
+    return BatchArchive(_batch_of_entries(transport, parsed, options, opaque), archive, archive_names)
+
+
+def _check_bucket(bucket: object) -> None:
+    if bucket is not None and not isinstance(bucket, str):
+        hint = "; pass its name" if hasattr(bucket, "name") else ""
+        raise TypeError(f"bucket is a {type(bucket).__name__}; need a str{hint}")
+
+
+def _batch_of_entries(transport: Transport, parsed: list[Entry], options: BatchOptions, opaque: Any) -> Batch:
+    joined: JoinedRanges | None = None
+    if any(entry.ranges is not None for entry in parsed):
+        if any(entry.etl is not None and entry.ranges is not None for entry in parsed):
+            raise InvalidRequest(
+                "an entry with several ranges cannot pass through a transform: make one entry for each range"
+            )
+        parsed = of_one_version(parsed, lambda bucket, names: head_many(transport, bucket, names))
+        joined = JoinedRanges(parsed)
+    _, requests = requests_for_entries(parsed if joined is None else joined.requested, options)
+    return _batch(transport, parsed, requests, options, joined=joined, opaque=opaque)
 
 
 def batch_of_names(

@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
+    PAGE_SIZE,
     BucketInfo,
     EtlMethod,
     FrameStream,
@@ -435,7 +436,7 @@ class EmbeddedTransport:
         require_text(prefix, errors.InvalidRequest, "prefix")
         if self._can_fetch and not prefix.startswith("/") and self._remote_bucket(bucket) is not None:
             yield from names_of_objects(
-                self.objects(bucket, prefix=prefix, page_size=1000, skip_missing_drives=skip_missing_drives)
+                self.objects(bucket, prefix=prefix, page_size=PAGE_SIZE, skip_missing_drives=skip_missing_drives)
             )
             return
         after: str | None = ""

@@ -208,6 +208,10 @@ WRONG: list[tuple[str, str]] = [
     ("client.get_batch(5)", "TypeError: entries is a int; pass a list of entries"),
     ("client.get_batch(NAMES, bucket=bucket)", "TypeError: bucket is a Bucket; need a str; pass its name"),
     (
+        'client.get_batch(NAMES, bucket=bucket, archive="tar")',
+        "TypeError: bucket is a Bucket; need a str; pass its name",
+    ),
+    (
         'client.get_batch([Entry("pictures", "a", version=3)])',
         "InvalidRequest: a version must be a str with a UTF-8 form: 3 is a int",
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,11 @@ from ais_loader.testing.waiting import eventually
 from ais_loader.values.entry import Status
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.cluster.consensus.change import change_map
-from storage_node.cluster.map.mutations import create_cluster
 from storage_node.context.channels import Caller, make_secret, read_secret
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.token_commands import TokenNodes
-from storage_node.server import NodeServer
-from storage_node.settings.config import ServerConfig
-from tests.cluster.agreement_kit import member
 from tests.peer_kit import OPTIONS
-from tests.security.rights_kit import EVERYTHING, SecureNode, key_in
+from tests.security.rights_kit import EVERYTHING, SecureNode, secure_cluster
 from tests.table import table
 
 TIMEOUT_S = 60.0
@@ -41,19 +35,7 @@ def secret_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, secret_file: Path) -> Iterator[list[SecureNode]]:
-    folder = tmp_path_factory.mktemp("cluster")
-    key = key_in(folder / "keys")
-    settings = ServerConfig(port=0, token_key_file=f"{key}.pub", peer_secret_file=str(secret_file))
-    with ExitStack() as held:
-        servers = [held.enter_context(NodeServer([folder / f"node-{number}"], settings)) for number in range(3)]
-        change_map(
-            [server.peer_endpoint for server in servers],
-            create_cluster([member(server, f"host-{server.port}") for server in servers]),
-            timeout_s=TIMEOUT_S,
-            caller=Caller(read_secret(secret_file)),
-        )
-        eventually(lambda: all(server.membership.view is not None for server in servers), TIMEOUT_S)
-        found = [SecureNode(server, key) for server in servers]
+    with secure_cluster(tmp_path_factory.mktemp("cluster"), secret_file) as found:
         with connect(found[0].url, token=found[0].token(EVERYTHING)) as client:
             for bucket in ("speech", "text", "hidden"):
                 made = client.create_bucket(bucket, copies=2)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,11 @@ from ais_loader.transforms.transform_job import find_job
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc as rpc
-from storage_node.cluster.consensus.change import change_map
-from storage_node.cluster.map.mutations import create_cluster
-from storage_node.context.channels import Caller, make_secret, read_secret
+from storage_node.context.channels import make_secret
 from storage_node.ops.token_commands import TokenNodes
-from storage_node.server import NodeServer
-from storage_node.services.access import TABLE, Role
-from storage_node.settings.config import ServerConfig
-from tests.cluster.agreement_kit import member
+from storage_node.services.call_table import TABLE, Role
 from tests.peer_kit import OPTIONS
-from tests.security.rights_kit import EVERYTHING, SecureNode, key_in
+from tests.security.rights_kit import EVERYTHING, SecureNode, secure_cluster
 
 pytestmark = pytest.mark.slow  # three nodes with processes of transforms
 TIMEOUT_S = 60.0
@@ -57,25 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nodes(folder: Path) -> Iterator[list[SecureNode]]:
-    key, secret = key_in(folder / "keys"), folder / "peer-secret"
-    settings = ServerConfig(
-        port=0,
-        token_key_file=f"{key}.pub",
-        peer_secret_file=str(secret),
-        etl_code=True,
-        etl_workers=1,
-        promote_roots=(str(folder / "corpus"),),
-    )
-    with ExitStack() as held:
-        servers = [held.enter_context(NodeServer([folder / f"node-{number}"], settings)) for number in range(3)]
-        change_map(
-            [server.peer_endpoint for server in servers],
-            create_cluster([member(server, f"host-{server.port}") for server in servers]),
-            timeout_s=TIMEOUT_S,
-            caller=Caller(read_secret(secret)),
-        )
-        eventually(lambda: all(server.membership.view is not None for server in servers), TIMEOUT_S)
-        found = [SecureNode(server, key) for server in servers]
+    config = {"etl_code": True, "etl_workers": 1, "promote_roots": (str(folder / "corpus"),)}
+    with secure_cluster(folder, folder / "peer-secret", **config) as found:
         with connect(found[0].url, token=found[0].token(EVERYTHING)) as client:
             for bucket in ("a", "b", "in", "out", "promoted"):
                 client.create_bucket(bucket)
@@ -187,7 +164,7 @@ def test_a_token_of_a_client_makes_no_node_and_no_operator(nodes: list[SecureNod
     server = nodes[1].server
     for endpoint, methods in (
         (server.peer_endpoint, list(TABLE)),
-        (server.endpoint, [method for method, roles in TABLE.items() if not roles & Role.CLIENT]),
+        (server.endpoint, [method for method, call in TABLE.items() if not call.by & Role.CLIENT]),
     ):
         with grpc.insecure_channel(endpoint, options=OPTIONS) as channel:
             for method in methods:

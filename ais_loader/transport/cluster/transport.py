@@ -14,6 +14,7 @@ from typing import Any
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
+    PAGE_SIZE,
     BucketInfo,
     EtlMethod,
     FrameStream,
@@ -352,11 +353,11 @@ class RemoteTransport(RemoteBucketCalls):
         require_text(prefix, errors.InvalidRequest, "prefix")
         if not prefix.startswith("/") and self._remote_of(bucket) is not None:
             yield from names_of_objects(
-                self.objects(bucket, prefix=prefix, page_size=1000, skip_missing_drives=skip_missing_drives)
+                self.objects(bucket, prefix=prefix, page_size=PAGE_SIZE, skip_missing_drives=skip_missing_drives)
             )
             return
         request = pb.ListRequest(
-            bucket=bucket, prefix=prefix, skip_missing_drives=skip_missing_drives, names_only=True, page_size=1000
+            bucket=bucket, prefix=prefix, skip_missing_drives=skip_missing_drives, names_only=True, page_size=PAGE_SIZE
         )
         yield from self._listing(request).names()
 
