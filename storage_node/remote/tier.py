@@ -48,6 +48,7 @@ from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.name_locks import NameLocks
+from storage_node.limits.single_flight import SingleFlight
 from storage_node.limits.tasks import retrieve
 from storage_node.remote.archives.cold_parts import ColdParts, WantedPage
 from storage_node.remote.arriving.arrival import Arrival
@@ -65,7 +66,6 @@ from storage_node.remote.plans import Plans
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject
-from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
 from storage_node.remote.usage import UsageCounts
 from storage_node.remote.write_back.upload_owners import AloneOwner

@@ -16,8 +16,8 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
 from ais_loader.transport.base import RemoteUsage
+from storage_node.limits.urgency import Urgency, current_urgency
 from storage_node.remote.host_limiter import BURST_S, HostLimiter
-from storage_node.remote.urgency import Urgency, current_urgency
 from storage_node.remote.usage import OTHERS, Usage, UsageKey
 from tests.node.loop_kit import settle, until
 from tests.remote.conftest import RemoteBucket
