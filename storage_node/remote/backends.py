@@ -12,7 +12,7 @@ from ais_loader.wire.gather.hedging import HedgeBudget
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.remote import Remote
 from storage_node.remote.backend import Backend
-from storage_node.remote.gate import Gate
+from storage_node.remote.drivers.gate import Gate
 from storage_node.remote.host_limiter import HostLimiters
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.usage import Usage, UsageCounts

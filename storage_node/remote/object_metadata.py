@@ -12,7 +12,7 @@ from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.store.write import checked_metadata
 
 if TYPE_CHECKING:
-    from storage_node.remote.remote_object import RemoteObject
+    from storage_node.remote.drivers.remote_object import RemoteObject
 
 VERSION = f"{STORE_PREFIX}remote-version"
 MODIFIED = f"{STORE_PREFIX}remote-modified-ns"

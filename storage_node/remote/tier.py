@@ -60,12 +60,12 @@ from storage_node.remote.arriving.relay import Relay, TakeResponse, relayed
 from storage_node.remote.backend import Backend
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
+from storage_node.remote.drivers.remote_changed import RemoteChanged
+from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.inventory.inventories import Inventories, is_hidden
 from storage_node.remote.object_metadata import is_copy, metadata_of
 from storage_node.remote.plans import Plans
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
-from storage_node.remote.remote_changed import RemoteChanged
-from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.skipped_names import SkippedNames
 from storage_node.remote.usage import UsageCounts
 from storage_node.remote.write_back.upload_owners import AloneOwner

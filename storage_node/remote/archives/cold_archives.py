@@ -28,8 +28,8 @@ from storage_node.remote.archives.sparse_source import MissingBytes, SparseSourc
 from storage_node.remote.archives.tar_walk import TarWalk
 from storage_node.remote.archives.zip_walk import TAIL_BYTES, index_directory
 from storage_node.remote.backend import Backend
+from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.remote_object import RemoteObject
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
 from storage_node.store.archives.tar_header import BLOCK_BYTES

@@ -22,9 +22,9 @@ from storage_node.remote.archives.cold_index import ColdIndex
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.archives.large_object import LargeObject
 from storage_node.remote.backend import Backend
+from storage_node.remote.drivers.remote_changed import RemoteChanged
+from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.remote_changed import RemoteChanged
-from storage_node.remote.remote_object import RemoteObject
 from storage_node.store.archives.kinds import require_archive
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.read.object_reader import MemberPage, page_of

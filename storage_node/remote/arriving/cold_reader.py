@@ -15,8 +15,8 @@ from storage_node.remote.arriving.arrival import Read
 from storage_node.remote.arriving.arrivals import Arrivals
 from storage_node.remote.arriving.arriving_part import ArrivingPart, NotStored
 from storage_node.remote.backend import Backend
+from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.remote_object import RemoteObject
 
 FULL_LOGGED_S = 600.0
 """Interval of log messages about a full drive."""

@@ -29,10 +29,10 @@ from ais_loader.wire.inventory import (
     current_name,
     encoded,
 )
+from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.inventory.row_run import RowRun
 from storage_node.remote.inventory.split_listing import ListedRange, SplitListing
 from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.skipped_names import SkippedNames
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store

@@ -14,8 +14,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from storage_node.remote.driver import ListBounds
-from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import ListBounds
+from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.skipped_names import SkippedNames
 
 _FREE_PROBES = 64
