@@ -80,6 +80,7 @@ storage_node.cluster.snapshots
 storage_node.cluster.drives
 storage_node.promote
 storage_node.remote.drivers
+storage_node.remote.location
 storage_node.remote storage_node.remote.archives
 storage_node.remote.arriving
 storage_node.remote.tier storage_node.remote.fetch_owner

@@ -73,9 +73,9 @@ from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import NameSummary
 
 if TYPE_CHECKING:
+    from storage_node.context.remote_buckets import RemoteBucket
     from storage_node.etl.embedded import EmbeddedEtl
     from storage_node.remote.embedded import EmbeddedRemote
-    from storage_node.remote.remote_buckets import RemoteBucket
 
 # More threads than cores do not read faster, and more than a few take CPU time from the trainer.
 READ_PARTS = min(4, len(os.sched_getaffinity(0)))
@@ -511,7 +511,7 @@ class EmbeddedTransport:
         record = self._store_here().find_bucket(name)
         if record is None or record.remote is None or record.cut is not None:
             return None
-        from storage_node.remote.remote_buckets import RemoteBucket
+        from storage_node.context.remote_buckets import RemoteBucket
 
         return RemoteBucket(name, record.uuid_bytes, record.remote)
 

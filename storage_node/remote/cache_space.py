@@ -43,7 +43,7 @@ from storage_node.store.format import CatalogEntry
 from storage_node.store.store import Store
 
 if TYPE_CHECKING:
-    from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
+    from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 
 HELD_S = 5.0
 """Time for which a copy stays after a read has begun that is not a batch."""

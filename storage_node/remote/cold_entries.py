@@ -18,10 +18,10 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from ais_loader.errors import LoaderError, ObjectDeleted, ObjectNotFound, ObjectReplaced
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.archives.cold_index import KINDS
 from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
 from storage_node.remote.drivers.remote_changed import RemoteChanged
-from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.buckets import ReplicaStale

@@ -16,13 +16,13 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.remote import Remote
+from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.limits.loop_thread import LoopThread
 from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.arriving.arriving_part import ArrivingPart
 from storage_node.remote.cold_entries import Part
 from storage_node.remote.plans import Plans
 from storage_node.remote.prefetcher import Prefetcher
-from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.tier import FetchAlone, RemoteTier
 from storage_node.remote.write_back.refusals import require_none, same_place
 from storage_node.remote.write_back.upload_owners import AloneOwner

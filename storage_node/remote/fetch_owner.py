@@ -24,9 +24,9 @@ from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.arriving.relay import TakeResponse
-from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import FetchAlone
 from storage_node.store.replica_state import not_found_message
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from ais_loader.errors import NotFound, VersionConflict
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
+from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.arriving.object_intake import StoreObject
 from storage_node.remote.fetch_owner import FetchOwner
 from storage_node.remote.plans import Plans
-from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.write_back.upload_owners import UploadOwners
 from storage_node.store.drive.preconditions import parse_condition

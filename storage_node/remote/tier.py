@@ -46,6 +46,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
+from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.name_locks import NameLocks
 from storage_node.limits.single_flight import SingleFlight
@@ -57,17 +58,16 @@ from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
 from storage_node.remote.arriving.cold_reader import ColdReader
 from storage_node.remote.arriving.object_intake import ObjectIntake, StoreObject
 from storage_node.remote.arriving.relay import Relay, TakeResponse, relayed
-from storage_node.remote.backend import Backend
-from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.drivers.remote_changed import RemoteChanged
 from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.inventory.inventories import Inventories, is_hidden
+from storage_node.remote.location.backend import Backend
+from storage_node.remote.location.backends import Backends
+from storage_node.remote.location.skipped_names import SkippedNames
+from storage_node.remote.location.usage import UsageCounts
 from storage_node.remote.object_metadata import is_copy, metadata_of
 from storage_node.remote.plans import Plans
-from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
-from storage_node.remote.skipped_names import SkippedNames
-from storage_node.remote.usage import UsageCounts
 from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.remote.write_back.write_back import WriteBack

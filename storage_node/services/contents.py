@@ -14,8 +14,8 @@ from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page,
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import failures, write_tombstones
 from storage_node.context.node import Node
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import count_each
-from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
 from storage_node.services.write_through import WriteThrough

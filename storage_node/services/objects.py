@@ -15,10 +15,10 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.write_plan import Result
 from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.call_slots import tenant_of
 from storage_node.limits.counters import count
 from storage_node.remote.arriving.arriving_part import ArrivingPart
-from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier, described
 from storage_node.rights.batches import refused_objects
 from storage_node.rights.granted import GRANTED

@@ -12,7 +12,7 @@ from ais_loader.wire.remote import Remote
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.write_back.refusals import require_none, same_place
 

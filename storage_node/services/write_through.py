@@ -17,7 +17,7 @@ from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, Outco
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.node import Node
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content

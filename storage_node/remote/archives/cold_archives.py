@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ais_loader.errors import ArchiveError, ArchiveUnsupported, LoaderError, MemberNotFound, RangeError
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
 from storage_node.remote.archives.cold_index import KINDS, ColdIndex, IndexSource
 from storage_node.remote.archives.kept_indexes import KeptIndexes
@@ -27,9 +28,8 @@ from storage_node.remote.archives.near_ranges import Together, near_ranges
 from storage_node.remote.archives.sparse_source import MissingBytes, SparseSource
 from storage_node.remote.archives.tar_walk import TarWalk
 from storage_node.remote.archives.zip_walk import TAIL_BYTES, index_directory
-from storage_node.remote.backend import Backend
 from storage_node.remote.drivers.remote_object import RemoteObject
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.location.backend import Backend
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
 from storage_node.store.archives.tar_header import BLOCK_BYTES

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ais_loader.errors import ArchiveUnsupported, DriveFull, MemberNotFound, ObjectReplaced, RangeError
 from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
 from storage_node.remote.archives.cold_archives import ColdArchives
 from storage_node.remote.archives.cold_index import ColdIndex
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.archives.large_object import LargeObject
-from storage_node.remote.backend import Backend
 from storage_node.remote.drivers.remote_changed import RemoteChanged
 from storage_node.remote.drivers.remote_object import RemoteObject
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.location.backend import Backend
 from storage_node.store.archives.kinds import require_archive
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.read.object_reader import MemberPage, page_of

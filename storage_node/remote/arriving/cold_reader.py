@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ais_loader.errors import DriveFull, ObjectReplaced
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.tasks import retrieve
 from storage_node.remote.arriving.arrival import Read
 from storage_node.remote.arriving.arrivals import Arrivals
 from storage_node.remote.arriving.arriving_part import ArrivingPart, NotStored
-from storage_node.remote.backend import Backend
 from storage_node.remote.drivers.remote_object import RemoteObject
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.location.backend import Backend
 
 FULL_LOGGED_S = 600.0
 """Interval of log messages about a full drive."""

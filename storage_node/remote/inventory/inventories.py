@@ -29,17 +29,17 @@ from ais_loader.wire.inventory import (
     current_name,
     encoded,
 )
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.inventory.row_run import RowRun
 from storage_node.remote.inventory.split_listing import ListedRange, SplitListing
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.skipped_names import SkippedNames
+from storage_node.remote.location.skipped_names import SkippedNames
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 if TYPE_CHECKING:
     from storage_node.remote.arriving.object_intake import StoreObject
-    from storage_node.remote.backend import Backend
+    from storage_node.remote.location.backend import Backend
 
 STREAMS = 16
 """Number of listing requests at the same time, of those that the host's limit admits."""

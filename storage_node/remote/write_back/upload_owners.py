@@ -19,7 +19,7 @@ from ais_loader.wire.generated.ais_cluster_pb2 import MapBucket
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.write_back.upload_plan import PendingUpload
 
 NAMES_AT_ONCE = 1000

@@ -26,10 +26,10 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_DELETED, REMOTE_ETAG, REMOTE_PENDING
+from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.limits.tasks import keep_going
 from storage_node.limits.wakeup import Wakeup
-from storage_node.remote.backend import Backend
-from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
+from storage_node.remote.location.backend import Backend
 from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.remote.write_back.upload_plan import ANY, Base, PendingUpload, Step, base_of, pending_upload
 from storage_node.remote.write_back.uploader import Uploader

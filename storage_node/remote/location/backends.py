@@ -11,11 +11,11 @@ from ais_loader.errors import RemoteLimitReached
 from ais_loader.wire.gather.hedging import HedgeBudget
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.remote import Remote
-from storage_node.remote.backend import Backend
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.drivers.gate import Gate
-from storage_node.remote.host_limiter import HostLimiters
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.usage import Usage, UsageCounts
+from storage_node.remote.location.backend import Backend
+from storage_node.remote.location.host_limiter import HostLimiters
+from storage_node.remote.location.usage import Usage, UsageCounts
 from storage_node.settings.declarations import RemoteSettings
 
 

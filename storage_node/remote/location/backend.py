@@ -44,11 +44,11 @@ from storage_node.remote.drivers.failures import message
 from storage_node.remote.drivers.gate import Gate
 from storage_node.remote.drivers.remote_changed import RemoteChanged
 from storage_node.remote.drivers.remote_object import RemoteObject, is_made_up
-from storage_node.remote.host_limiter import HostLimiter, HostLimiters
-from storage_node.remote.remote_read import RemoteRead
-from storage_node.remote.remote_requests import OpenedAnswer, RemoteRequests, Retries
-from storage_node.remote.skipped_names import SkippedNames
-from storage_node.remote.usage import RemoteBucketUsage
+from storage_node.remote.location.host_limiter import HostLimiter, HostLimiters
+from storage_node.remote.location.remote_read import RemoteRead
+from storage_node.remote.location.remote_requests import OpenedAnswer, RemoteRequests, Retries
+from storage_node.remote.location.skipped_names import SkippedNames
+from storage_node.remote.location.usage import RemoteBucketUsage
 from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.names import object_name_fault, shown_name
 
