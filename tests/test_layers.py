@@ -81,7 +81,9 @@ storage_node.cluster.drives
 storage_node.promote
 storage_node.remote.drivers
 storage_node.remote.location
-storage_node.remote storage_node.remote.archives
+storage_node.remote.archives
+storage_node.remote.copies
+storage_node.remote storage_node.remote.write_back storage_node.remote.inventory
 storage_node.remote.arriving
 storage_node.remote.tier storage_node.remote.fetch_owner
 storage_node.remote.cold_entries storage_node.remote.node_tier storage_node.remote.prefetcher

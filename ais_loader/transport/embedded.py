@@ -554,7 +554,7 @@ class EmbeddedTransport:
         store.bucket(bucket)
         if self._remote_bucket(bucket) is None:
             raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
-        from storage_node.remote.eviction import evict
+        from storage_node.remote.copies.eviction import evict
 
         return evict(store, bucket, names, prefix, patterns, self._remote_here().tier.space.kept)
 

@@ -58,7 +58,8 @@ from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
 from storage_node.remote.arriving.cold_reader import ColdReader
 from storage_node.remote.arriving.object_intake import ObjectIntake, StoreObject
 from storage_node.remote.arriving.relay import Relay, TakeResponse, relayed
-from storage_node.remote.cache_space import CacheSpace
+from storage_node.remote.copies.cache_space import CacheSpace
+from storage_node.remote.copies.object_metadata import STAMP_KEY, is_copy, metadata_of
 from storage_node.remote.drivers.remote_changed import RemoteChanged
 from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.inventory.inventories import Inventories, is_hidden
@@ -66,10 +67,8 @@ from storage_node.remote.location.backend import Backend
 from storage_node.remote.location.backends import Backends
 from storage_node.remote.location.skipped_names import SkippedNames
 from storage_node.remote.location.usage import UsageCounts
-from storage_node.remote.object_metadata import is_copy, metadata_of
 from storage_node.remote.plans import Plans
 from storage_node.remote.write_back.upload_owners import AloneOwner
-from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.buckets import ReplicaStale

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.reserved import REMOTE_ETAG, STORE_PREFIX, is_reserved
-from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.store.write import checked_metadata
 
 if TYPE_CHECKING:
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 VERSION = f"{STORE_PREFIX}remote-version"
 MODIFIED = f"{STORE_PREFIX}remote-modified-ns"
+STAMP_KEY = "aisloaderwrite"
+"""Key of a write's stamp in a remote object's metadata. Letters alone: Azure allows no hyphen."""
 
 
 def metadata_of(found: RemoteObject) -> dict[str, str]:

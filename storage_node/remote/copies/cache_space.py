@@ -35,8 +35,8 @@ from storage_node.limits.tasks import keep_going
 from storage_node.limits.urgency import current_urgency
 from storage_node.limits.wakeup import Wakeup
 from storage_node.remote.archives.kept_indexes import KeptIndexes
-from storage_node.remote.eviction_order import EvictionOrder, NeededAt
-from storage_node.remote.object_metadata import is_copy
+from storage_node.remote.copies.eviction_order import EvictionOrder, NeededAt
+from storage_node.remote.copies.object_metadata import is_copy
 from storage_node.store.drive.ended_versions import GRACE_S
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import CatalogEntry
