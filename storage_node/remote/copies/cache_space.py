@@ -155,7 +155,7 @@ class CacheSpace:
         self._pending: deque[tuple[float, os.PathLike[str], int]] = deque()
         """Evicted copies whose space is not free yet: when, the drive, bytes."""
         self._task = asyncio.create_task(keep_going("keeping copies of remote objects within their budgets", self._run))
-        store.watch_changes(self._changed)
+        store.watch_changes(self._changed, self._followed)
 
     async def close(self) -> None:
         self._store.unwatch_changes(self._changed)
@@ -367,11 +367,16 @@ class CacheSpace:
             with self._lock:
                 readers = self._readers.setdefault(bucket.uuid, _Readers())
                 followed = self._followed.get(bucket.uuid) or _FollowedBucket(bucket, readers, self._needed_at)
-                self._followed = {**self._followed, bucket.uuid: followed}
+                self._set_followed({**self._followed, bucket.uuid: followed})
             self._wake.set()
         elif followed.bucket != bucket:
             followed.bucket = bucket
         return followed
+
+    def _set_followed(self, followed: dict[bytes, _FollowedBucket]) -> None:
+        """Replace all at once: other threads may be iterating."""
+        self._followed = followed
+        self._store.watch_changes(self._changed, followed)
 
     def _follow_all(self) -> None:
         """Follow the buckets that need it, and forget the others."""
@@ -382,7 +387,7 @@ class CacheSpace:
         uuids = {bucket.uuid for bucket in wanted}
         if not uuids.issuperset(self._followed):
             with self._lock:
-                self._followed = {uuid: one for uuid, one in self._followed.items() if uuid in uuids}
+                self._set_followed({uuid: one for uuid, one in self._followed.items() if uuid in uuids})
         with self._lock:
             for uuid in self._readers.keys() - {bucket.uuid for bucket in buckets}:
                 if not self._readers[uuid].reading:

@@ -100,6 +100,8 @@ class WriteBack:
         self._lock = threading.Lock()
         self._pending: dict[Key, _Waiting] = {}  # guarded by _lock, as are _ready and _bytes
         self._ready: deque[Key] = deque()
+        self._bucket_uuids: set[bytes] = set()
+        """Buckets that have had pending uploads."""
         self._bytes = 0
         self._admitted_bytes = 0
         """Announced bytes of PUTs that are running."""
@@ -109,7 +111,7 @@ class WriteBack:
         self._loop = asyncio.get_running_loop()
         self._wake, self._ask_due = Wakeup(), Wakeup()
         self._progress = asyncio.Event()
-        store.watch_changes(self._changed)
+        store.watch_changes(self._changed, self._bucket_uuids)
         work = (("uploading to remote storage", self._run), ("asking owners for uploads", self._ask))
         self._tasks = [asyncio.create_task(keep_going(*one)) for one in work]
         self._uploads: set[asyncio.Task[None]] = set()
@@ -145,6 +147,7 @@ class WriteBack:
         self._wake.set()
 
     def _add(self, key: Key, waiting: _Waiting) -> None:
+        self._bucket_uuids.add(key[0])
         self._pending[key] = waiting
         self._bytes += waiting.counted_bytes
         self._ready.append(key)
