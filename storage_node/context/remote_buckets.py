@@ -1,10 +1,15 @@
-"""Remote buckets of a node: looked up by name, in the cluster's map or in the store's record."""
+"""Remote buckets of a node: looked up by name, in the cluster's map or in the store's record.
+
+A call looks its bucket up once, and enters `storage_node.remote` only if the bucket is a remote one.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import InvalidRequest, Unsupported
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.remote import Remote
 from storage_node.context.membership import Membership
@@ -15,6 +20,11 @@ class RemoteBucket(NamedTuple):
     name: str
     uuid: bytes
     remote: Remote
+
+    @property
+    def validates(self) -> bool:
+        """Whether copies may have to be validated before they are read."""
+        return not math.isinf(self.remote.validate_after_s)
 
 
 class RemoteBuckets:
@@ -34,6 +44,24 @@ class RemoteBuckets:
         if record is None or record.remote is None:
             return None
         return RemoteBucket(name, record.uuid_bytes, record.remote)
+
+    def of(self, names: Iterable[str]) -> Sequence[RemoteBucket | None]:
+        """Call `find` for several names. Empty if none of them is a remote bucket."""
+        found = list(map(self.find, names))
+        return found if any(found) else ()
+
+    def require(self, name: str) -> RemoteBucket:
+        """Return the remote bucket of this name. Raises BucketNotFound, InvalidRequest for any other bucket."""
+        bucket = self.find(name)
+        if bucket is None:
+            self._store.bucket(name)
+            raise InvalidRequest(f"bucket {name!r} has no remote storage; `Bucket.set(remote=...)` gives it one")
+        return bucket
+
+    def refuse(self, name: str, what: str) -> None:
+        """Refuse what a remote bucket cannot do. Raises Unsupported."""
+        if self.find(name) is not None:
+            raise Unsupported(f"bucket {name!r} is a remote one, and {what}; use a bucket without remote storage")
 
     def all(self) -> list[RemoteBucket]:
         if (in_map := self._in_map()) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -75,11 +75,13 @@ class ColdEntry(NamedTuple):
         return await begun(part, lambda: tier.stream(bucket, name, etag=etag, start=start, length=length))
 
 
-def cold_entries(tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch) -> dict[int, ColdEntry]:
-    """Return the entries of a looked-up batch that need a fetch or a validation, by position."""
-    buckets = [tier.remote_bucket(name) for name in request.bucket]
-    if not any(buckets):
-        return {}
+def cold_entries(
+    tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch, buckets: Sequence[RemoteBucket | None]
+) -> dict[int, ColdEntry]:
+    """Return the entries of a looked-up batch that need a fetch or a validation, by position.
+
+    `buckets`: the remote ones among the buckets of the request.
+    """
     found: dict[int, ColdEntry] = {}
     for position in range(batch.n):
         bucket = buckets[request.bucket_index[position] if request.bucket_index else 0]

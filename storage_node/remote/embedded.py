@@ -86,7 +86,8 @@ class EmbeddedRemote:
 
     def chunks(self, bucket: str, name: str) -> Iterator[bytes] | None:
         """Return the bytes of an object that is being fetched; None when it is stored. See `RemoteTier.arriving`."""
-        part = self._thread.run(self.tier.arriving(bucket, name))
+        place = self.tier.buckets.find(bucket)
+        part = None if place is None else self._thread.run(self.tier.arriving(place, name))
         return None if part is None else self._chunks_of(part)
 
     def _chunks_of(self, part: ArrivingPart) -> Iterator[bytes]:
@@ -101,11 +102,13 @@ class EmbeddedRemote:
 
     def ensure(self, bucket: str, name: str) -> None:
         """See `RemoteTier.ensure`."""
-        self._thread.run(self.tier.ensure(bucket, name))
+        if (place := self.tier.buckets.find(bucket)) is not None:
+            self._thread.run(self.tier.ensure(place, name))
 
     def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
         """See `RemoteTier.ensure_all`."""
-        self._thread.run(self.tier.ensure_all(objects))
+        find = self.tier.buckets.find
+        self._thread.run(self.tier.ensure_all((find(bucket), name) for bucket, name in objects))
 
     def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
         """See `RemoteTier.heads`."""

@@ -79,7 +79,7 @@ class Prefetcher:
             raise InvalidRequest(
                 f"expect: {names:,} names in {steps:,} steps: at most {MAX_KEYS:,} of each in a message"
             )
-        buckets = [self._tier.require_remote(bucket) for bucket in request.bucket]
+        buckets = [self._tier.buckets.require(bucket) for bucket in request.bucket]
         is_known = self.plans.expect(
             request.loader,
             request.position,
@@ -136,7 +136,7 @@ class Prefetcher:
         """Return those objects that have to be fetched or validated: bucket, and the version of a copy."""
         wanted = []
         for expected in taken:
-            bucket = self._tier.remote_bucket(expected.key.bucket)
+            bucket = self._tier.buckets.find(expected.key.bucket)
             if bucket is not None and bucket.uuid == expected.key.bucket_uuid:
                 wanted.append((expected, bucket))
         versions = await self._tier.to_fetch([(bucket, expected.key.name) for expected, bucket in wanted])

@@ -136,8 +136,7 @@ class RemoteTier:
         plans: Plans,
     ) -> None:
         self._store = store
-        self.remote_bucket = buckets.find
-        """Returns the remote bucket of a name; None for any other bucket."""
+        self.buckets = buckets
         self._read = read
         self._delete_object = delete_object
         self._backends = Backends(settings, file_roots=file_roots)
@@ -180,34 +179,14 @@ class RemoteTier:
         """Return the remote location of a bucket. Raises RemoteDenied, InvalidRequest."""
         return self._backends.of(bucket.uuid, bucket.remote)
 
-    def require_remote(self, name: str) -> RemoteBucket:
-        """Return the remote bucket of this name. Raises BucketNotFound, InvalidRequest for any other bucket."""
-        bucket = self.remote_bucket(name)
-        if bucket is None:
-            self._store.bucket(name)
-            raise InvalidRequest(f"bucket {name!r} has no remote storage; `Bucket.set(remote=...)` gives it one")
-        return bucket
-
     # -- reading
-
-    def refuse(self, bucket: str, what: str) -> None:
-        """Refuse what a remote bucket cannot do. Raises Unsupported."""
-        if self.remote_bucket(bucket) is not None:
-            raise Unsupported(f"bucket {bucket!r} is a remote one, and {what}; use a bucket without remote storage")
-
-    def validates(self, buckets: Iterable[str]) -> bool:
-        """Return whether copies of one of these buckets may have to be validated before they are read."""
-        return any(
-            bucket is not None and not math.isinf(bucket.remote.validate_after_s)
-            for bucket in map(self.remote_bucket, buckets)
-        )
 
     def is_current(self, bucket: RemoteBucket, name: str, entry: CatalogEntry) -> bool:
         """Return whether a stored object may be read without being validated. An object that was put before the bucket
         was a remote one is no copy, and never validated."""
-        after_s = bucket.remote.validate_after_s
-        if math.isinf(after_s) or not is_copy(entry.metadata):
+        if not bucket.validates or not is_copy(entry.metadata):
             return True
+        after_s = bucket.remote.validate_after_s
         version, at_s = self._validated.get((bucket.uuid, name), ("", -math.inf))
         if version == str(entry.version):
             return time.monotonic() - at_s <= after_s
@@ -247,15 +226,11 @@ class RemoteTier:
             return ""
         return None if self.is_current(bucket, name, entry) else str(entry.version)
 
-    async def ensure(self, bucket_name: str, name: str) -> None:
-        """Have an object in the store, current by the bucket's rule, before it is read. Does nothing for a bucket that
-        is not a remote one.
+    async def ensure(self, bucket: RemoteBucket, name: str) -> None:
+        """Have an object in the store, current by the bucket's rule, before it is read.
 
         Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
         """
-        bucket = self.remote_bucket(bucket_name)
-        if bucket is None:
-            return
         await self.space.hold(bucket, name, self._fetch_timeout_s)
         await self._ensure(bucket, name)
         await self.space.hold(bucket, name)
@@ -265,9 +240,9 @@ class RemoteTier:
         if version is not None:
             await self.fetch(bucket, name, version)
 
-    async def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
-        """Call `ensure` for these buckets and names at the same time. Errors are left to whoever reads the objects."""
-        wanted = [one for one in dict.fromkeys(objects) if self.remote_bucket(one[0]) is not None]
+    async def ensure_all(self, objects: Iterable[tuple[RemoteBucket | None, str]]) -> None:
+        """Call `ensure` for the objects of remote buckets at the same time. Errors are left to whoever reads them."""
+        wanted = [(bucket, name) for bucket, name in dict.fromkeys(objects) if bucket is not None]
         await asyncio.gather(*(self.ensure(*one) for one in wanted), return_exceptions=True)
 
     async def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
@@ -315,13 +290,12 @@ class RemoteTier:
         return await self._reader.stream(bucket, name, etag=etag, start=start, length=length)
 
     async def arriving(
-        self, bucket_name: str, name: str, version: str = "", start: int = 0, length: int = -1
+        self, bucket: RemoteBucket, name: str, version: str = "", start: int = 0, length: int = -1
     ) -> ArrivingPart | None:
         """Call `ensure`, but return the bytes of an object that is being fetched. Raises what `stream` raises."""
-        bucket = self.remote_bucket(bucket_name)
         etag = version.removeprefix(ETAG_VERSION)
-        if bucket is None or (version and etag == version):
-            await self.ensure(bucket_name, name)
+        if version and etag == version:
+            await self.ensure(bucket, name)
             return None
         await self.space.hold(bucket, name, self._fetch_timeout_s)
         stale = await self._read(self._version_to_fetch, bucket, name)

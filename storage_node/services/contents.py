@@ -90,7 +90,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         if len(request.name) > MAX_HEADS:
             raise InvalidRequest(f"{len(request.name):,} names with one request: at most {MAX_HEADS:,}")
         answer, kinds = await self._node.read(self._heads, request)
-        if (bucket := self._tier.remote_bucket(request.bucket)) is not None:
+        if (bucket := self._tier.buckets.find(request.bucket)) is not None:
             await self._add_cold(bucket, request, answer, kinds)
         count_each(self._node.metrics, "head", kinds)
         return answer

@@ -67,7 +67,7 @@ class ObjectsService:
     ) -> pb.ObjectInfo:
         """Store the object of one PUT; that of a remote bucket in the remote storage first, unless it is written back.
         Raises LoaderError."""
-        if (remote := self._tier.remote_bucket(bucket)) is None:
+        if (remote := self._tier.buckets.find(bucket)) is None:
             return await self._put_writer.store(messages, take_from_socket)
         if remote.remote.is_write_back:
             return await self._store_pending(remote, messages, take_from_socket)
@@ -108,7 +108,7 @@ class ObjectsService:
         """Put the objects of one message. Raises LoaderError."""
         for small in request.object:
             require_unreserved(small.metadata)
-        if not any(map(self._tier.remote_bucket, {small.bucket for small in request.object})):
+        if not any(map(self._tier.buckets.find, {small.bucket for small in request.object})):
             return _response(await self._put_writer.store_group(request.object))
         names = self._write_through.names(request)
         async with self._write_through.admitted(request), self._tier.writing.hold(names):
@@ -123,11 +123,12 @@ class ObjectsService:
         reader: StoredObjectReader | MemberReader | None = None
         part: ArrivingPart | None = None
         try:
-            if request.member:
-                await self._tier.ensure(request.bucket, request.name)
-            else:
+            bucket = self._tier.buckets.find(request.bucket)
+            if bucket is not None and request.member:
+                await self._tier.ensure(bucket, request.name)
+            elif bucket is not None:
                 length = request.length if request.HasField("length") else -1
-                part = await self._tier.arriving(request.bucket, request.name, request.version, request.start, length)
+                part = await self._tier.arriving(bucket, request.name, request.version, request.start, length)
                 if part is not None:
                     info = described(request.bucket, part.info)
                     yield pb.GetResponse(header=pb.GetHeader(info=info, length=part.size_bytes))
@@ -173,7 +174,7 @@ class ObjectsService:
         )
 
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
-        bucket = self._tier.remote_bucket(request.bucket)
+        bucket = self._tier.buckets.find(request.bucket)
         try:
             if bucket is None:
                 entry = await self._node.read(self._store.head, request.bucket, request.name)
@@ -189,7 +190,7 @@ class ObjectsService:
         return info_of(request.bucket, request.name, entry)
 
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
-        bucket, write_back = self._tier.remote_bucket(request.bucket), self._tier.write_back
+        bucket, write_back = self._tier.buckets.find(request.bucket), self._tier.write_back
         if bucket is None:
             await self._delete(request, _condition_of(request))
         elif bucket.remote.is_write_back:

@@ -34,11 +34,11 @@ class WriteThrough:
         self._tier = tier
 
     def is_wanted(self, bucket: str) -> bool:
-        return self._tier.remote_bucket(bucket) is not None
+        return self._tier.buckets.find(bucket) is not None
 
     def written_back(self, bucket: str) -> RemoteBucket | None:
         """Return the bucket if its writes are acknowledged before they are uploaded; see `WriteBack`."""
-        found = self._tier.remote_bucket(bucket)
+        found = self._tier.buckets.find(bucket)
         return found if found is not None and found.remote.is_write_back else None
 
     async def put(
@@ -54,7 +54,7 @@ class WriteThrough:
         OutcomeUnknown.
         """
         first = await anext(messages, None)
-        bucket = self._tier.remote_bucket(first.header.bucket) if first is not None else None
+        bucket = self._tier.buckets.find(first.header.bucket) if first is not None else None
         if first is None or bucket is None or not first.HasField("header"):
             raise InvalidRequest("a PUT begins with its header")
         header, read = first.header, self._node.read
@@ -136,7 +136,7 @@ class WriteThrough:
         failed: dict[int, LoaderError] = {}
         wanted: dict[int, RemoteBucket] = {}
         for position, small in enumerate(request.object):
-            bucket = self._tier.remote_bucket(small.bucket)
+            bucket = self._tier.buckets.find(small.bucket)
             if bucket is not None and bucket.remote.is_write_back and self._tier.write_back is not None:
                 try:
                     await self._tier.write_back.mark(bucket, small)
@@ -157,7 +157,7 @@ class WriteThrough:
     def names(self, request: pb.PutManyRequest) -> Iterator[tuple[bytes, str]]:
         """Iterate over the names of a group that are written through."""
         for small in request.object:
-            bucket = self._tier.remote_bucket(small.bucket)
+            bucket = self._tier.buckets.find(small.bucket)
             if bucket is not None and not bucket.remote.is_write_back:
                 yield bucket.uuid, small.name
 
@@ -175,7 +175,7 @@ class WriteThrough:
 
         Returns None or the error for each name, in order.
         """
-        bucket = self._tier.remote_bucket(bucket_name)
+        bucket = self._tier.buckets.find(bucket_name)
         return [None] * len(names) if bucket is None else await self._tier.delete(bucket, names)
 
     async def delete_one(self, request: pb.DeleteRequest) -> None:
@@ -184,7 +184,7 @@ class WriteThrough:
 
         Raises VersionConflict, ObjectNotFound, Unsupported, RemoteUnavailable.
         """
-        bucket = self._tier.remote_bucket(request.bucket)
+        bucket = self._tier.buckets.find(request.bucket)
         if bucket is not None and request.if_version:
             try:
                 await self._tier.delete_version(bucket, request.name, request.if_version)

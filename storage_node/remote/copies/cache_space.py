@@ -207,24 +207,15 @@ class CacheSpace:
                 followed.order.note_passed(name)
                 followed.note_ahead(name)
 
-    def note_reads(self, request: pb.BatchRequest) -> None:
+    def note_reads(self, bucket: RemoteBucket, request: pb.BatchRequest) -> None:
         """Note the reads of a batch from one bucket."""
-        if not self._followed:
-            return
-        followed = self._followed_bucket(request.bucket[0])
-        if followed is not None:
+        if (followed := self._follow_if_due(bucket)) is not None:
             with self._lock:
                 for name in request.name:
                     followed.order.note_read(name)
 
-    def _followed_bucket(self, name: str) -> _FollowedBucket | None:
-        bucket = self._buckets.find(name)
-        return None if bucket is None else self._follow_if_due(bucket)
-
-    def _readers_of(self, bucket: RemoteBucket | None) -> _Readers | None:
-        """Return the readers of a remote bucket, and follow it if it has a budget. Return None for any other bucket."""
-        if bucket is None:
-            return None
+    def _readers_of(self, bucket: RemoteBucket) -> _Readers:
+        """Return the readers of a bucket, and follow it if it has a budget."""
         self._follow_if_due(bucket)
         with self._lock:
             return self._readers.setdefault(bucket.uuid, _Readers())
@@ -234,9 +225,9 @@ class CacheSpace:
         return self._follow(bucket) if bucket.remote.cache_bytes else self._followed.get(bucket.uuid)
 
     @contextlib.asynccontextmanager
-    async def reading(self, request: pb.BatchRequest) -> AsyncIterator[None]:
-        """Keep the copies that a batch names until it has ended."""
-        pins = self._pin(request)
+    async def reading(self, request: pb.BatchRequest, buckets: Sequence[RemoteBucket | None]) -> AsyncIterator[None]:
+        """Keep the copies that a batch names until it has ended. `buckets`: those of the request."""
+        pins = self._pin(request, buckets)
         try:
             if any(name in readers.going for readers, name in pins):
                 await self._read(self._wait_for_going, pins)
@@ -245,19 +236,17 @@ class CacheSpace:
             self._unpin(pins)
 
     @contextlib.contextmanager
-    def reading_here(self, request: pb.BatchRequest) -> Iterator[None]:
+    def reading_here(self, request: pb.BatchRequest, buckets: Sequence[RemoteBucket | None]) -> Iterator[None]:
         """Like `reading`, in another thread than that of the event loop."""
-        pins = self._pin(request)
+        pins = self._pin(request, buckets)
         try:
             self._wait_for_going(pins)
             yield
         finally:
             self._unpin(pins)
 
-    def _pin(self, request: pb.BatchRequest) -> Sequence[tuple[_Readers, str]]:
-        of_index = dict(enumerate(map(self._readers_of, map(self._buckets.find, request.bucket))))
-        if not any(of_index.values()):
-            return []
+    def _pin(self, request: pb.BatchRequest, buckets: Sequence[RemoteBucket | None]) -> Sequence[tuple[_Readers, str]]:
+        of_index = {at: self._readers_of(bucket) for at, bucket in enumerate(buckets) if bucket is not None}
         at = request.bucket_index or itertools.repeat(0)
         named = [(of_index.get(of), name) for of, name in zip(at, request.name, strict=False)]
         pins = [(readers, name) for readers, name in named if readers is not None]
@@ -287,7 +276,6 @@ class CacheSpace:
     async def hold(self, bucket: RemoteBucket, name: str, fetch_s: float = 0.0) -> None:
         """Keep a copy for `HELD_S`, for a read outside of a batch. `fetch_s`: time until the copy is there."""
         readers = self._readers_of(bucket)
-        assert readers is not None
         self.note_read(bucket.uuid, name)
         now_s = time.monotonic()
         with self._lock:
