@@ -145,7 +145,7 @@ class EmbeddedRemote:
 
     def usage(self) -> remote_pb.RemoteUsageResponse:
         """Return the requests to remote storage since the store was opened."""
-        return self.tier.usage({bucket.uuid: name for name, bucket in self._store.buckets().items()})
+        return self.tier.backends.usage({bucket.uuid: name for name, bucket in self._store.buckets().items()})
 
     # -- writing
 

@@ -14,12 +14,10 @@ from typing import Any
 import grpc.aio
 
 from ais_loader.errors import ObjectNotFound, RemoteUnavailable
-from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from ais_loader.wire.generated.ais_cluster_pb2 import MapBucket
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
@@ -38,16 +36,10 @@ class FetchOwner(FetchAlone):
         self._channels = channels
         self._timeout_s = timeout_s
 
-    def _placed(self, bucket: RemoteBucket) -> tuple[ClusterView, MapBucket] | None:
-        """Return the map, and the bucket in it; None without a cluster that has the bucket."""
-        view = self._membership.view
-        placed = view.buckets.get(bucket.name) if view is not None else None
-        return None if view is None or placed is None else (view, placed)
-
     async def forward(
         self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, *, with_bytes: bool
     ) -> bool:
-        if (found := self._placed(bucket)) is None:
+        if (found := self._membership.placed(bucket.name)) is None:
             return False
         view, placed = found
         request = pb.FetchRequest(
@@ -75,7 +67,7 @@ class FetchOwner(FetchAlone):
 
     async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
         """Nodes that do not answer are left out: their fetches end with them."""
-        if (found := self._placed(bucket)) is None:
+        if (found := self._membership.placed(bucket.name)) is None:
             return
         view, placed = found
         by_node: dict[int, list[str]] = {}
@@ -101,7 +93,7 @@ class FetchOwner(FetchAlone):
         be on `min_copies` owners alone: it raises RemoteUnavailable if so many do not answer, and returns False if
         fewer do not.
         """
-        if (found := self._placed(bucket)) is None:
+        if (found := self._membership.placed(bucket.name)) is None:
             return False
         view, placed = found
         is_back = bucket.remote.is_write_back

@@ -25,8 +25,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
-    Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import aclosing
@@ -47,7 +45,6 @@ from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
-from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.name_locks import NameLocks
 from storage_node.limits.single_flight import SingleFlight
 from storage_node.limits.tasks import retrieve
@@ -63,10 +60,8 @@ from storage_node.remote.copies.object_metadata import STAMP_KEY, is_copy, metad
 from storage_node.remote.drivers.remote_changed import RemoteChanged
 from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.inventory.inventories import Inventories, is_hidden
-from storage_node.remote.location.backend import Backend
 from storage_node.remote.location.backends import Backends
 from storage_node.remote.location.skipped_names import SkippedNames
-from storage_node.remote.location.usage import UsageCounts
 from storage_node.remote.plans import Plans
 from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.remote.write_back.write_back import WriteBack
@@ -139,7 +134,7 @@ class RemoteTier:
         self.buckets = buckets
         self._read = read
         self._delete_object = delete_object
-        self._backends = Backends(settings, file_roots=file_roots)
+        self.backends = Backends(settings, file_roots=file_roots)
         self._owner = owner
         self._fetch_timeout_s = settings.fetch_timeout_s
         self.space = CacheSpace(
@@ -148,13 +143,13 @@ class RemoteTier:
         self.writing = NameLocks()
         """Names that are written through: the remote storage and the store see their writes in the same order."""
         self.arrivals = Arrivals(store, read)
-        self._reader = ColdReader(self.arrivals, self.backend, self.fetch, read)
+        self._reader = ColdReader(self.arrivals, self.backends, self.fetch, read)
         self._intake = ObjectIntake(self.arrivals, store_object, self.space, read)
-        self.inventories = Inventories(store, read=read, store_object=store_object, backend=self.backend)
+        self.inventories = Inventories(store, read=read, store_object=store_object, backends=self.backends)
         self.write_back = WriteBack(
             store,
             buckets=buckets,
-            backend=self.backend,
+            backends=self.backends,
             read=read,
             settings=settings,
             owners=upload_owners,
@@ -168,16 +163,12 @@ class RemoteTier:
         """Version of a copy, and when it was last found to be current."""
         self._parts = ColdParts(
             store,
-            backend=self.backend,
+            backends=self.backends,
             read=read,
             fetch=self.fetch,
             kept=self.space.kept,
             large_bytes=settings.large_object_bytes,
         )
-
-    def backend(self, bucket: RemoteBucket) -> Backend:
-        """Return the remote location of a bucket. Raises RemoteDenied, InvalidRequest."""
-        return self._backends.of(bucket.uuid, bucket.remote)
 
     # -- reading
 
@@ -259,7 +250,7 @@ class RemoteTier:
         self._require_kept(bucket, name)
         flight = asyncio.ensure_future(self._join(bucket, name, version, with_bytes=with_bytes))
         try:
-            with self._waiting(bucket):
+            with self.backends.waiting(bucket):
                 await self.arrivals.within((bucket.uuid, name), flight, self._fetch_timeout_s)
         except TimeoutError:
             raise RemoteUnavailable(
@@ -268,15 +259,6 @@ class RemoteTier:
         finally:
             flight.add_done_callback(retrieve)
             flight.cancel()
-
-    @contextlib.contextmanager
-    def _waiting(self, bucket: RemoteBucket) -> Iterator[None]:
-        """Count the time of this context, in which a reader waits for a cold object."""
-        tenant, began_s = current_tenant.get(), time.monotonic()
-        try:
-            yield
-        finally:
-            self._backends.waited(bucket.uuid, tenant, time.monotonic() - began_s)
 
     async def _join(self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool = False) -> None:
         # Only the flight of another node is one without the bytes.
@@ -343,7 +325,7 @@ class RemoteTier:
     async def _begin_part(self, bucket: RemoteBucket, name: str) -> bool:
         """Begin to read a part of an object from the remote storage; return True if the object is stored by now."""
         self._require_kept(bucket, name)
-        self._backends.require_budget(bucket)
+        self.backends.require_budget(bucket)
         return bucket.remote.is_write_back and await self._bring(bucket, name)
 
     async def member_page(self, bucket: RemoteBucket, name: str, wanted: WantedPage) -> MemberPage | None:
@@ -463,9 +445,9 @@ class RemoteTier:
         drive has copies evicted, and the object is fetched once more. So is one that is replaced meanwhile."""
         key = bucket.uuid, name
         self._require_kept(bucket, name)
-        self._backends.require_budget(bucket)
+        self.backends.require_budget(bucket)
         try:
-            answer = await self.backend(bucket).get(name, unless_etag=etag)
+            answer = await self.backends.of(bucket).get(name, unless_etag=etag)
         except ObjectNotFound:
             if version:
                 await self._delete_object(bucket, name, version)
@@ -516,7 +498,7 @@ class RemoteTier:
         self._require_kept(bucket, name)
         if bucket.remote.is_write_back and await self._bring(bucket, name):
             return info_of(bucket.name, name, await self._read(self.stored, bucket, name))
-        return described(bucket.name, await self.backend(bucket).head(name))
+        return described(bucket.name, await self.backends.of(bucket).head(name))
 
     async def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
         """Call `head` for several names at the same time."""
@@ -529,13 +511,13 @@ class RemoteTier:
         """
         response = remote_pb.ListRemoteResponse()
         skipped = SkippedNames()
-        async with aclosing(self.backend(bucket).list(prefix, start_after, skipped=skipped)) as pages:
+        async with aclosing(self.backends.of(bucket).list(prefix, start_after, skipped=skipped)) as pages:
             async for page in pages:
                 if len(response.object) >= PAGE_OBJECTS:  # the last page is known only when the next one is not there
                     response.more, response.next = True, response.object[-1].name
                     break
                 response.object.extend(described(bucket.name, found) for found in page)
-        if self.write_back.takes(bucket):
+        if bucket.remote.is_write_back:
             hidden = await self.write_back.hidden(bucket, prefix, start_after, response.next)
             if hidden:
                 kept = [found for found in response.object if found.name not in hidden]
@@ -575,7 +557,7 @@ class RemoteTier:
         self._require_writable(bucket)
         etag = await self._etag_of(bucket, name, version)
         try:
-            if etag and (found := (await self.backend(bucket).head(name)).etag) != etag:
+            if etag and (found := (await self.backends.of(bucket).head(name)).etag) != etag:
                 raise VersionConflict(f"{bucket.name}/{name}: the remote ETag is {found} now; nothing was deleted")
         except ObjectNotFound:
             if version.startswith(ETAG_VERSION):
@@ -595,7 +577,7 @@ class RemoteTier:
             return [None] * len(names)
         self._require_writable(bucket)
         await self.inventories.note_changes(bucket, names)
-        backend, turns = self.backend(bucket), asyncio.Semaphore(DELETIONS_AT_ONCE)
+        backend, turns = self.backends.of(bucket), asyncio.Semaphore(DELETIONS_AT_ONCE)
 
         async def delete(name: str) -> None:
             async with turns:
@@ -622,7 +604,7 @@ class RemoteTier:
         Raises Unsupported, VersionConflict, RemoteUnavailable, RemoteDenied.
         """
         self._require_writable(bucket)
-        name, condition, backend = header.name, header.condition, self.backend(bucket)
+        name, condition, backend = header.name, header.condition, self.backends.of(bucket)
         etag = await self._etag_of(bucket, name, condition.if_version) if condition.if_version else ""
         if condition.if_absent:
             await self._require_no_object(bucket, name)
@@ -659,18 +641,6 @@ class RemoteTier:
         if not bucket.remote.is_writable:
             raise Unsupported(f"bucket {bucket.name!r} is read-only: nothing can be written to {bucket.remote.url}")
 
-    def usage_by_bucket(self) -> Mapping[str, UsageCounts]:
-        """See `Backends.usage_by_bucket`."""
-        return self._backends.usage_by_bucket()
-
-    def usage(self, names: Mapping[str, str]) -> remote_pb.RemoteUsageResponse:
-        """See `Backends.usage`."""
-        return self._backends.usage(names)
-
-    def pending_rows(self) -> list[remote_pb.PendingBucket]:
-        """Return what is still to be uploaded, by bucket, also for those that have nothing pending. Thread-safe."""
-        return self.write_back.rows(all_buckets=True)
-
     async def close(self) -> None:
         """Cancel what is in progress, and close the remote locations."""
         await self.write_back.close()
@@ -678,7 +648,7 @@ class RemoteTier:
         await self._parts.close()
         await self._fetches.close()
         await self._loads.close()
-        await self._backends.close()
+        await self.backends.close()
 
 
 def _results(results: Iterable[R | BaseException]) -> list[R | LoaderError]:

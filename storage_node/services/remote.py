@@ -68,7 +68,7 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         return self._prefetcher.expect(request)
 
     async def RemoteUsage(self, request: pb.RemoteUsageRequest, context: Context) -> pb.RemoteUsageResponse:
-        usage = self._tier.usage({bucket.uuid: name for name, bucket in self._node.store.buckets().items()})
+        usage = self._tier.backends.usage({bucket.uuid: name for name, bucket in self._node.store.buckets().items()})
         usage.expected_keys = len(self._prefetcher.plans)
         return usage
 

@@ -24,7 +24,7 @@ from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.archives.large_object import LargeObject
 from storage_node.remote.drivers.remote_changed import RemoteChanged
 from storage_node.remote.drivers.remote_object import RemoteObject
-from storage_node.remote.location.backend import Backend
+from storage_node.remote.location.backends import Backends
 from storage_node.store.archives.kinds import require_archive
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.read.object_reader import MemberPage, page_of
@@ -55,7 +55,6 @@ class WantedPage(NamedTuple):
 class ColdParts:
     """
     Args:
-        backend: Returns the remote location of a bucket.
         read: Runs a function that may wait for a drive, off the event loop.
         fetch: Has an object stored.
         kept: Indexes of cold archives.
@@ -66,16 +65,16 @@ class ColdParts:
         self,
         store: Store,
         *,
-        backend: Callable[[RemoteBucket], Backend],
+        backends: Backends,
         read: Callable[..., Awaitable[Any]],
         fetch: Callable[[RemoteBucket, str], Awaitable[None]],
         kept: KeptIndexes,
         large_bytes: int,
     ) -> None:
         self._store = store
-        self._backend, self._read, self._fetch = backend, read, fetch
+        self._backends, self._read, self._fetch = backends, read, fetch
         self._large_bytes = large_bytes
-        self._archives = ColdArchives(backend=backend, read=read, kept=kept)
+        self._archives = ColdArchives(backends=backends, read=read, kept=kept)
         self._heads = SingleFlight(0)
         self._large: OrderedDict[tuple[bytes, str], LargeObject] = OrderedDict()
         """Cold objects of which parts are read."""
@@ -110,7 +109,7 @@ class ColdParts:
                 return None
             if fault := check_range(start, wanted, found.info.size_bytes):
                 raise RangeError(f"{bucket.name}/{name}: {fault}")
-            return await self._backend(bucket).read_range(name, start, wanted, found.info.etag)
+            return await self._backends.of(bucket).read_range(name, start, wanted, found.info.etag)
 
         read: tuple[Data, str] | None = await self._part(bucket, name, etag, part)
         if read is None:
@@ -230,7 +229,7 @@ class ColdParts:
 
     async def _described(self, bucket: RemoteBucket, name: str) -> LargeObject:
         described_s = time.monotonic()
-        return LargeObject(await self._backend(bucket).head(name), self._large_bytes, described_s)
+        return LargeObject(await self._backends.of(bucket).head(name), self._large_bytes, described_s)
 
     async def _spooled(self, bucket: RemoteBucket, name: str, data: Data, version: str) -> tuple[Spooled, str]:
         spooled: Spooled = await self._read(spool_for, self._store, f"{bucket.name}/{name}")

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from ais_loader.errors import DriveFull, ObjectReplaced
@@ -16,7 +15,7 @@ from storage_node.remote.arriving.arrival import Read
 from storage_node.remote.arriving.arrivals import Arrivals
 from storage_node.remote.arriving.arriving_part import ArrivingPart, NotStored
 from storage_node.remote.drivers.remote_object import RemoteObject
-from storage_node.remote.location.backend import Backend
+from storage_node.remote.location.backends import Backends
 
 FULL_LOGGED_S = 600.0
 """Interval of log messages about a full drive."""
@@ -32,14 +31,11 @@ class Fetch(Protocol):
 class ColdReader:
     """
     Args:
-        backend: Returns the remote location of a bucket. Raises RemoteDenied, InvalidRequest.
     """
 
-    def __init__(
-        self, arrivals: Arrivals, backend: Callable[[RemoteBucket], Backend], fetch: Fetch, read: Read
-    ) -> None:
+    def __init__(self, arrivals: Arrivals, backends: Backends, fetch: Fetch, read: Read) -> None:
         self._arrivals = arrivals
-        self._backend, self._fetch, self._read = backend, fetch, read
+        self._backends, self._fetch, self._read = backends, fetch, read
         self._full_logged_s = -math.inf
 
     async def stream(
@@ -55,7 +51,7 @@ class ColdReader:
         key, label = (bucket.uuid, name), f"{bucket.name}/{name}"
         topic, handed_over = self._arrivals.join(key), False
         flight = asyncio.ensure_future(self._fetch(bucket, name, with_bytes=True))
-        read_range = self._backend(bucket).read_range
+        read_range = self._backends.of(bucket).read_range
         try:
             while not flight.done() and (topic.arrival is None or topic.arrival.has_ended):
                 await topic.moved(flight)
@@ -69,7 +65,7 @@ class ColdReader:
             except DriveFull as full:
                 if bucket.remote.is_write_back and not isinstance(full, NotStored):
                     raise  # an owner may have a newer write than the remote storage
-                info = full.info if isinstance(full, NotStored) else await self._backend(bucket).head(name)
+                info = full.info if isinstance(full, NotStored) else await self._backends.of(bucket).head(name)
                 self.note_full(full)
             else:
                 return None
@@ -84,7 +80,7 @@ class ColdReader:
 
     def unstored(self, bucket: RemoteBucket, info: RemoteObject, start: int, length: int) -> ArrivingPart:
         """Return bytes that are read from the remote storage only. Raises RangeError."""
-        read_range, label = self._backend(bucket).read_range, f"{bucket.name}/{info.name}"
+        read_range, label = self._backends.of(bucket).read_range, f"{bucket.name}/{info.name}"
         return ArrivingPart(label, info, None, None, read_range, self._read, lambda: None, start, length)
 
     def note_full(self, full: DriveFull) -> None:

@@ -29,7 +29,7 @@ from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_DELETED, REMOTE_ETAG, 
 from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.limits.tasks import keep_going
 from storage_node.limits.wakeup import Wakeup
-from storage_node.remote.location.backend import Backend
+from storage_node.remote.location.backends import Backends
 from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.remote.write_back.upload_plan import ANY, Base, PendingUpload, Step, base_of, pending_upload
 from storage_node.remote.write_back.uploader import Uploader
@@ -72,7 +72,6 @@ class WriteBack:
     """Changes are noted from any thread; everything else belongs to one event loop.
 
     Args:
-        backend: Returns the remote location of a bucket.
         read: Runs a function that may wait for a drive, off the event loop.
         owners: The owners of an object in a cluster.
     """
@@ -82,7 +81,7 @@ class WriteBack:
         store: Store,
         *,
         buckets: RemoteBuckets,
-        backend: Callable[[RemoteBucket], Backend],
+        backends: Backends,
         read: Callable[..., Awaitable[Any]],
         settings: RemoteSettings,
         owners: AloneOwner,
@@ -92,7 +91,7 @@ class WriteBack:
         self._store = store
         self._note_changes = note_changes
         self._buckets = buckets
-        self._backend = backend
+        self._backends = backends
         self._read = read
         self._settings = settings
         self._owners = owners
@@ -272,10 +271,6 @@ class WriteBack:
 
     # -- writing
 
-    def takes(self, bucket: RemoteBucket | None) -> bool:
-        """Whether writes of this bucket are acknowledged before they are uploaded."""
-        return bucket is not None and bucket.remote.is_write_back
-
     @contextlib.asynccontextmanager
     async def admitted(self, bucket: RemoteBucket, name: str, size_bytes: int) -> AsyncIterator[None]:
         """Return a context for one PUT, which is entered when there is room for its bytes.
@@ -333,7 +328,7 @@ class WriteBack:
             raise VersionConflict(f"{bucket.name}/{name}: it has version {entry.version} now; nothing was changed")
         if entry is not None and is_pending(entry.raw_metadata):
             raise ObjectNotFound(f"{bucket.name}/{name}: it was deleted")
-        if (found := (await self._backend(bucket).head(name)).etag) != etag:
+        if (found := (await self._backends.of(bucket).head(name)).etag) != etag:
             raise VersionConflict(f"{bucket.name}/{name}: the remote ETag is {found} now; nothing was changed")
         return etag
 
@@ -404,7 +399,7 @@ class WriteBack:
         error: LoaderError | None = None
         step: Step | None = None
         try:
-            step = await self._uploader.upload(bucket, self._backend(bucket), key[1])
+            step = await self._uploader.upload(bucket, self._backends.of(bucket), key[1])
             if (
                 step is not None
                 and step.is_over
