@@ -164,7 +164,7 @@ class BatchResources:
         check_columns(request, len(request.name))
         if buckets := self.remote.buckets.of(request.bucket):
             at = request.bucket_index or [0] * len(request.name)
-            await self.remote.ensure_all((buckets[of], name) for of, name in zip(at, request.name, strict=False))
+            await self.remote.reads.ensure_all((buckets[of], name) for of, name in zip(at, request.name, strict=False))
         return await self.etl.run(request)
 
     async def throttle(self) -> None:

@@ -26,6 +26,11 @@ class RemoteBucket(NamedTuple):
         """Whether copies may have to be validated before they are read."""
         return not math.isinf(self.remote.validate_after_s)
 
+    def require_writable(self) -> None:
+        """Raise Unsupported if nothing can be put to the remote storage."""
+        if not self.remote.is_writable:
+            raise Unsupported(f"bucket {self.name!r} is read-only: nothing can be written to {self.remote.url}")
+
 
 class RemoteBuckets:
     """Looked up for every batch, so the remotes of a map are decoded once. Thread-safe."""

@@ -56,14 +56,14 @@ class ColdEntry(NamedTuple):
         return self.start > 0 or self.length >= 0
 
     async def fetch(self, tier: RemoteTier) -> Part:
-        """Have the object stored, or return its bytes. Raises what `RemoteTier.fetch` raises, RangeError."""
+        """Have the object stored, or return its bytes. Raises what `Fetches.fetch` raises, RangeError."""
         if self.member:
-            return await tier.fetch_member(self.bucket, self.name, self.member, self.start, self.length, self.etag)
+            return await tier.reads.member(self.bucket, self.name, self.member, self.start, self.length, self.etag)
         if self.is_range:
-            return await tier.fetch_range(self.bucket, self.name, self.start, self.length, self.etag)
+            return await tier.reads.range(self.bucket, self.name, self.start, self.length, self.etag)
         if self.streams:
-            return await tier.stream(self.bucket, self.name, etag=self.etag)
-        await tier.fetch(self.bucket, self.name, self.version)
+            return await tier.reads.stream(self.bucket, self.name, etag=self.etag)
+        await tier.fetches.fetch(self.bucket, self.name, self.version)
         return None
 
     async def begun(self, tier: RemoteTier, part: ArrivingPart) -> Part:
@@ -72,7 +72,7 @@ class ColdEntry(NamedTuple):
         Closes the part if it is not returned. Raises what `fetch` raises.
         """
         bucket, name, etag, start, length = self.bucket, self.name, self.etag, self.start, self.length
-        return await begun(part, lambda: tier.stream(bucket, name, etag=etag, start=start, length=length))
+        return await begun(part, lambda: tier.reads.stream(bucket, name, etag=etag, start=start, length=length))
 
 
 def cold_entries(
@@ -91,7 +91,7 @@ def cold_entries(
         if entry is None:
             if batch.status[position] == pb.NOT_FOUND or _is_stale(batch, position):
                 found[position] = _cold(request, position, bucket, name)
-        elif not tier.is_current(bucket, name, entry):
+        elif not tier.copies.is_current(bucket, name, entry):
             found[position] = ColdEntry(bucket, name, str(entry.version))
         else:
             tier.space.note_read(bucket.uuid, name)
@@ -99,7 +99,7 @@ def cold_entries(
 
 
 def _is_stale(batch: StoreBatch, position: int) -> bool:
-    """Return whether the copy here may be outdated; see `RemoteTier.stored`."""
+    """Return whether the copy here may be outdated; see `StoredCopies.stored`."""
     fault = batch.fault(position) if batch.status[position] == pb.UNAVAILABLE else None
     return fault is not None and fault.kind == ReplicaStale.kind
 

@@ -18,12 +18,14 @@ from ais_loader.wire.object_info import info_of
 from ais_loader.wire.remote import Remote
 from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.limits.loop_thread import LoopThread
+from storage_node.remote.ahead.plans import Plans
+from storage_node.remote.ahead.prefetcher import Prefetcher
 from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.arriving.arriving_part import ArrivingPart
 from storage_node.remote.cold_entries import Part
-from storage_node.remote.plans import Plans
-from storage_node.remote.prefetcher import Prefetcher
-from storage_node.remote.tier import FetchAlone, RemoteTier
+from storage_node.remote.fetching.fetch_owner import FetchAlone
+from storage_node.remote.tier import RemoteTier
+from storage_node.remote.tier_context import TierHost
 from storage_node.remote.write_back.refusals import require_none, same_place
 from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.settings.config import ServerConfig
@@ -49,20 +51,18 @@ class EmbeddedRemote:
 
     async def _set_up(self, thread: LoopThread) -> None:
         settings = ServerConfig().replace(remote_hosts=(ANY,)).remote
-
-        plans = Plans()
-        self.tier = RemoteTier(
+        buckets, plans = RemoteBuckets(self._store, None), Plans()
+        host = TierHost(
             self._store,
-            settings,
-            buckets=RemoteBuckets(self._store, None),
-            read=thread.read,
-            store_object=self._store_object,
-            delete_object=self._delete_copy,
+            buckets,
+            thread.read,
+            self._store_object,
+            self._delete_copy,
             file_roots=None,
             owner=FetchAlone(),
             upload_owners=AloneOwner(),
-            plans=plans,
         )
+        self.tier = RemoteTier(host, settings, plans.needed_at)
         self.write_back = self.tier.write_back
         self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests, plans)
 
@@ -85,9 +85,9 @@ class EmbeddedRemote:
         self._thread.run(part.ready(offset, end))
 
     def chunks(self, bucket: str, name: str) -> Iterator[bytes] | None:
-        """Return the bytes of an object that is being fetched; None when it is stored. See `RemoteTier.arriving`."""
+        """Return the bytes of an object that is being fetched; None when it is stored. See `RemoteReads.arriving`."""
         place = self.tier.buckets.find(bucket)
-        part = None if place is None else self._thread.run(self.tier.arriving(place, name))
+        part = None if place is None else self._thread.run(self.tier.reads.arriving(place, name))
         return None if part is None else self._chunks_of(part)
 
     def _chunks_of(self, part: ArrivingPart) -> Iterator[bytes]:
@@ -97,27 +97,27 @@ class EmbeddedRemote:
             part.close()
 
     def member_page(self, bucket: RemoteBucket, name: str, wanted: WantedPage) -> MemberPage | None:
-        """See `RemoteTier.member_page`."""
-        return self._thread.run(self.tier.member_page(bucket, name, wanted))
+        """See `RemoteReads.member_page`."""
+        return self._thread.run(self.tier.reads.member_page(bucket, name, wanted))
 
     def ensure(self, bucket: str, name: str) -> None:
-        """See `RemoteTier.ensure`."""
+        """See `RemoteReads.ensure`."""
         if (place := self.tier.buckets.find(bucket)) is not None:
-            self._thread.run(self.tier.ensure(place, name))
+            self._thread.run(self.tier.reads.ensure(place, name))
 
     def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
-        """See `RemoteTier.ensure_all`."""
+        """See `RemoteReads.ensure_all`."""
         find = self.tier.buckets.find
-        self._thread.run(self.tier.ensure_all((find(bucket), name) for bucket, name in objects))
+        self._thread.run(self.tier.reads.ensure_all((find(bucket), name) for bucket, name in objects))
 
     def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
-        """See `RemoteTier.heads`."""
-        return self._thread.run(self.tier.heads(bucket, names))
+        """See `Descriptions.heads`."""
+        return self._thread.run(self.tier.descriptions.heads(bucket, names))
 
     def pages(self, bucket: RemoteBucket, prefix: str, start_after: str) -> Iterator[remote_pb.ListRemoteResponse]:
-        """Iterate over the pages of remote objects. See `RemoteTier.page`."""
+        """Iterate over the pages of remote objects. See `Descriptions.page`."""
         while True:
-            page = self._thread.run(self.tier.page(bucket, prefix, start_after))
+            page = self._thread.run(self.tier.descriptions.page(bucket, prefix, start_after))
             yield page
             if not page.more:
                 return
@@ -132,8 +132,8 @@ class EmbeddedRemote:
         return self._thread.each(self.tier.inventories.refresh(bucket, request))
 
     def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
-        """See `RemoteTier.warm`."""
-        return self._thread.run(self.tier.warm(bucket, names))
+        """See `RemoteReads.warm`."""
+        return self._thread.run(self.tier.reads.warm(bucket, names))
 
     def expect(self, request: remote_pb.ExpectRequest) -> remote_pb.ExpectResponse:
         """See `Prefetcher.expect`."""
@@ -171,7 +171,7 @@ class EmbeddedRemote:
                     return await self._store_object(header, chunks)
         async with self.tier.writing.hold([(bucket.uuid, header.name)]):
             async with aclosing(self._chunks(spool)) as chunks:
-                metadata = await self.tier.put(bucket, header, chunks, spool.size_bytes)
+                metadata = await self.tier.writes.put(bucket, header, chunks, spool.size_bytes)
             copy = pb.PutHeader(bucket=header.bucket, name=header.name, metadata=metadata, condition=header.condition)
             async with aclosing(self._chunks(spool)) as chunks:
                 return await self._store_object(copy, chunks)
@@ -182,8 +182,8 @@ class EmbeddedRemote:
             yield chunk
 
     def delete(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
-        """See `RemoteTier.delete`."""
-        return self._thread.run(self.tier.delete(bucket, names))
+        """See `RemoteWrites.delete`."""
+        return self._thread.run(self.tier.writes.delete(bucket, names))
 
     def delete_later(self, bucket: RemoteBucket, name: str, if_version: str) -> None:
         """Delete an object whose remote object is deleted afterwards. Raises VersionConflict and what `Store.delete`
@@ -206,8 +206,8 @@ class EmbeddedRemote:
         return self.write_back.rows(bucket_uuid, prefix)
 
     def delete_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
-        """See `RemoteTier.delete_version`."""
-        self._thread.run(self.tier.delete_version(bucket, name, version))
+        """See `RemoteWrites.delete_version`."""
+        self._thread.run(self.tier.writes.delete_version(bucket, name, version))
 
     async def _store_object(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
         read = self._thread.read

@@ -62,7 +62,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
         for part in composing.request.part:
             bucket = self._tier.buckets.find(part.range.bucket) if part.HasField("range") else None
             if bucket is not None:
-                await self._tier.ensure(bucket, part.range.name)
+                await self._tier.reads.ensure(bucket, part.range.name)
         if header.condition.repeat_ms and (done := await self._objects.done_earlier(header)) is not None:
             return done
         try:

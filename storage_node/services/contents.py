@@ -114,7 +114,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
     ) -> None:
         """Describe the objects that are not stored here from the remote storage."""
         cold = [failure.position for failure in answer.failure if failure.error.kind in _MISSING]
-        found = await self._tier.heads(bucket, [request.name[position] for position in cold])
+        found = await self._tier.descriptions.heads(bucket, [request.name[position] for position in cold])
         kept = [failure for failure in answer.failure if failure.error.kind not in _MISSING]
         del answer.failure[:]
         answer.failure.extend(kept)

@@ -88,7 +88,7 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
     async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
         self._tier.buckets.refuse(request.to_bucket, "results of transforms cannot be stored in it")
         if (bucket := self._tier.buckets.find(request.bucket)) is not None:
-            await self._tier.ensure(bucket, request.name)
+            await self._tier.reads.ensure(bucket, request.name)
         return await self._jobs.copy(request)
 
 

@@ -19,7 +19,8 @@ from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.call_slots import tenant_of
 from storage_node.limits.counters import count
 from storage_node.remote.arriving.arriving_part import ArrivingPart
-from storage_node.remote.tier import RemoteTier, described
+from storage_node.remote.descriptions import described
+from storage_node.remote.tier import RemoteTier
 from storage_node.rights.batches import refused_objects
 from storage_node.rights.granted import GRANTED
 from storage_node.services.errors import Context
@@ -125,10 +126,10 @@ class ObjectsService:
         try:
             bucket = self._tier.buckets.find(request.bucket)
             if bucket is not None and request.member:
-                await self._tier.ensure(bucket, request.name)
+                await self._tier.reads.ensure(bucket, request.name)
             elif bucket is not None:
                 length = request.length if request.HasField("length") else -1
-                part = await self._tier.arriving(bucket, request.name, request.version, request.start, length)
+                part = await self._tier.reads.arriving(bucket, request.name, request.version, request.start, length)
                 if part is not None:
                     info = described(request.bucket, part.info)
                     yield pb.GetResponse(header=pb.GetHeader(info=info, length=part.size_bytes))
@@ -179,13 +180,13 @@ class ObjectsService:
             if bucket is None:
                 entry = await self._node.read(self._store.head, request.bucket, request.name)
             else:
-                entry = await self._node.read(self._tier.stored, bucket, request.name)
+                entry = await self._node.read(self._tier.copies.stored, bucket, request.name)
         except ObjectNotFound:
             if bucket is None:
                 raise
-            return await self._tier.head(bucket, request.name)
-        if bucket is not None and not self._tier.is_current(bucket, request.name, entry):
-            await self._tier.fetch(bucket, request.name, str(entry.version))
+            return await self._tier.descriptions.head(bucket, request.name)
+        if bucket is not None and not self._tier.copies.is_current(bucket, request.name, entry):
+            await self._tier.fetches.fetch(bucket, request.name, str(entry.version))
             entry = await self._node.read(self._store.head, request.bucket, request.name)
         return info_of(request.bucket, request.name, entry)
 

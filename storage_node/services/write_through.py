@@ -99,7 +99,7 @@ class WriteThrough:
 
     async def _put(self, bucket: RemoteBucket, header: pb.PutHeader, spool: Spooled) -> dict[str, str]:
         async with aclosing(self._chunks(spool)) as chunks:
-            return await self._tier.put(bucket, header, chunks, spool.size_bytes)
+            return await self._tier.writes.put(bucket, header, chunks, spool.size_bytes)
 
     async def _chunks(self, spool: Spooled) -> AsyncGenerator[bytes, None]:
         chunks = spool.chunks()
@@ -128,7 +128,7 @@ class WriteThrough:
         async def put(small: pb.SmallObject, bucket: RemoteBucket) -> None:
             async with turns:
                 header = _header_of(small)
-                metadata = await self._tier.put(bucket, header, _one(small.data), len(small.data))
+                metadata = await self._tier.writes.put(bucket, header, _one(small.data), len(small.data))
                 small.condition.CopyFrom(header.condition)
             small.metadata.clear()
             small.metadata.update(metadata)
@@ -176,7 +176,7 @@ class WriteThrough:
         Returns None or the error for each name, in order.
         """
         bucket = self._tier.buckets.find(bucket_name)
-        return [None] * len(names) if bucket is None else await self._tier.delete(bucket, names)
+        return [None] * len(names) if bucket is None else await self._tier.writes.delete(bucket, names)
 
     async def delete_one(self, request: pb.DeleteRequest) -> None:
         """Delete the remote object of a request, before its copy is deleted. A condition that only the remote object
@@ -187,7 +187,7 @@ class WriteThrough:
         bucket = self._tier.buckets.find(request.bucket)
         if bucket is not None and request.if_version:
             try:
-                await self._tier.delete_version(bucket, request.name, request.if_version)
+                await self._tier.writes.delete_version(bucket, request.name, request.if_version)
             except ObjectNotFound:
                 if not request.repeat_ms:  # otherwise an earlier try may have done it, which the copy's deletion tells
                     raise

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ais_loader.errors import InvalidRequest, Overloaded
 from storage_node.limits.single_flight import SingleFlight
 from storage_node.limits.urgency import Urgency, current_urgency
+from storage_node.remote.ahead.plans import PlannedKey, Plans
 from storage_node.remote.location.host_limiter import HostLimiter
-from storage_node.remote.plans import PlannedKey, Plans
 from tests.node.loop_kit import settle
 
 BUCKET = b"1" * 16

@@ -97,7 +97,7 @@ class ColdParts:
 
         `length`: -1 for all bytes to the end. `etag`: the version that the reader wants; "" for the current one.
 
-        Raises RangeError, ObjectReplaced, and what `RemoteTier.fetch` raises.
+        Raises RangeError, ObjectReplaced, and what `Fetches.fetch` raises.
         """
         info: RemoteObject | None = None
 
@@ -143,7 +143,7 @@ class ColdParts:
     async def member_page(self, bucket: RemoteBucket, name: str, wanted: WantedPage) -> MemberPage | None:
         """List members of a cold archive. Returns None when it is stored instead.
 
-        Raises NotAnArchive by its name, ObjectReplaced, and what `RemoteTier.fetch` raises.
+        Raises NotAnArchive by its name, ObjectReplaced, and what `Fetches.fetch` raises.
         """
         require_archive(name)
         etag = wanted.version.removeprefix(ETAG_VERSION)

@@ -29,6 +29,7 @@ from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_DELETED, REMOTE_ETAG, 
 from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.limits.tasks import keep_going
 from storage_node.limits.wakeup import Wakeup
+from storage_node.remote.inventory.inventories import is_hidden
 from storage_node.remote.location.backends import Backends
 from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.remote.write_back.upload_plan import ANY, Base, PendingUpload, Step, base_of, pending_upload
@@ -36,6 +37,7 @@ from storage_node.remote.write_back.uploader import Uploader
 from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.format import CatalogEntry, encode_metadata, is_pending
+from storage_node.store.replica_state import not_found_message
 from storage_node.store.store import Store
 
 UPLOADS_AT_ONCE = 16
@@ -187,10 +189,12 @@ class WriteBack:
         """Bytes that are to be uploaded, but for conflicts."""
         return self._bytes
 
-    def is_deleted(self, bucket: RemoteBucket, name: str) -> bool:
-        """Whether an object has been deleted here, and its remote object is still there. Thread-safe."""
+    def require_kept(self, bucket: RemoteBucket, name: str) -> None:
+        """Raise ObjectNotFound for an object that was deleted here, and whose remote object is still to be deleted, and
+        for what the store keeps under hidden names. Thread-safe."""
         waiting = self._pending.get((bucket.uuid, name))
-        return waiting is not None and waiting.upload.is_deletion
+        if is_hidden(name) or (waiting is not None and waiting.upload.is_deletion):
+            raise ObjectNotFound(not_found_message(bucket.name, name))
 
     def deletions(self, bucket_uuid: bytes, prefix: str, start_after: str, until: str) -> list[str]:
         """Return names for which `is_deleted` is true, after one name and up to another ("": no limit)."""
@@ -277,8 +281,7 @@ class WriteBack:
 
         Raises Overloaded after `remote_write_back_wait_s`, Unsupported for a place that cannot be written.
         """
-        if not bucket.remote.is_writable:
-            raise Unsupported(f"bucket {bucket.name!r} is read-only: nothing can be written to {bucket.remote.url}")
+        bucket.require_writable()
         try:
             async with asyncio.timeout(self._settings.write_back_wait_s):
                 while not await self._has_room(bucket, name, size_bytes):

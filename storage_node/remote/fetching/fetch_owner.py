@@ -25,8 +25,28 @@ from storage_node.context.membership import Membership
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.arriving.relay import TakeResponse
-from storage_node.remote.tier import FetchAlone
 from storage_node.store.replica_state import not_found_message
+
+
+class FetchAlone:
+    """A store without a cluster fetches every object itself."""
+
+    async def forward(
+        self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, *, with_bytes: bool
+    ) -> bool:
+        """Ask the node that is responsible for an object to fetch it. Return True once it has; False if this node is.
+
+        `take`: called with each message of that node. `with_bytes`: whether it sends the bytes as they arrive. Raises
+        that node's error.
+        """
+        return False
+
+    async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
+        """Wait for the fetches of these objects on other nodes."""
+
+    async def copy_here(self, bucket: RemoteBucket, name: str) -> bool:
+        """Have another owner of the object send its copy to this node. Returns whether one has."""
+        return False
 
 
 class FetchOwner(FetchAlone):

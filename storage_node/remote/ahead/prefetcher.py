@@ -20,7 +20,7 @@ from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.tasks import keep_going
 from storage_node.limits.urgency import Urgency, current_urgency
-from storage_node.remote.plans import Expected, PlannedKey, Plans
+from storage_node.remote.ahead.plans import Expected, PlannedKey, Plans
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.names import object_name_fault
 
@@ -139,7 +139,9 @@ class Prefetcher:
             bucket = self._tier.buckets.find(expected.key.bucket)
             if bucket is not None and bucket.uuid == expected.key.bucket_uuid:
                 wanted.append((expected, bucket))
-        versions = await self._tier.to_fetch([(bucket, expected.key.name) for expected, bucket in wanted])
+        versions = await self._tier.copies.versions_to_fetch(
+            [(bucket, expected.key.name) for expected, bucket in wanted]
+        )
         return [
             (expected, bucket, version)
             for (expected, bucket), version in zip(wanted, versions, strict=True)
@@ -150,7 +152,7 @@ class Prefetcher:
         current_tenant.set(expected.tenant)
         current_urgency.set(Urgency(False))
         try:
-            await self._tier.fetch_ahead(bucket, expected.key.name, version)
+            await self._tier.fetches.ahead(bucket, expected.key.name, version)
             self._failures.pop(bucket.uuid, None)
         except NotFound:
             pass
