@@ -143,7 +143,7 @@ class ColdStream(EmbeddedStream):
                 for span in batch.spans(first=first, stop=stop):
                     for position, part, begin, end in cold.missing(span):
                         try:
-                            remote.wait_for(part, begin, end)
+                            remote.run(part.ready(begin, end))
                         except errors.LoaderError as error:
                             cold.fail(position, error)
                     yield span

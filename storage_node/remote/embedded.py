@@ -6,12 +6,10 @@ that reads beside it cannot store what it fetches, and reads only what is stored
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
-from typing import Any
 
-from ais_loader.errors import LoaderError, NotFound, VersionConflict
+from ais_loader.errors import NotFound, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
@@ -20,9 +18,7 @@ from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.limits.loop_thread import LoopThread
 from storage_node.remote.ahead.plans import Plans
 from storage_node.remote.ahead.prefetcher import Prefetcher
-from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.arriving.arriving_part import ArrivingPart
-from storage_node.remote.cold_entries import Part
 from storage_node.remote.fetching.fetch_owner import FetchAlone
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.tier_context import TierHost
@@ -32,7 +28,6 @@ from storage_node.settings.config import ServerConfig
 from storage_node.settings.host_patterns import ANY
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
-from storage_node.store.read.object_reader import MemberPage
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 from storage_node.store.write import check_announced, check_content
@@ -48,6 +43,8 @@ class EmbeddedRemote:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = LoopThread("ais-loader-remote", self._set_up, self._end, readers=_READERS)
+        # What the tier does runs on its event loop.
+        self.run, self.begin, self.each = self._thread.run, self._thread.begin, self._thread.each
 
     async def _set_up(self, thread: LoopThread) -> None:
         settings = ServerConfig().replace(remote_hosts=(ANY,)).remote
@@ -76,64 +73,25 @@ class EmbeddedRemote:
 
     # -- reading
 
-    def begin(self, work: Coroutine[Any, Any, Part]) -> Future[Part]:
-        """Begin a fetch on the tier's event loop. Raises Closed."""
-        return self._thread.begin(work)
-
-    def wait_for(self, part: ArrivingPart, offset: int, end: int) -> None:
-        """Call `ArrivingPart.ready`."""
-        self._thread.run(part.ready(offset, end))
-
-    def chunks(self, bucket: str, name: str) -> Iterator[bytes] | None:
+    def chunks(self, bucket: RemoteBucket, name: str) -> Iterator[bytes] | None:
         """Return the bytes of an object that is being fetched; None when it is stored. See `RemoteReads.arriving`."""
-        place = self.tier.buckets.find(bucket)
-        part = None if place is None else self._thread.run(self.tier.reads.arriving(place, name))
+        part = self.run(self.tier.reads.arriving(bucket, name))
         return None if part is None else self._chunks_of(part)
 
     def _chunks_of(self, part: ArrivingPart) -> Iterator[bytes]:
         try:
-            yield from self._thread.each(part.chunks())
+            yield from self.each(part.chunks())
         finally:
             part.close()
-
-    def member_page(self, bucket: RemoteBucket, name: str, wanted: WantedPage) -> MemberPage | None:
-        """See `RemoteReads.member_page`."""
-        return self._thread.run(self.tier.reads.member_page(bucket, name, wanted))
-
-    def ensure(self, bucket: str, name: str) -> None:
-        """See `RemoteReads.ensure`."""
-        if (place := self.tier.buckets.find(bucket)) is not None:
-            self._thread.run(self.tier.reads.ensure(place, name))
-
-    def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
-        """See `RemoteReads.ensure_all`."""
-        find = self.tier.buckets.find
-        self._thread.run(self.tier.reads.ensure_all((find(bucket), name) for bucket, name in objects))
-
-    def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
-        """See `Descriptions.heads`."""
-        return self._thread.run(self.tier.descriptions.heads(bucket, names))
 
     def pages(self, bucket: RemoteBucket, prefix: str, start_after: str) -> Iterator[remote_pb.ListRemoteResponse]:
         """Iterate over the pages of remote objects. See `Descriptions.page`."""
         while True:
-            page = self._thread.run(self.tier.descriptions.page(bucket, prefix, start_after))
+            page = self.run(self.tier.descriptions.page(bucket, prefix, start_after))
             yield page
             if not page.more:
                 return
             start_after = page.next
-
-    def refresh_inventory(
-        self,
-        bucket: RemoteBucket,
-        request: remote_pb.RefreshInventoryRequest,
-    ) -> Iterator[remote_pb.RefreshInventoryResponse]:
-        """See `Inventories.refresh`."""
-        return self._thread.each(self.tier.inventories.refresh(bucket, request))
-
-    def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
-        """See `RemoteReads.warm`."""
-        return self._thread.run(self.tier.reads.warm(bucket, names))
 
     def expect(self, request: remote_pb.ExpectRequest) -> remote_pb.ExpectResponse:
         """See `Prefetcher.expect`."""
@@ -141,7 +99,7 @@ class EmbeddedRemote:
         async def expect() -> remote_pb.ExpectResponse:
             return self.prefetcher.expect(request)
 
-        return self._thread.run(expect())
+        return self.run(expect())
 
     def usage(self) -> remote_pb.RemoteUsageResponse:
         """Return the requests to remote storage since the store was opened."""
@@ -159,7 +117,7 @@ class EmbeddedRemote:
             for chunk in chunks:
                 spool.write(chunk)
             check_announced(spool, header)
-            return self._thread.run(self._put(bucket, header, spool))
+            return self.run(self._put(bucket, header, spool))
         finally:
             spool.close()
 
@@ -181,16 +139,12 @@ class EmbeddedRemote:
         while chunk := await self._thread.read(next, chunks, b""):
             yield chunk
 
-    def delete(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
-        """See `RemoteWrites.delete`."""
-        return self._thread.run(self.tier.writes.delete(bucket, names))
-
     def delete_later(self, bucket: RemoteBucket, name: str, if_version: str) -> None:
         """Delete an object whose remote object is deleted afterwards. Raises VersionConflict and what `Store.delete`
         raises."""
-        etag = self._thread.run(self.write_back.cold_etag(bucket, name, if_version))
+        etag = self.run(self.write_back.cold_etag(bucket, name, if_version))
         condition = parse_condition(bool(etag), "" if etag else if_version)
-        mark = self._thread.run(self.write_back.deletion_mark(bucket, [name], condition, etag))
+        mark = self.run(self.write_back.deletion_mark(bucket, [name], condition, etag))
         self._store.delete(bucket.name, name, keep_tombstone=True, condition=condition, raw_metadata=mark)
 
     def require_settable(self, bucket: RemoteBucket, remote: Remote | str | None) -> None:
@@ -202,12 +156,8 @@ class EmbeddedRemote:
     def pending(self, bucket_uuid: bytes | None, prefix: str, wait_s: float) -> list[remote_pb.PendingBucket]:
         """Return what is to be uploaded, after waiting for it for this time."""
         if wait_s:
-            self._thread.run(self.write_back.flush(bucket_uuid, prefix, wait_s))
+            self.run(self.write_back.flush(bucket_uuid, prefix, wait_s))
         return self.write_back.rows(bucket_uuid, prefix)
-
-    def delete_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
-        """See `RemoteWrites.delete_version`."""
-        self._thread.run(self.tier.writes.delete_version(bucket, name, version))
 
     async def _store_object(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
         read = self._thread.read

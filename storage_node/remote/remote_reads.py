@@ -10,11 +10,11 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 
-from ais_loader.errors import DriveFull, LoaderError, ObjectReplaced, RemoteUnavailable
+from ais_loader.errors import DriveFull, LoaderError, RemoteUnavailable
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.tasks import results_of, retrieve
-from storage_node.remote.archives.cold_parts import ColdParts, WantedPage
+from storage_node.remote.archives.cold_parts import ColdParts, WantedPage, replaced
 from storage_node.remote.arriving.arriving_part import ArrivingPart, NotStored, begun
 from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.fetching.fetches import Fetches
@@ -104,7 +104,7 @@ class RemoteReads:
                 flight.cancel()
                 self._arrivals.leave(key)
         if etag and etag != info.etag:
-            raise _replaced(bucket, name, etag)
+            raise replaced(bucket, name, f"the ETag {etag}")
         return self._unstored(bucket, info, start, length, why)
 
     def _unstored(
@@ -178,8 +178,3 @@ class RemoteReads:
         self._write_back.require_kept(bucket, name)
         self._backends.require_budget(bucket)
         return bucket.remote.is_write_back and await self._copies.bring(bucket, name) is not None
-
-
-def _replaced(bucket: RemoteBucket, name: str, etag: str) -> ObjectReplaced:
-    """Return the error for a version that is gone from the remote storage."""
-    return ObjectReplaced(f"{bucket.name}/{name}: the remote object does not have the ETag {etag} any more")

@@ -148,7 +148,7 @@ class ColdParts:
         require_archive(name)
         etag = wanted.version.removeprefix(ETAG_VERSION)
         if etag and etag == wanted.version:
-            raise _replaced(bucket, name, f"version {etag}")  # of a copy that has been evicted
+            raise replaced(bucket, name, f"version {etag}")  # of a copy that has been evicted
 
         async def part(found: LargeObject) -> ColdIndex | None:
             return await self._archives.index(bucket, found)
@@ -187,7 +187,7 @@ class ColdParts:
             except RemoteChanged:
                 self._large.pop(key, None)
                 if etag:
-                    raise _replaced(bucket, name, f"the ETag {etag}") from None
+                    raise replaced(bucket, name, f"the ETag {etag}") from None
                 continue
             return None if part is None else (part, ETAG_VERSION + found.info.etag)
         return None
@@ -214,7 +214,7 @@ class ColdParts:
                 break
         found = found or await self._described(bucket, name)
         if etag and etag != found.info.etag:
-            raise _replaced(bucket, name, f"the ETag {etag}")
+            raise replaced(bucket, name, f"the ETag {etag}")
         return found
 
     async def _learn(self, bucket: RemoteBucket, name: str) -> None:
@@ -246,5 +246,6 @@ class ColdParts:
         await self._heads.close()
 
 
-def _replaced(bucket: RemoteBucket, name: str, version: str) -> ObjectReplaced:
+def replaced(bucket: RemoteBucket, name: str, version: str) -> ObjectReplaced:
+    """Return the error for a version that is gone from the remote storage."""
     return ObjectReplaced(f"{bucket.name}/{name}: the remote object does not have {version} any more")
