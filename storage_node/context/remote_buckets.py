@@ -35,8 +35,7 @@ class RemoteBucket(NamedTuple):
 class RemoteBuckets:
     """Looked up for every batch, so the remotes of a map are decoded once. Thread-safe."""
 
-    def __init__(self, store: Store, membership: Membership | None) -> None:
-        """`membership`: None for an embedded store."""
+    def __init__(self, store: Store, membership: Membership) -> None:
         self._store = store
         self._membership = membership
         self._of_map: tuple[ClusterView | None, dict[str, RemoteBucket]] = None, {}
@@ -76,7 +75,7 @@ class RemoteBuckets:
 
     def _in_map(self) -> dict[str, RemoteBucket] | None:
         """Return the remote buckets of a cluster; None if there is none."""
-        view = self._membership.view if self._membership is not None else None
+        view = self._membership.view
         if view is None:
             return None
         known, found = self._of_map

@@ -14,16 +14,16 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.remote import Remote
-from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
+from storage_node.context.channels import Caller, Channels
+from storage_node.context.membership import Membership
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.loop_thread import LoopThread
 from storage_node.remote.ahead.plans import Plans
 from storage_node.remote.ahead.prefetcher import Prefetcher
 from storage_node.remote.arriving.arriving_part import ArrivingPart
-from storage_node.remote.fetching.fetch_owner import FetchAlone
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.tier_context import TierHost
 from storage_node.remote.write_back.refusals import require_none, same_place
-from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.host_patterns import ANY
 from storage_node.store.checksum import crc32c
@@ -48,16 +48,9 @@ class EmbeddedRemote:
 
     async def _set_up(self, thread: LoopThread) -> None:
         settings = ServerConfig().replace(remote_hosts=(ANY,)).remote
-        buckets, plans = RemoteBuckets(self._store, None), Plans()
+        plans, channels = Plans(), Channels(Caller())
         host = TierHost(
-            self._store,
-            buckets,
-            thread.read,
-            self._store_object,
-            self._delete_copy,
-            file_roots=None,
-            owner=FetchAlone(),
-            upload_owners=AloneOwner(),
+            self._store, Membership(b""), channels, thread.read, self._store_object, self._delete_copy, file_roots=None
         )
         self.tier = RemoteTier(host, settings, plans.needed_at)
         self.write_back = self.tier.write_back

@@ -23,7 +23,7 @@ class RemoteWrites:
     """Belongs to one event loop."""
 
     def __init__(self, tier: TierContext, loads: Loads) -> None:
-        self._read, self._owner, self._loads = tier.host.read, tier.host.owner, loads
+        self._read, self._owner, self._loads = tier.host.read, tier.owner, loads
         self._backends, self._copies, self._inventories = tier.backends, tier.copies, tier.inventories
 
     async def put(

@@ -18,6 +18,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.limits.tasks import results_of
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
@@ -137,22 +138,15 @@ class WriteThrough:
         wanted: dict[int, RemoteBucket] = {}
         for position, small in enumerate(request.object):
             bucket = self._tier.buckets.find(small.bucket)
-            if bucket is not None and bucket.remote.is_write_back and self._tier.write_back is not None:
+            if bucket is not None and bucket.remote.is_write_back:
                 try:
                     await self._tier.write_back.mark(bucket, small)
                 except LoaderError as error:
                     failed[position] = error
             elif bucket is not None:
                 wanted[position] = bucket
-        results = await asyncio.gather(
-            *(put(request.object[position], bucket) for position, bucket in wanted.items()), return_exceptions=True
-        )
-        for position, result in zip(wanted, results, strict=True):
-            if isinstance(result, LoaderError):
-                failed[position] = result
-            elif result is not None:
-                raise result
-        return failed
+        results = await results_of(put(request.object[position], bucket) for position, bucket in wanted.items())
+        return failed | {at: error for at, error in zip(wanted, results, strict=True) if error is not None}
 
     def names(self, request: pb.PutManyRequest) -> Iterator[tuple[bytes, str]]:
         """Iterate over the names of a group that are written through."""

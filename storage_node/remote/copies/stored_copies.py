@@ -28,7 +28,7 @@ class StoredCopies:
     """
     Args:
         read: Runs a function that may wait for a drive, off the event loop.
-        copy_here: See `FetchAlone`.
+        copy_here: See `FetchOwner`.
     """
 
     def __init__(

@@ -28,28 +28,9 @@ from storage_node.remote.arriving.relay import TakeResponse
 from storage_node.store.replica_state import not_found_message
 
 
-class FetchAlone:
+class FetchOwner:
     """A store without a cluster fetches every object itself."""
 
-    async def forward(
-        self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, *, with_bytes: bool
-    ) -> bool:
-        """Ask the node that is responsible for an object to fetch it. Return True once it has; False if this node is.
-
-        `take`: called with each message of that node. `with_bytes`: whether it sends the bytes as they arrive. Raises
-        that node's error.
-        """
-        return False
-
-    async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
-        """Wait for the fetches of these objects on other nodes."""
-
-    async def copy_here(self, bucket: RemoteBucket, name: str) -> bool:
-        """Have another owner of the object send its copy to this node. Returns whether one has."""
-        return False
-
-
-class FetchOwner(FetchAlone):
     def __init__(self, membership: Membership, channels: Channels, timeout_s: float) -> None:
         """`timeout_s`: longest silence of another node that fetches."""
         self._membership = membership
@@ -59,6 +40,11 @@ class FetchOwner(FetchAlone):
     async def forward(
         self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, *, with_bytes: bool
     ) -> bool:
+        """Ask the node that is responsible for an object to fetch it. Return True once it has; False if this node is.
+
+        `take`: called with each message of that node. `with_bytes`: whether it sends the bytes as they arrive. Raises
+        that node's error.
+        """
         if (found := self._membership.placed(bucket.name)) is None:
             return False
         view, placed = found
@@ -86,7 +72,8 @@ class FetchOwner(FetchAlone):
         return False
 
     async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
-        """Nodes that do not answer are left out: their fetches end with them."""
+        """Wait for the fetches of these objects on other nodes, but those that do not answer: their fetches end with
+        them."""
         if (found := self._membership.placed(bucket.name)) is None:
             return
         view, placed = found

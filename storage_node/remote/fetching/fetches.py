@@ -29,7 +29,7 @@ class Fetches:
     """Belongs to one event loop."""
 
     def __init__(self, tier: TierContext, loads: Loads) -> None:
-        self._loads, self._owner, self._read = loads, tier.host.owner, tier.host.read
+        self._loads, self._owner, self._read = loads, tier.owner, tier.host.read
         self._backends, self._copies = tier.backends, tier.copies
         self._write_back, self._arrivals = tier.write_back, tier.arrivals
         self.timeout_s = tier.settings.fetch_timeout_s

@@ -27,33 +27,9 @@ _KNOWN_S = 1.0
 """Time for which the pending bytes of another node are known."""
 
 
-class AloneOwner:
+class UploadOwners:
     """A store without a cluster uploads everything."""
 
-    def uploader_of(self, bucket: RemoteBucket, name: str) -> str:
-        """Return the endpoint of the node that uploads an object; "" for this node."""
-        return ""
-
-    def is_owner(self, bucket: RemoteBucket, name: str) -> bool:
-        return True
-
-    def are_several(self, bucket: RemoteBucket) -> bool:
-        """Whether other nodes may have copies of this bucket's objects."""
-        return False
-
-    async def states(
-        self, endpoint: str, bucket: RemoteBucket, uploads: Sequence[PendingUpload]
-    ) -> Sequence[pb.UploadState] | None:
-        return None
-
-    async def pending_bytes(self, bucket: RemoteBucket, name: str) -> int:
-        return 0
-
-    async def deletions(self, request: pb.PendingDeletionsRequest) -> set[str]:
-        return set()
-
-
-class UploadOwners(AloneOwner):
     def __init__(self, membership: Membership, channels: Channels) -> None:
         self._membership = membership
         self._channels = channels
@@ -63,6 +39,7 @@ class UploadOwners(AloneOwner):
         """Time of the last answer, and the pending bytes, by endpoint."""
 
     def uploader_of(self, bucket: RemoteBucket, name: str) -> str:
+        """Return the endpoint of the node that uploads an object; "" for this node."""
         if (found := self._membership.placed(bucket.name)) is None:
             return ""
         view, placed = found
@@ -81,6 +58,7 @@ class UploadOwners(AloneOwner):
         return any(view.nodes[node].uuid == self._membership.node_uuid for node in view.owners(placed, name))
 
     def are_several(self, bucket: RemoteBucket) -> bool:
+        """Whether other nodes may have copies of this bucket's objects."""
         return self._membership.placed(bucket.name) is not None
 
     async def states(

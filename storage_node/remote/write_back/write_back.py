@@ -31,7 +31,7 @@ from storage_node.limits.tasks import keep_going
 from storage_node.limits.wakeup import Wakeup
 from storage_node.remote.inventory.inventories import is_hidden
 from storage_node.remote.location.backends import Backends
-from storage_node.remote.write_back.upload_owners import AloneOwner
+from storage_node.remote.write_back.upload_owners import UploadOwners
 from storage_node.remote.write_back.upload_plan import ANY, Base, PendingUpload, Step, base_of, pending_upload
 from storage_node.remote.write_back.uploader import Uploader
 from storage_node.settings.declarations import RemoteSettings
@@ -86,7 +86,7 @@ class WriteBack:
         backends: Backends,
         read: Callable[..., Awaitable[Any]],
         settings: RemoteSettings,
-        owners: AloneOwner,
+        owners: UploadOwners,
         note_changes: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
     ) -> None:
         """`note_changes`: marks objects that are about to be changed, for the bucket's inventory."""
