@@ -79,10 +79,19 @@ storage_node.cluster.repair
 storage_node.cluster.snapshots
 storage_node.cluster.drives
 storage_node.promote
-storage_node.remote storage_node.remote.archives
+storage_node.remote.drivers
+storage_node.remote.location
+storage_node.remote.archives
+storage_node.remote.copies
+storage_node.remote.inventory
+storage_node.remote.write_back
 storage_node.remote.arriving
-storage_node.remote.tier storage_node.remote.fetch_owner
-storage_node.remote.cold_entries storage_node.remote.node_tier storage_node.remote.prefetcher
+storage_node.remote.fetching.fetch_owner
+storage_node.remote.tier_context
+storage_node.remote.fetching
+storage_node.remote.descriptions storage_node.remote.remote_reads storage_node.remote.remote_writes
+storage_node.remote.tier
+storage_node.remote storage_node.remote.ahead
 storage_node.remote.embedded
 storage_node.etl
 storage_node.batch

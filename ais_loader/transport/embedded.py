@@ -74,9 +74,9 @@ from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import NameSummary
 
 if TYPE_CHECKING:
+    from storage_node.context.remote_buckets import RemoteBucket
     from storage_node.etl.embedded import EmbeddedEtl
     from storage_node.remote.embedded import EmbeddedRemote
-    from storage_node.remote.remote_buckets import RemoteBucket
 
 # More threads than cores do not read faster, and more than a few take CPU time from the trainer.
 READ_PARTS = min(4, len(os.sched_getaffinity(0)))
@@ -251,16 +251,16 @@ class EmbeddedTransport:
     ) -> Iterator[Buffer]:
         require_object(bucket, name)
         store = self._store_here()
-        if self._remote_bucket(bucket) is not None:
+        if (place := self._remote_bucket(bucket)) is not None:
             is_part = self._is_cold(bucket, name) if member else bool(start or length is not None)
             if is_part and self._can_fetch:
                 part = Entry(bucket, name, member, start, length)
                 return cold_part(store, self._remote_here(), part, verify=verify)
             if member is None and self._can_fetch:
-                if (chunks := self._remote_here().chunks(bucket, name)) is not None:
+                if (chunks := self._remote_here().chunks(place, name)) is not None:
                     return chunks
             else:
-                self._ensure([(bucket, name)])
+                self._ensure([(place, name)])
             if not self._can_fetch and isinstance(self.head_names(bucket, [name])[0], errors.ObjectNotFound):
                 raise errors.StoreReadOnly(COLD.format(name))
         if member:
@@ -285,10 +285,8 @@ class EmbeddedTransport:
             place = self._remote_bucket(bucket) if self._can_fetch else None
             if place is None:
                 raise
-        (found,) = self._remote_here().heads(place, [name])
-        if isinstance(found, errors.LoaderError):
-            raise found
-        return object_info(found)
+        remote = self._remote_here()
+        return object_info(remote.run(remote.tier.descriptions.head(place, name)))
 
     def open_object(self, bucket: str, name: str, *, whole_up_to: int, timeout_s: float) -> OpenedObject:
         """The object is read when its bytes are used, from the file of the version that was looked up."""
@@ -349,7 +347,9 @@ class EmbeddedTransport:
         place = self._remote_bucket(bucket)
         cold = [at for at, one in enumerate(found) if isinstance(one, errors.ObjectNotFound)] if place else []
         if place is not None and cold and self._can_fetch:
-            for at, info in zip(cold, self._remote_here().heads(place, [names[at] for at in cold]), strict=True):
+            remote = self._remote_here()
+            infos = remote.run(remote.tier.descriptions.heads(place, [names[at] for at in cold]))
+            for at, info in zip(cold, infos, strict=True):
                 found[at] = info if isinstance(info, errors.LoaderError) else object_info(info)
         return found
 
@@ -361,11 +361,12 @@ class EmbeddedTransport:
             self._remote_here().delete_later(place, name, if_version or "")
             return
         if place is not None:
+            remote = self._remote_here()
             if if_version is not None:
-                self._remote_here().delete_version(place, name, if_version)
+                remote.run(remote.tier.writes.delete_version(place, name, if_version))
                 if if_version.startswith(ETAG_VERSION):
                     if_version = None  # the copy goes with the remote object
-            elif (error := self._remote_here().delete(place, [name])[0]) is not None:
+            elif (error := remote.run(remote.tier.writes.delete(place, [name]))[0]) is not None:
                 raise error
         try:
             store.delete(bucket, name, condition=parse_condition(False, if_version or ""))
@@ -498,7 +499,8 @@ class EmbeddedTransport:
                 raise
         from storage_node.remote.archives.cold_parts import WantedPage
 
-        page = self._remote_here().member_page(place, name, WantedPage(*wanted))
+        remote = self._remote_here()
+        page = remote.run(remote.tier.reads.member_page(place, name, WantedPage(*wanted)))
         return list_members(store, bucket, name, *wanted) if page is None else page
 
     # -- remote buckets
@@ -512,7 +514,7 @@ class EmbeddedTransport:
         record = self._store_here().find_bucket(name)
         if record is None or record.remote is None or record.cut is not None:
             return None
-        from storage_node.remote.remote_buckets import RemoteBucket
+        from storage_node.context.remote_buckets import RemoteBucket
 
         return RemoteBucket(name, record.uuid_bytes, record.remote)
 
@@ -526,12 +528,11 @@ class EmbeddedTransport:
                 self._remote = EmbeddedRemote(store)
             return self._remote
 
-    def _ensure(self, objects: Sequence[tuple[str, str]]) -> None:
+    def _ensure(self, objects: Sequence[tuple[RemoteBucket, str]]) -> None:
         if self._can_fetch:
-            if len(objects) == 1:
-                self._remote_here().ensure(*objects[0])
-            else:
-                self._remote_here().ensure_all(objects)
+            remote = self._remote_here()
+            reads = remote.tier.reads
+            remote.run(reads.ensure(*objects[0]) if len(objects) == 1 else reads.ensure_all(objects))
 
     def _refuse_remote(self, bucket: str, what: str) -> None:
         """Raises Unsupported for a remote bucket."""
@@ -546,7 +547,8 @@ class EmbeddedTransport:
         place = self._remote_bucket(bucket)
         if place is None:
             raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
-        return self._remote_here().warm(place, names)
+        remote = self._remote_here()
+        return remote.run(remote.tier.reads.warm(place, names))
 
     def evict(self, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str]) -> tuple[int, int]:
         require_bucket(bucket)
@@ -555,7 +557,7 @@ class EmbeddedTransport:
         store.bucket(bucket)
         if self._remote_bucket(bucket) is None:
             raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
-        from storage_node.remote.eviction import evict
+        from storage_node.remote.copies.eviction import evict
 
         return evict(store, bucket, names, prefix, patterns, self._remote_here().tier.space.kept)
 
@@ -566,7 +568,8 @@ class EmbeddedTransport:
         place = self._remote_bucket(request.bucket)
         if place is None:
             raise errors.InvalidRequest(f"bucket {request.bucket!r} is not a remote one")
-        return self._remote_here().refresh_inventory(place, request)
+        remote = self._remote_here()
+        return remote.each(remote.tier.inventories.refresh(place, request))
 
     def can_expect(self, bucket: str) -> bool:
         return self._can_fetch and self._remote_bucket(bucket) is not None
@@ -632,11 +635,13 @@ class EmbeddedTransport:
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         store = self._store_here()
-        is_remote = any(self._remote_bucket(name) is not None for name in request.bucket)
+        places = list(map(self._remote_bucket, request.bucket))
+        is_remote = any(places)
         if request.transform:
             if is_remote:
                 at = request.bucket_index or [0] * len(request.name)
-                self._ensure([(request.bucket[of], name) for of, name in zip(at, request.name, strict=True)])
+                cold = [(places[of], name) for of, name in zip(at, request.name, strict=True)]
+                self._ensure([(place, name) for place, name in cold if place is not None])
             return GeneratedStream(self._etl_here().frames(request))
         if is_remote:
             return ColdStream(store, request, self._remote_here() if self._can_fetch else None)

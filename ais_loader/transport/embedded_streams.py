@@ -119,7 +119,8 @@ class ColdStream(EmbeddedStream):
         if self._remote is None:
             yield from super()._read_frames()
             return
-        with self._remote.tier.space.reading_here(self._request):
+        buckets = self._remote.tier.buckets.of(self._request.bucket)
+        with self._remote.tier.space.reading_here(self._request, buckets):
             yield from super()._read_frames()
 
     def _spans(self, batch: StoreBatch) -> Iterator[FrameSpan]:
@@ -132,7 +133,8 @@ class ColdStream(EmbeddedStream):
             yield from batch.spans()
             return
         remote = self._remote
-        entries = cold_entries(remote.tier, self._request, batch)
+        buckets = remote.tier.buckets.of(self._request.bucket)
+        entries = cold_entries(remote.tier, self._request, batch, buckets)
         cold = ColdEntries(batch, entries, remote.tier, remote.begin)
         try:
             first = 0
@@ -141,7 +143,7 @@ class ColdStream(EmbeddedStream):
                 for span in batch.spans(first=first, stop=stop):
                     for position, part, begin, end in cold.missing(span):
                         try:
-                            remote.wait_for(part, begin, end)
+                            remote.run(part.ready(begin, end))
                         except errors.LoaderError as error:
                             cold.fail(position, error)
                     yield span

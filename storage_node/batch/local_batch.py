@@ -63,7 +63,8 @@ class LocalBatch:
         run = self._run_buffered if self._request.buffered else self._run_streaming
         try:
             tier = self._resources.remote
-            cold = cold_entries(tier, self._request, batch)
+            buckets = self._call.buckets
+            cold = cold_entries(tier, self._request, batch, buckets) if buckets else {}
             if self._request.HasField("whole_up_to") and (cold or not _is_sent(self._request, batch)):
                 if cold:  # the client looks the object up, and its reader knows which bytes to fetch
                     batch.fail(0, ObjectNotFound(f"{self._request.name[0]!r} is not stored"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.peers import PeerPool
 from storage_node.batch.readahead import Readahead
 from storage_node.context.node import Node
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.limits.call_slots import CallSlot, CallSlots
@@ -161,8 +162,9 @@ class BatchResources:
     async def transformed(self, request: pb.BatchRequest) -> TransformedRun:
         """Return the entries of a request with transforms. The caller closes it. Raises InvalidRequest, Unsupported."""
         check_columns(request, len(request.name))
-        at = request.bucket_index or [0] * len(request.name)
-        await self.remote.ensure_all((request.bucket[of], name) for of, name in zip(at, request.name, strict=False))
+        if buckets := self.remote.buckets.of(request.bucket):
+            at = request.bucket_index or [0] * len(request.name)
+            await self.remote.reads.ensure_all((buckets[of], name) for of, name in zip(at, request.name, strict=False))
         return await self.etl.run(request)
 
     async def throttle(self) -> None:
@@ -184,6 +186,8 @@ class BatchCall:
     send: Callable[[Message], Awaitable[None]]
     tally: BatchTally
     call_slot: CallSlot
+    buckets: Sequence[RemoteBucket | None]
+    """The remote ones among the buckets of the request, at its positions; empty if none is."""
 
     async def spend_credit(self, size_bytes: int) -> None:
         """Wait for the client's credit. The slot does not count as idle meanwhile."""

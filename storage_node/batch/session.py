@@ -23,6 +23,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 from typing import Protocol, TypeVar
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
@@ -281,7 +282,9 @@ class _Session:
             return None
         node, etl = service.node, service.resources.etl
         answer: tuple[Message, int, int] | None
-        if service.resources.remote.validates(request.bucket):
+        remote = service.resources.remote
+        buckets = remote.buckets.of(request.bucket)
+        if any(bucket is not None and bucket.validates for bucket in buckets):
             return None
         if not request.transform:
             answer = answer_inline(node.store, request, batch_id, node.membership)
@@ -294,7 +297,8 @@ class _Session:
             if rates.is_limited:
                 rates.take(tenant)
                 rates.spend(tenant, answer[1])
-            service.resources.remote.space.note_reads(request)
+            if buckets and buckets[0] is not None:
+                remote.space.note_reads(buckets[0], request)
         return answer
 
     def _forget(self, batch_id: int) -> None:
@@ -373,9 +377,13 @@ class _Session:
                 raise InvalidRequest(f"tenant: {len(request.tenant)} characters, at most {MAX_TENANT}")
             with service.resources.admit(request, evict) as call_slot:
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
-                    call = BatchCall(service.resources, batch_id, request, credit, self._send, tally, call_slot)
+                    remote = service.resources.remote
+                    buckets = remote.buckets.of(request.bucket)
+                    call = BatchCall(
+                        service.resources, batch_id, request, credit, self._send, tally, call_slot, buckets
+                    )
                     run = await self._run_for(call)
-                    async with service.resources.remote.space.reading(request):
+                    async with remote.space.reading(request, buckets) if buckets else nullcontext():
                         end = await run.run()
             if end is None:
                 return

@@ -55,6 +55,12 @@ class Membership:
         view = self.view
         return view.version if view is not None else 0
 
+    def placed(self, bucket: str) -> tuple[ClusterView, pb.MapBucket] | None:
+        """Return the map, and the bucket in it; None without a cluster that has the bucket."""
+        view = self.view
+        found = view.buckets.get(bucket) if view is not None else None
+        return None if view is None or found is None else (view, found)
+
     def is_owner(self, bucket_uuid: bytes, name: str) -> bool:
         """Whether this node surely knows the newest version, by the newest map. A former owner may not have been told
         of later writes, nor a new owner of earlier ones."""

@@ -26,8 +26,9 @@ from storage_node.gateway.clients import Clients
 from storage_node.gateway.direct_send import DirectSend
 from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
+from storage_node.gateway.parsing import query_pairs
 from storage_node.gateway.post_form import PostForm
-from storage_node.gateway.request import INLINE_BYTES, Incoming, Request, Response, query_pairs
+from storage_node.gateway.request import INLINE_BYTES, Incoming, Request, Response
 from storage_node.gateway.router import Call, route, split_path, virtual_bucket
 from storage_node.gateway.server.access_log import AccessLog
 from storage_node.gateway.server.bounded_server import (

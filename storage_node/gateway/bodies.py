@@ -10,16 +10,13 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from storage_node.gateway import checksums
 from storage_node.gateway.checksums import Hasher
 from storage_node.gateway.errors import S3Error
+from storage_node.gateway.post_form import PostForm
 from storage_node.gateway.signature import UNSIGNED, ChunkSigner, Signed, content_md5
 from storage_node.gateway.spool import BodyMemory, Spool
-
-if TYPE_CHECKING:
-    from storage_node.gateway.post_form import PostForm
 
 MAX_BYTES = 5 << 30
 """Largest body, as in S3. Larger objects are made of parts."""

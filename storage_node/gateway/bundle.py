@@ -6,8 +6,9 @@ from ais_loader.values.entry import Entry
 from ais_loader.values.urls import split_member
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.names import name_of
+from storage_node.gateway.parsing import parse_json
 from storage_node.gateway.reading import begun
-from storage_node.gateway.request import Request, Response, parse_json
+from storage_node.gateway.request import Request, Response
 
 MAX_ENTRIES = 10_000
 MAX_BODY_BYTES = 16 << 20

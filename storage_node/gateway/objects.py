@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import replace
+from urllib.parse import quote, urlencode
 
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
@@ -15,10 +16,12 @@ from storage_node.gateway import attributes, checksums, conditions, tagging, xml
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.listing import max_keys, stamp
 from storage_node.gateway.names import name_of
+from storage_node.gateway.parsing import decoded
 from storage_node.gateway.reading import Reading, with_current
-from storage_node.gateway.request import Request, Response, decoded, xml_response
+from storage_node.gateway.request import Request, Response, xml_response
 
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
+_REDIRECT = re.compile(r"https?://[!-~]+\Z")
 _MAX_DIGITS = 19
 COPY_SOURCE = "x-amz-copy-source"
 MAX_PARTS = 10_000
@@ -45,6 +48,28 @@ def put_object(request: Request) -> Response:
         headers[f"x-amz-checksum-{body.checksum[0]}"] = body.checksum[1]
         headers["x-amz-checksum-type"] = "FULL_OBJECT"
     return Response(headers=headers)
+
+
+def post_object(request: Request) -> Response:
+    """Answer PostObject. Raises S3Error."""
+    assert request.body is not None and request.body.form is not None
+    fields = request.body.form.fields
+    key = fields["key"]
+    headers = dict(fields)
+    if "tagging" in fields:
+        headers[tagging.HEADER] = tagging.text_of_document(fields["tagging"].encode())
+    stored = put_object(replace(request, key=key, headers=headers))
+    etag, place = stored.headers["etag"], f"/{request.bucket}/{quote(key)}"
+    url = fields.get("success_action_redirect") or fields.get("redirect", "")
+    if _REDIRECT.match(url):
+        query = urlencode({"bucket": request.bucket, "key": key, "etag": etag}, quote_via=quote)
+        return Response(303, {**stored.headers, "location": f"{url}{'&' if '?' in url else '?'}{query}"})
+    made = Response(200 if fields.get("success_action_status") == "200" else 204)
+    if fields.get("success_action_status") == "201":
+        parts = xml.tags(Location=place, Bucket=request.bucket) + xml.key_tags(key) + xml.tag("ETag", etag)
+        made = xml_response(xml.document("PostResponse", [parts]), 201)
+    made.headers |= {**stored.headers, "location": place}
+    return made
 
 
 def get_object(request: Request) -> Response:

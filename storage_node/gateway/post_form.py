@@ -9,22 +9,17 @@ import base64
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote, urlencode
 
-from storage_node.gateway import tagging, xml
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.keys import Account
-from storage_node.gateway.objects import put_object
-from storage_node.gateway.request import Request, Response, parse_json, xml_response
+from storage_node.gateway.parsing import parse_json
 from storage_node.gateway.signature import verify_policy
 
 _BOUNDARY = re.compile(r'multipart/form-data\s*;\s*boundary="?([!#-~]{1,70}?)"?\s*\Z', re.IGNORECASE)
 _PARAMETER = re.compile(r';[ \t]*(name|filename)="([^"]*)"', re.IGNORECASE)
 _EXPIRATION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?Z\Z")
-_URL = re.compile(r"https?://[!-~]+\Z")
 _FIELDS_BYTES = 20 << 10
 """Size of all that precedes the file, as in S3."""
 _UNCONDITIONAL = {"awsaccesskeyid", "signature", "x-amz-signature", "policy"}
@@ -195,25 +190,3 @@ def _rule(condition: Any) -> tuple[str, str, Any]:
     if not (isinstance(name, str) and isinstance(value, str)):
         raise ValueError("a condition has a field and a text")
     return kind, name.lower(), value
-
-
-def post_object(request: Request) -> Response:
-    """Answer PostObject. Raises S3Error."""
-    assert request.body is not None and request.body.form is not None
-    fields = request.body.form.fields
-    key = fields["key"]
-    headers = dict(fields)
-    if "tagging" in fields:
-        headers[tagging.HEADER] = tagging.text_of_document(fields["tagging"].encode())
-    stored = put_object(replace(request, key=key, headers=headers))
-    etag, place = stored.headers["etag"], f"/{request.bucket}/{quote(key)}"
-    url = fields.get("success_action_redirect") or fields.get("redirect", "")
-    if _URL.match(url):
-        query = urlencode({"bucket": request.bucket, "key": key, "etag": etag}, quote_via=quote)
-        return Response(303, {**stored.headers, "location": f"{url}{'&' if '?' in url else '?'}{query}"})
-    made = Response(200 if fields.get("success_action_status") == "200" else 204)
-    if fields.get("success_action_status") == "201":
-        parts = xml.tags(Location=place, Bucket=request.bucket) + xml.key_tags(key) + xml.tag("ETag", etag)
-        made = xml_response(xml.document("PostResponse", [parts]), 201)
-    made.headers |= {**stored.headers, "location": place}
-    return made

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from storage_node.gateway import acl, buckets, listing, multipart, objects, post_form, tagging
+from storage_node.gateway import acl, buckets, listing, multipart, objects, tagging
 from storage_node.gateway.bodies import MAX_BYTES
 from storage_node.gateway.bundle import MAX_BODY_BYTES, bundle
 from storage_node.gateway.errors import S3Error
-from storage_node.gateway.request import Request, Response, decoded
+from storage_node.gateway.parsing import decoded
+from storage_node.gateway.request import Request, Response
 
 _DOCUMENT_BYTES = 2 << 20
 _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}(@[A-Za-z0-9_.-]{1,63})?\Z")
@@ -51,7 +52,7 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
     ("bucket", "POST"): [
         ("delete", Call("DeleteObjects", buckets.delete_objects, _DOCUMENT_BYTES)),
         ("bundle", Call("Bundle", bundle, MAX_BODY_BYTES, is_batch=True)),
-        ("", Call("PostObject", post_form.post_object, MAX_BYTES)),
+        ("", Call("PostObject", objects.post_object, MAX_BYTES)),
     ],
     ("object", "GET"): [
         ("acl", Call("GetObjectAcl", acl.get_acl)),

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 from ais_loader.extras import needs
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.keys import Account
-from storage_node.gateway.request import decoded, query_pairs
+from storage_node.gateway.parsing import decoded, query_pairs
 
 with needs("botocore", "ais-loader gateway"):
     from botocore.auth import HmacV1QueryAuth, S3SigV4Auth

@@ -9,7 +9,8 @@ from urllib.parse import urlencode
 from storage_node.gateway import xml
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.names import name_of
-from storage_node.gateway.request import Request, Response, query_pairs, xml_response
+from storage_node.gateway.parsing import query_pairs
+from storage_node.gateway.request import Request, Response, xml_response
 
 if TYPE_CHECKING:
     from ais_loader.values.entry import ObjectInfo

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
 
 T = TypeVar("T")
@@ -49,6 +50,16 @@ async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool
                 await asyncio.wait([future])
         retrieve(future)
         raise
+
+
+async def results_of(works: Iterable[Awaitable[T]]) -> list[T | LoaderError]:
+    """Await all of these at once. Returns results and LoaderErrors, in order; raises an exception of another kind."""
+    found: list[T | LoaderError] = []
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException) and not isinstance(result, LoaderError):
+            raise result
+        found.append(result)
+    return found
 
 
 async def cancel_others(timeout_s: float) -> None:

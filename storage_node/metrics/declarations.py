@@ -391,20 +391,20 @@ METRICS = (
     ),
     # Writes that are acknowledged before they are uploaded.
     metric("ais_loader_remote_pending_uploads", "gauge", "objects", "bucket")(
-        lambda node: {row.bucket: row.count for row in node.resources.remote.pending_rows()},
+        lambda node: {row.bucket: row.count for row in node.resources.remote.write_back.rows(all_buckets=True)},
         'Puts and deletions of buckets with write="back" that are still to be uploaded. In a cluster, each owner of an '
         "object counts it.",
     ),
     metric("ais_loader_remote_pending_upload_bytes", "gauge", "bytes", "bucket")(
-        lambda node: {row.bucket: row.bytes for row in node.resources.remote.pending_rows()},
+        lambda node: {row.bucket: row.bytes for row in node.resources.remote.write_back.rows(all_buckets=True)},
         "Bytes of the objects that are still to be uploaded.",
     ),
     metric("ais_loader_remote_pending_upload_age_seconds", "gauge", "seconds", "bucket")(
-        lambda node: {row.bucket: row.oldest_s for row in node.resources.remote.pending_rows()},
+        lambda node: {row.bucket: row.oldest_s for row in node.resources.remote.write_back.rows(all_buckets=True)},
         "Age of the oldest put or deletion that is still to be uploaded.",
     ),
     metric("ais_loader_remote_upload_conflicts", "gauge", "objects", "bucket")(
-        lambda node: {row.bucket: row.conflicts for row in node.resources.remote.pending_rows()},
+        lambda node: {row.bucket: row.conflicts for row in node.resources.remote.write_back.rows(all_buckets=True)},
         "Objects whose conditional write is not uploaded, because others have changed the remote object.",
     ),
     metric("ais_loader_remote_requests_total", "counter", "requests", "bucket", "class")(

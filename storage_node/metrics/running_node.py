@@ -23,7 +23,7 @@ from storage_node.limits.call_slots import CallSlots
 from storage_node.limits.counters import NodeCounters
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.promote.job import PromoteMetrics
-from storage_node.remote.usage import UsageCounts
+from storage_node.remote.location.usage import UsageCounts
 from storage_node.store.pool.membership import DriveState
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class RunningNode:
         """Requests to remote storage by the name of the bucket."""
         names = {bucket.uuid: name for name, bucket in self.node.store.buckets().items()}
         found: dict[str, UsageCounts] = {}
-        for at, (uuid, counts) in enumerate(self.resources.remote.usage_by_bucket().items()):
+        for at, (uuid, counts) in enumerate(self.resources.remote.backends.usage_by_bucket().items()):
             if uuid in names:
                 found.setdefault(names[uuid] if at < MAX_REMOTE_BUCKETS else OTHERS, UsageCounts()).add(counts)
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -18,10 +18,10 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from ais_loader.errors import LoaderError, ObjectDeleted, ObjectNotFound, ObjectReplaced
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.archives.cold_index import KINDS
 from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.remote_changed import RemoteChanged
+from storage_node.remote.drivers.remote_changed import RemoteChanged
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.buckets import ReplicaStale
@@ -56,14 +56,14 @@ class ColdEntry(NamedTuple):
         return self.start > 0 or self.length >= 0
 
     async def fetch(self, tier: RemoteTier) -> Part:
-        """Have the object stored, or return its bytes. Raises what `RemoteTier.fetch` raises, RangeError."""
+        """Have the object stored, or return its bytes. Raises what `Fetches.fetch` raises, RangeError."""
         if self.member:
-            return await tier.fetch_member(self.bucket, self.name, self.member, self.start, self.length, self.etag)
+            return await tier.reads.member(self.bucket, self.name, self.member, self.start, self.length, self.etag)
         if self.is_range:
-            return await tier.fetch_range(self.bucket, self.name, self.start, self.length, self.etag)
+            return await tier.reads.range(self.bucket, self.name, self.start, self.length, self.etag)
         if self.streams:
-            return await tier.stream(self.bucket, self.name, etag=self.etag)
-        await tier.fetch(self.bucket, self.name, self.version)
+            return await tier.reads.stream(self.bucket, self.name, etag=self.etag)
+        await tier.fetches.fetch(self.bucket, self.name, self.version)
         return None
 
     async def begun(self, tier: RemoteTier, part: ArrivingPart) -> Part:
@@ -72,14 +72,16 @@ class ColdEntry(NamedTuple):
         Closes the part if it is not returned. Raises what `fetch` raises.
         """
         bucket, name, etag, start, length = self.bucket, self.name, self.etag, self.start, self.length
-        return await begun(part, lambda: tier.stream(bucket, name, etag=etag, start=start, length=length))
+        return await begun(part, lambda: tier.reads.stream(bucket, name, etag=etag, start=start, length=length))
 
 
-def cold_entries(tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch) -> dict[int, ColdEntry]:
-    """Return the entries of a looked-up batch that need a fetch or a validation, by position."""
-    buckets = [tier.remote_bucket(name) for name in request.bucket]
-    if not any(buckets):
-        return {}
+def cold_entries(
+    tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch, buckets: Sequence[RemoteBucket | None]
+) -> dict[int, ColdEntry]:
+    """Return the entries of a looked-up batch that need a fetch or a validation, by position.
+
+    `buckets`: the remote ones among the buckets of the request.
+    """
     found: dict[int, ColdEntry] = {}
     for position in range(batch.n):
         bucket = buckets[request.bucket_index[position] if request.bucket_index else 0]
@@ -89,7 +91,7 @@ def cold_entries(tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch) 
         if entry is None:
             if batch.status[position] == pb.NOT_FOUND or _is_stale(batch, position):
                 found[position] = _cold(request, position, bucket, name)
-        elif not tier.is_current(bucket, name, entry):
+        elif not tier.copies.is_current(bucket, name, entry):
             found[position] = ColdEntry(bucket, name, str(entry.version))
         else:
             tier.space.note_read(bucket.uuid, name)
@@ -97,7 +99,7 @@ def cold_entries(tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch) 
 
 
 def _is_stale(batch: StoreBatch, position: int) -> bool:
-    """Return whether the copy here may be outdated; see `RemoteTier.stored`."""
+    """Return whether the copy here may be outdated; see `StoredCopies.stored`."""
     fault = batch.fault(position) if batch.status[position] == pb.UNAVAILABLE else None
     return fault is not None and fault.kind == ReplicaStale.kind
 

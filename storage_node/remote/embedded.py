@@ -6,31 +6,28 @@ that reads beside it cannot store what it fetches, and reads only what is stored
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
-from typing import Any
 
-from ais_loader.errors import LoaderError, NotFound, VersionConflict
+from ais_loader.errors import NotFound, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.remote import Remote
+from storage_node.context.channels import Caller, Channels
+from storage_node.context.membership import Membership
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.loop_thread import LoopThread
-from storage_node.remote.archives.cold_parts import WantedPage
+from storage_node.remote.ahead.plans import Plans
+from storage_node.remote.ahead.prefetcher import Prefetcher
 from storage_node.remote.arriving.arriving_part import ArrivingPart
-from storage_node.remote.cold_entries import Part
-from storage_node.remote.plans import Plans
-from storage_node.remote.prefetcher import Prefetcher
-from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
-from storage_node.remote.tier import FetchAlone, RemoteTier
+from storage_node.remote.tier import RemoteTier
+from storage_node.remote.tier_context import TierHost
 from storage_node.remote.write_back.refusals import require_none, same_place
-from storage_node.remote.write_back.upload_owners import AloneOwner
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.host_patterns import ANY
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
-from storage_node.store.read.object_reader import MemberPage
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 from storage_node.store.write import check_announced, check_content
@@ -46,23 +43,16 @@ class EmbeddedRemote:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = LoopThread("ais-loader-remote", self._set_up, self._end, readers=_READERS)
+        # What the tier does runs on its event loop.
+        self.run, self.begin, self.each = self._thread.run, self._thread.begin, self._thread.each
 
     async def _set_up(self, thread: LoopThread) -> None:
         settings = ServerConfig().replace(remote_hosts=(ANY,)).remote
-
-        plans = Plans()
-        self.tier = RemoteTier(
-            self._store,
-            settings,
-            buckets=RemoteBuckets(self._store, None),
-            read=thread.read,
-            store_object=self._store_object,
-            delete_object=self._delete_copy,
-            file_roots=None,
-            owner=FetchAlone(),
-            upload_owners=AloneOwner(),
-            plans=plans,
+        plans, channels = Plans(), Channels(Caller())
+        host = TierHost(
+            self._store, Membership(b""), channels, thread.read, self._store_object, self._delete_copy, file_roots=None
         )
+        self.tier = RemoteTier(host, settings, plans.needed_at)
         self.write_back = self.tier.write_back
         self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests, plans)
 
@@ -76,61 +66,25 @@ class EmbeddedRemote:
 
     # -- reading
 
-    def begin(self, work: Coroutine[Any, Any, Part]) -> Future[Part]:
-        """Begin a fetch on the tier's event loop. Raises Closed."""
-        return self._thread.begin(work)
-
-    def wait_for(self, part: ArrivingPart, offset: int, end: int) -> None:
-        """Call `ArrivingPart.ready`."""
-        self._thread.run(part.ready(offset, end))
-
-    def chunks(self, bucket: str, name: str) -> Iterator[bytes] | None:
-        """Return the bytes of an object that is being fetched; None when it is stored. See `RemoteTier.arriving`."""
-        part = self._thread.run(self.tier.arriving(bucket, name))
+    def chunks(self, bucket: RemoteBucket, name: str) -> Iterator[bytes] | None:
+        """Return the bytes of an object that is being fetched; None when it is stored. See `RemoteReads.arriving`."""
+        part = self.run(self.tier.reads.arriving(bucket, name))
         return None if part is None else self._chunks_of(part)
 
     def _chunks_of(self, part: ArrivingPart) -> Iterator[bytes]:
         try:
-            yield from self._thread.each(part.chunks())
+            yield from self.each(part.chunks())
         finally:
             part.close()
 
-    def member_page(self, bucket: RemoteBucket, name: str, wanted: WantedPage) -> MemberPage | None:
-        """See `RemoteTier.member_page`."""
-        return self._thread.run(self.tier.member_page(bucket, name, wanted))
-
-    def ensure(self, bucket: str, name: str) -> None:
-        """See `RemoteTier.ensure`."""
-        self._thread.run(self.tier.ensure(bucket, name))
-
-    def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
-        """See `RemoteTier.ensure_all`."""
-        self._thread.run(self.tier.ensure_all(objects))
-
-    def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
-        """See `RemoteTier.heads`."""
-        return self._thread.run(self.tier.heads(bucket, names))
-
     def pages(self, bucket: RemoteBucket, prefix: str, start_after: str) -> Iterator[remote_pb.ListRemoteResponse]:
-        """Iterate over the pages of remote objects. See `RemoteTier.page`."""
+        """Iterate over the pages of remote objects. See `Descriptions.page`."""
         while True:
-            page = self._thread.run(self.tier.page(bucket, prefix, start_after))
+            page = self.run(self.tier.descriptions.page(bucket, prefix, start_after))
             yield page
             if not page.more:
                 return
             start_after = page.next
-
-    def refresh_inventory(
-        self,
-        bucket: RemoteBucket,
-        request: remote_pb.RefreshInventoryRequest,
-    ) -> Iterator[remote_pb.RefreshInventoryResponse]:
-        """See `Inventories.refresh`."""
-        return self._thread.each(self.tier.inventories.refresh(bucket, request))
-
-    def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
-        """See `RemoteTier.warm`."""
-        return self._thread.run(self.tier.warm(bucket, names))
 
     def expect(self, request: remote_pb.ExpectRequest) -> remote_pb.ExpectResponse:
         """See `Prefetcher.expect`."""
@@ -138,11 +92,11 @@ class EmbeddedRemote:
         async def expect() -> remote_pb.ExpectResponse:
             return self.prefetcher.expect(request)
 
-        return self._thread.run(expect())
+        return self.run(expect())
 
     def usage(self) -> remote_pb.RemoteUsageResponse:
         """Return the requests to remote storage since the store was opened."""
-        return self.tier.usage({bucket.uuid: name for name, bucket in self._store.buckets().items()})
+        return self.tier.backends.usage({bucket.uuid: name for name, bucket in self._store.buckets().items()})
 
     # -- writing
 
@@ -156,7 +110,7 @@ class EmbeddedRemote:
             for chunk in chunks:
                 spool.write(chunk)
             check_announced(spool, header)
-            return self._thread.run(self._put(bucket, header, spool))
+            return self.run(self._put(bucket, header, spool))
         finally:
             spool.close()
 
@@ -168,7 +122,7 @@ class EmbeddedRemote:
                     return await self._store_object(header, chunks)
         async with self.tier.writing.hold([(bucket.uuid, header.name)]):
             async with aclosing(self._chunks(spool)) as chunks:
-                metadata = await self.tier.put(bucket, header, chunks, spool.size_bytes)
+                metadata = await self.tier.writes.put(bucket, header, chunks, spool.size_bytes)
             copy = pb.PutHeader(bucket=header.bucket, name=header.name, metadata=metadata, condition=header.condition)
             async with aclosing(self._chunks(spool)) as chunks:
                 return await self._store_object(copy, chunks)
@@ -178,16 +132,12 @@ class EmbeddedRemote:
         while chunk := await self._thread.read(next, chunks, b""):
             yield chunk
 
-    def delete(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
-        """See `RemoteTier.delete`."""
-        return self._thread.run(self.tier.delete(bucket, names))
-
     def delete_later(self, bucket: RemoteBucket, name: str, if_version: str) -> None:
         """Delete an object whose remote object is deleted afterwards. Raises VersionConflict and what `Store.delete`
         raises."""
-        etag = self._thread.run(self.write_back.cold_etag(bucket, name, if_version))
+        etag = self.run(self.write_back.cold_etag(bucket, name, if_version))
         condition = parse_condition(bool(etag), "" if etag else if_version)
-        mark = self._thread.run(self.write_back.deletion_mark(bucket, [name], condition, etag))
+        mark = self.run(self.write_back.deletion_mark(bucket, [name], condition, etag))
         self._store.delete(bucket.name, name, keep_tombstone=True, condition=condition, raw_metadata=mark)
 
     def require_settable(self, bucket: RemoteBucket, remote: Remote | str | None) -> None:
@@ -199,12 +149,8 @@ class EmbeddedRemote:
     def pending(self, bucket_uuid: bytes | None, prefix: str, wait_s: float) -> list[remote_pb.PendingBucket]:
         """Return what is to be uploaded, after waiting for it for this time."""
         if wait_s:
-            self._thread.run(self.write_back.flush(bucket_uuid, prefix, wait_s))
+            self.run(self.write_back.flush(bucket_uuid, prefix, wait_s))
         return self.write_back.rows(bucket_uuid, prefix)
-
-    def delete_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
-        """See `RemoteTier.delete_version`."""
-        self._thread.run(self.tier.delete_version(bucket, name, version))
 
     async def _store_object(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
         read = self._thread.read

@@ -8,12 +8,11 @@ from pathlib import Path
 from ais_loader.errors import NotFound, VersionConflict
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
+from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.remote.ahead.plans import Plans
 from storage_node.remote.arriving.object_intake import StoreObject
-from storage_node.remote.fetch_owner import FetchOwner
-from storage_node.remote.plans import Plans
-from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.tier import RemoteTier
-from storage_node.remote.write_back.upload_owners import UploadOwners
+from storage_node.remote.tier_context import TierHost
 from storage_node.store.drive.preconditions import parse_condition
 
 
@@ -31,15 +30,13 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject, p
         except (NotFound, VersionConflict):
             return  # somebody else has deleted or replaced it
 
-    return RemoteTier(
+    host = TierHost(
         node.store,
-        settings,
-        buckets=RemoteBuckets(node.store, node.membership),
-        read=node.read,
-        store_object=store_object,
-        delete_object=delete_object,
+        node.membership,
+        writes.channels,
+        node.read,
+        store_object,
+        delete_object,
         file_roots=tuple(map(Path, settings.file_roots)),
-        owner=FetchOwner(node.membership, writes.channels, settings.fetch_timeout_s),
-        upload_owners=UploadOwners(node.membership, writes.channels),
-        plans=plans,
     )
+    return RemoteTier(host, settings, plans.needed_at)

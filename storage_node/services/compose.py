@@ -60,8 +60,9 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
         """Return what was stored, possibly by an earlier attempt whose response was lost. Raises LoaderError."""
         header = composing.request.object
         for part in composing.request.part:
-            if part.HasField("range"):
-                await self._tier.ensure(part.range.bucket, part.range.name)
+            bucket = self._tier.buckets.find(part.range.bucket) if part.HasField("range") else None
+            if bucket is not None:
+                await self._tier.reads.ensure(bucket, part.range.name)
         if header.condition.repeat_ms and (done := await self._objects.done_earlier(header)) is not None:
             return done
         try:

@@ -14,8 +14,8 @@ from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page,
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import failures, write_tombstones
 from storage_node.context.node import Node
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import count_each
-from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
 from storage_node.services.write_through import WriteThrough
@@ -90,7 +90,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         if len(request.name) > MAX_HEADS:
             raise InvalidRequest(f"{len(request.name):,} names with one request: at most {MAX_HEADS:,}")
         answer, kinds = await self._node.read(self._heads, request)
-        if (bucket := self._tier.remote_bucket(request.bucket)) is not None:
+        if (bucket := self._tier.buckets.find(request.bucket)) is not None:
             await self._add_cold(bucket, request, answer, kinds)
         count_each(self._node.metrics, "head", kinds)
         return answer
@@ -114,7 +114,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
     ) -> None:
         """Describe the objects that are not stored here from the remote storage."""
         cold = [failure.position for failure in answer.failure if failure.error.kind in _MISSING]
-        found = await self._tier.heads(bucket, [request.name[position] for position in cold])
+        found = await self._tier.descriptions.heads(bucket, [request.name[position] for position in cold])
         kept = [failure for failure in answer.failure if failure.error.kind not in _MISSING]
         del answer.failure[:]
         answer.failure.extend(kept)

@@ -64,7 +64,7 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.JobInfo:
         for bucket in (request.job.bucket, request.job.to_bucket):
-            self._tier.refuse(bucket, "jobs neither read nor write it")
+            self._tier.buckets.refuse(bucket, "jobs neither read nor write it")
         granted = GRANTED.get()
         return await self._jobs.start(request, kept_of(granted.claims) if granted is not None else None)
 
@@ -86,8 +86,9 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
         return pb.DeleteJobResponse()
 
     async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
-        self._tier.refuse(request.to_bucket, "results of transforms cannot be stored in it")
-        await self._tier.ensure(request.bucket, request.name)
+        self._tier.buckets.refuse(request.to_bucket, "results of transforms cannot be stored in it")
+        if (bucket := self._tier.buckets.find(request.bucket)) is not None:
+            await self._tier.reads.ensure(bucket, request.name)
         return await self._jobs.copy(request)
 
 

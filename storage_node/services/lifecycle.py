@@ -43,9 +43,9 @@ from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.limits.tasks import cancel_others, keep_going
 from storage_node.limits.wakeup import Wakeup
 from storage_node.promote.store_folders import of_store, require_apart
+from storage_node.remote.ahead.plans import Plans
+from storage_node.remote.ahead.prefetcher import Prefetcher
 from storage_node.remote.node_tier import node_tier
-from storage_node.remote.plans import Plans
-from storage_node.remote.prefetcher import Prefetcher
 from storage_node.services.buckets import BucketsService
 from storage_node.services.call_lines import CallLines
 from storage_node.services.call_path import CallPath, Methods

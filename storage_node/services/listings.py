@@ -140,9 +140,9 @@ class Listings:
         try:
             return _members_response(await stored())
         except ObjectNotFound:
-            if (bucket := self._tier.remote_bucket(request.bucket)) is None:
+            if (bucket := self._tier.buckets.find(request.bucket)) is None:
                 raise
-        cold = await self._tier.member_page(bucket, request.name, wanted)
+        cold = await self._tier.reads.member_page(bucket, request.name, wanted)
         return _members_response(await stored() if cold is None else cold)
 
 

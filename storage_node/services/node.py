@@ -39,7 +39,7 @@ class NodeService:
         store = self._node.store
         states = await self._node.read(store.pool.states)
         counts, limits = self._node.metrics, self._node.limits()
-        pending = self._tier.pending_rows()
+        pending = self._tier.write_back.rows(all_buckets=True)
         if CALLER.get() is Role.CLIENT:
             limits.pop("etl_commands", None)  # clients are told their names and arguments, in `etl_command`
         return objects_pb.DescribeResponse(

@@ -16,10 +16,11 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.write_plan import Result
 from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.call_slots import tenant_of
 from storage_node.limits.counters import count
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.tier import RemoteTier, described
+from storage_node.remote.descriptions import described
+from storage_node.remote.tier import RemoteTier
 from storage_node.rights.batches import refused_objects
 from storage_node.rights.granted import GRANTED
 from storage_node.services.errors import Context
@@ -59,7 +60,7 @@ class ObjectsService:
     ) -> pb.ObjectInfo:
         """Store the object of one PUT; that of a remote bucket in the remote storage first, unless it is written back.
         Raises LoaderError."""
-        if (remote := self._tier.remote_bucket(bucket)) is None:
+        if (remote := self._tier.buckets.find(bucket)) is None:
             return await self._put_writer.store(messages, take_from_socket)
         if remote.remote.is_write_back:
             return await self._store_pending(remote, messages, take_from_socket)
@@ -100,7 +101,7 @@ class ObjectsService:
         """Put the objects of one message. Raises LoaderError."""
         for small in request.object:
             require_unreserved(small.metadata)
-        if not any(map(self._tier.remote_bucket, {small.bucket for small in request.object})):
+        if not any(map(self._tier.buckets.find, {small.bucket for small in request.object})):
             return _response(await self._put_writer.store_group(request.object))
         names = self._write_through.names(request)
         async with self._write_through.admitted(request), self._tier.writing.hold(names):
@@ -111,14 +112,17 @@ class ObjectsService:
         return response if not failed else _with_failures(response, failed, len(request.object))
 
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
-        read, tier = self._node.read, self._tier
+        read, bucket = self._node.read, self._tier.buckets.find(request.bucket)
         reader: StoredObjectReader | MemberReader
         if request.member:
-            await tier.ensure(request.bucket, request.name)
+            if bucket is not None:
+                await self._tier.reads.ensure(bucket, request.name)
             reader = await self._node.open_archives(tenant_of(context), self._open, request)
         else:
-            length = request.length if request.HasField("length") else -1
-            part = await tier.arriving(request.bucket, request.name, request.version, request.start, length)
+            part = None
+            if bucket is not None:
+                length = request.length if request.HasField("length") else -1
+                part = await self._tier.reads.arriving(bucket, request.name, request.version, request.start, length)
             if part is not None:
                 with closing(part):
                     info = described(request.bucket, part.info)
@@ -146,23 +150,23 @@ class ObjectsService:
         return open_object(self._store, request.bucket, request.name, **wanted)
 
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
-        bucket = self._tier.remote_bucket(request.bucket)
+        bucket = self._tier.buckets.find(request.bucket)
         try:
             if bucket is None:
                 entry = await self._node.read(self._store.head, request.bucket, request.name)
             else:
-                entry = await self._node.read(self._tier.stored, bucket, request.name)
+                entry = await self._node.read(self._tier.copies.stored, bucket, request.name)
         except ObjectNotFound:
             if bucket is None:
                 raise
-            return await self._tier.head(bucket, request.name)
-        if bucket is not None and not self._tier.is_current(bucket, request.name, entry):
-            await self._tier.fetch(bucket, request.name, str(entry.version))
+            return await self._tier.descriptions.head(bucket, request.name)
+        if bucket is not None and not self._tier.copies.is_current(bucket, request.name, entry):
+            await self._tier.fetches.fetch(bucket, request.name, str(entry.version))
             entry = await self._node.read(self._store.head, request.bucket, request.name)
         return info_of(request.bucket, request.name, entry)
 
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
-        bucket, write_back = self._tier.remote_bucket(request.bucket), self._tier.write_back
+        bucket, write_back = self._tier.buckets.find(request.bucket), self._tier.write_back
         if bucket is None:
             await self._delete(request, _condition_of(request))
         elif bucket.remote.is_write_back:

@@ -12,7 +12,7 @@ from ais_loader.wire.remote import Remote
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.write_back.refusals import require_none, same_place
 
@@ -27,14 +27,14 @@ class PendingGuard:
 
     async def require_settable(self, name: str, remote: Remote | Literal[""] | None) -> None:
         """Check that a bucket may get another remote. Raises BucketNotEmpty."""
-        bucket = self._tier.remote_bucket(name)
+        bucket = self._tier.buckets.find(name)
         if bucket is None or remote is None or (remote and same_place(bucket.remote, remote)):
             return
         await self._require_none(bucket, "its remote storage cannot be changed")
 
     async def require_deletable(self, name: str) -> None:
         """Check that a bucket may be deleted. Raises BucketNotEmpty."""
-        bucket = self._tier.remote_bucket(name)
+        bucket = self._tier.buckets.find(name)
         if bucket is not None:
             await self._require_none(bucket, "it cannot be deleted")
 

@@ -111,7 +111,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
         replica_set = self._writes.replica_set(request.bucket)
         self._node.store.bucket_to_change(request.bucket)
-        self._tier.refuse(request.bucket, "files cannot be promoted into it")
+        self._tier.buckets.refuse(request.bucket, "files cannot be promoted into it")
         with self._node.streams.open(tenant_of(context)) as stream:
             run = _Promotion(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
             try:

@@ -11,8 +11,8 @@ from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import current_tenant
-from storage_node.remote.eviction import evict
-from storage_node.remote.prefetcher import Prefetcher
+from storage_node.remote.ahead.prefetcher import Prefetcher
+from storage_node.remote.copies.eviction import evict
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
 
@@ -29,18 +29,18 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         self._prefetcher = prefetcher
 
     async def ListRemote(self, request: pb.ListRemoteRequest, context: Context) -> pb.ListRemoteResponse:
-        bucket = self._tier.require_remote(request.bucket)
-        return await self._tier.page(bucket, request.prefix, request.start_after)
+        bucket = self._tier.buckets.require(request.bucket)
+        return await self._tier.descriptions.page(bucket, request.prefix, request.start_after)
 
     async def Warm(self, requests: AsyncIterator[pb.WarmRequest], context: Context) -> AsyncIterator[pb.WarmResponse]:
         async for request in requests:
             if len(request.name) > MAX_NAMES:
                 raise InvalidRequest(f"{len(request.name):,} names in one message: at most {MAX_NAMES:,}")
-            errors_ = await self._tier.warm(self._tier.require_remote(request.bucket), request.name)
+            errors_ = await self._tier.reads.warm(self._tier.buckets.require(request.bucket), request.name)
             yield pb.WarmResponse(result=map(_result, errors_))
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictResponse:
-        bucket = self._tier.require_remote(request.bucket)
+        bucket = self._tier.buckets.require(request.bucket)
         if len(request.name) > MAX_NAMES:
             raise InvalidRequest(f"{len(request.name):,} names in one message: at most {MAX_NAMES:,}")
         names = list(request.name) or None
@@ -59,7 +59,7 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
     async def RefreshInventory(
         self, request: pb.RefreshInventoryRequest, context: Context
     ) -> AsyncIterator[pb.RefreshInventoryResponse]:
-        bucket = self._tier.require_remote(request.bucket)
+        bucket = self._tier.buckets.require(request.bucket)
         async with aclosing(self._tier.inventories.refresh(bucket, request)) as progress:
             async for response in progress:
                 yield response
@@ -68,7 +68,7 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         return self._prefetcher.expect(request)
 
     async def RemoteUsage(self, request: pb.RemoteUsageRequest, context: Context) -> pb.RemoteUsageResponse:
-        usage = self._tier.usage({bucket.uuid: name for name, bucket in self._node.store.buckets().items()})
+        usage = self._tier.backends.usage({bucket.uuid: name for name, bucket in self._node.store.buckets().items()})
         usage.expected_keys = len(self._prefetcher.plans)
         return usage
 
@@ -76,7 +76,7 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         write_back = self._tier.write_back
         uuid = None
         if request.bucket:
-            uuid = self._tier.require_remote(request.bucket).uuid
+            uuid = self._tier.buckets.require(request.bucket).uuid
         elif request.wait_ms:
             raise InvalidRequest("a wait for pending uploads needs the bucket whose uploads it hurries")
         if request.wait_ms:
@@ -89,23 +89,23 @@ class RemotePeerService(ais_remote_pb2_grpc.RemotePeerServicer):
         self._tier = tier
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchResponse]:
-        bucket = self._tier.remote_bucket(request.bucket)
+        bucket = self._tier.buckets.find(request.bucket)
         if bucket is None or bucket.uuid != request.bucket_uuid:
             raise StaleMap(f"bucket {request.bucket!r} is not known here as a remote bucket with that uuid")
         current_tenant.set(request.tenant)
-        responses = self._tier.fetch_for_node(bucket, request.name, request.version, with_bytes=request.with_bytes)
+        responses = self._tier.fetches.for_node(bucket, request.name, request.version, with_bytes=request.with_bytes)
         async with aclosing(responses):
             async for response in responses:
                 yield response
 
     async def SettleFetches(self, request: pb.SettleFetchesRequest, context: Context) -> pb.SettleFetchesResponse:
-        bucket = self._tier.remote_bucket(request.bucket)
+        bucket = self._tier.buckets.find(request.bucket)
         if bucket is not None and bucket.uuid == request.bucket_uuid:
-            await self._tier.settle(bucket, request.name)
+            await self._tier.loads.settle(bucket, request.name)
         return pb.SettleFetchesResponse()
 
     async def UploadStates(self, request: pb.UploadStatesRequest, context: Context) -> pb.UploadStatesResponse:
-        bucket = self._tier.remote_bucket(request.bucket)
+        bucket = self._tier.buckets.find(request.bucket)
         if bucket is None or bucket.uuid != request.bucket_uuid:
             raise StaleMap(f"bucket {request.bucket!r} is not known here as a remote bucket with that uuid")
         return await self._tier.write_back.states(bucket, request)

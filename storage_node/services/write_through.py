@@ -17,7 +17,8 @@ from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, Outco
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.node import Node
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.limits.tasks import results_of
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
@@ -34,11 +35,11 @@ class WriteThrough:
         self._tier = tier
 
     def is_wanted(self, bucket: str) -> bool:
-        return self._tier.remote_bucket(bucket) is not None
+        return self._tier.buckets.find(bucket) is not None
 
     def written_back(self, bucket: str) -> RemoteBucket | None:
         """Return the bucket if its writes are acknowledged before they are uploaded; see `WriteBack`."""
-        found = self._tier.remote_bucket(bucket)
+        found = self._tier.buckets.find(bucket)
         return found if found is not None and found.remote.is_write_back else None
 
     async def put(
@@ -54,7 +55,7 @@ class WriteThrough:
         OutcomeUnknown.
         """
         first = await anext(messages, None)
-        bucket = self._tier.remote_bucket(first.header.bucket) if first is not None else None
+        bucket = self._tier.buckets.find(first.header.bucket) if first is not None else None
         if first is None or bucket is None or not first.HasField("header"):
             raise InvalidRequest("a PUT begins with its header")
         header, read = first.header, self._node.read
@@ -99,7 +100,7 @@ class WriteThrough:
 
     async def _put(self, bucket: RemoteBucket, header: pb.PutHeader, spool: Spooled) -> dict[str, str]:
         async with aclosing(self._chunks(spool)) as chunks:
-            return await self._tier.put(bucket, header, chunks, spool.size_bytes)
+            return await self._tier.writes.put(bucket, header, chunks, spool.size_bytes)
 
     async def _chunks(self, spool: Spooled) -> AsyncGenerator[bytes, None]:
         chunks = spool.chunks()
@@ -128,7 +129,7 @@ class WriteThrough:
         async def put(small: pb.SmallObject, bucket: RemoteBucket) -> None:
             async with turns:
                 header = _header_of(small)
-                metadata = await self._tier.put(bucket, header, _one(small.data), len(small.data))
+                metadata = await self._tier.writes.put(bucket, header, _one(small.data), len(small.data))
                 small.condition.CopyFrom(header.condition)
             small.metadata.clear()
             small.metadata.update(metadata)
@@ -136,28 +137,21 @@ class WriteThrough:
         failed: dict[int, LoaderError] = {}
         wanted: dict[int, RemoteBucket] = {}
         for position, small in enumerate(request.object):
-            bucket = self._tier.remote_bucket(small.bucket)
-            if bucket is not None and bucket.remote.is_write_back and self._tier.write_back is not None:
+            bucket = self._tier.buckets.find(small.bucket)
+            if bucket is not None and bucket.remote.is_write_back:
                 try:
                     await self._tier.write_back.mark(bucket, small)
                 except LoaderError as error:
                     failed[position] = error
             elif bucket is not None:
                 wanted[position] = bucket
-        results = await asyncio.gather(
-            *(put(request.object[position], bucket) for position, bucket in wanted.items()), return_exceptions=True
-        )
-        for position, result in zip(wanted, results, strict=True):
-            if isinstance(result, LoaderError):
-                failed[position] = result
-            elif result is not None:
-                raise result
-        return failed
+        results = await results_of(put(request.object[position], bucket) for position, bucket in wanted.items())
+        return failed | {at: error for at, error in zip(wanted, results, strict=True) if error is not None}
 
     def names(self, request: pb.PutManyRequest) -> Iterator[tuple[bytes, str]]:
         """Iterate over the names of a group that are written through."""
         for small in request.object:
-            bucket = self._tier.remote_bucket(small.bucket)
+            bucket = self._tier.buckets.find(small.bucket)
             if bucket is not None and not bucket.remote.is_write_back:
                 yield bucket.uuid, small.name
 
@@ -175,8 +169,8 @@ class WriteThrough:
 
         Returns None or the error for each name, in order.
         """
-        bucket = self._tier.remote_bucket(bucket_name)
-        return [None] * len(names) if bucket is None else await self._tier.delete(bucket, names)
+        bucket = self._tier.buckets.find(bucket_name)
+        return [None] * len(names) if bucket is None else await self._tier.writes.delete(bucket, names)
 
     async def delete_one(self, request: pb.DeleteRequest) -> None:
         """Delete the remote object of a request, before its copy is deleted. A condition that only the remote object
@@ -184,10 +178,10 @@ class WriteThrough:
 
         Raises VersionConflict, ObjectNotFound, Unsupported, RemoteUnavailable.
         """
-        bucket = self._tier.remote_bucket(request.bucket)
+        bucket = self._tier.buckets.find(request.bucket)
         if bucket is not None and request.if_version:
             try:
-                await self._tier.delete_version(bucket, request.name, request.if_version)
+                await self._tier.writes.delete_version(bucket, request.name, request.if_version)
             except ObjectNotFound:
                 if not request.repeat_ms:  # otherwise an earlier try may have done it, which the copy's deletion tells
                     raise

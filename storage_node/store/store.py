@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -243,12 +243,13 @@ class Store:
 
     # -- objects
 
-    def watch_changes(self, watch: ChangeWatch) -> None:
-        """Have `watch` called after each change of an object from now on, until `unwatch_changes`."""
-        self._changes.watches = (*self._changes.watches, watch)
+    def watch_changes(self, watch: ChangeWatch, bucket_uuids: Container[bytes]) -> None:
+        """Have `watch` called after each change of an object in these buckets, and of one that is to be uploaded, until
+        `unwatch_changes`. Another call for the same watch replaces its buckets."""
+        self._changes.watches = {**self._changes.watches, watch: bucket_uuids}
 
     def unwatch_changes(self, watch: ChangeWatch) -> None:
-        self._changes.watches = tuple(one for one in self._changes.watches if one != watch)
+        self._changes.watches = {one: uuids for one, uuids in self._changes.watches.items() if one != watch}
 
     def begin_put(
         self,

@@ -11,7 +11,7 @@ While a drive that may have an entry of a name cannot be read, the name cannot b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from ais_loader.errors import ContentMismatch, InvalidRequest, LoaderError, OutcomeUnknown
@@ -23,7 +23,7 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.preconditions import SUPERSEDED, Condition, done_before, memory_of, require
 from storage_node.store.files.clone_or_copy import Transfer, fill
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import CatalogEntry, Version, is_pending
 from storage_node.store.pool.drive_set import DrivePlacement, DriveSet
 
 MAX_METADATA_BYTES = 4096
@@ -207,13 +207,16 @@ class WriteRouter:
 
     def __init__(self, drives: DriveSet) -> None:
         self._drives = drives
-        self.watches: tuple[ChangeWatch, ...] = ()
+        self.watches: Mapping[ChangeWatch, Container[bytes]] = {}
+        """Watches of changes, with the uuids of the buckets that they watch."""
 
     def tell(self, bucket_uuid: bytes, name: str, left: CatalogEntry | None) -> None:
         """Call the watches of changes: `left` is the entry that a name has now, if any."""
         if left is None or left.path != SUPERSEDED:
-            for watch in self.watches:
-                watch(bucket_uuid, name, left)
+            is_to_upload = left is not None and is_pending(left.raw_metadata)
+            for watch, bucket_uuids in self.watches.items():
+                if is_to_upload or bucket_uuid in bucket_uuids:
+                    watch(bucket_uuid, name, left)
 
     def newest(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         return self._drives.newest(bucket_uuid, name).record

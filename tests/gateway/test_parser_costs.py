@@ -24,8 +24,9 @@ from storage_node.gateway.bodies import Body
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import Refusal
 from storage_node.gateway.keys import Account
+from storage_node.gateway.parsing import parse_json, query_pairs
 from storage_node.gateway.post_form import PostForm
-from storage_node.gateway.request import Request, Response, parse_json, query_pairs
+from storage_node.gateway.request import Request, Response
 from storage_node.gateway.signature import ALGORITHM, Signed, verify
 from storage_node.gateway.spool import BodyMemory
 from storage_node.gateway.websites import refuse_websites

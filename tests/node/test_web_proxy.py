@@ -15,7 +15,7 @@ from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.values.options import ClusterOptions
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops import drive_commands
-from storage_node.remote.gate import Gate, Place
+from storage_node.remote.drivers.gate import Gate, Place
 from storage_node.settings.host_patterns import Origin
 from tests.faults.fault_kit import PROCESS_OPERATOR
 

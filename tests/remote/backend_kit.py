@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.wire.remote import Remote
-from storage_node.remote.backend import Backend
-from storage_node.remote.gate import Gate
-from storage_node.remote.host_limiter import HostLimiters
-from storage_node.remote.usage import Usage, UsageCounts
+from storage_node.remote.drivers.gate import Gate
+from storage_node.remote.location.backend import Backend
+from storage_node.remote.location.host_limiter import HostLimiters
+from storage_node.remote.location.usage import Usage, UsageCounts
 from storage_node.settings.declarations import RemoteSettings
 
 BUCKET = "a-bucket"

@@ -17,7 +17,7 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
-from storage_node.remote import cache_space
+from storage_node.remote.copies import cache_space
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.remote.backend_kit import ANY_HOST

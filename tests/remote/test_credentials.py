@@ -9,7 +9,7 @@ import pytest
 
 from ais_loader.errors import RemoteDenied
 from ais_loader.wire.remote import Remote
-from storage_node.remote.credentials import credentials_of
+from storage_node.remote.drivers.credentials import credentials_of
 from tests.remote.backend_kit import BUCKET, DecidedServer, OneBackend, content, read
 from tests.table import table
 

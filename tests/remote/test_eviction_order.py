@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_node.remote import eviction_order
-from storage_node.remote.eviction_order import EvictionOrder, NeededAt
+from storage_node.remote.copies import eviction_order
+from storage_node.remote.copies.eviction_order import EvictionOrder, NeededAt
 from tests.table import table
 
 UUID = b"u" * 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from storage_node.remote.host_limiter import HostLimiter, HostLimiters
+from storage_node.remote.location.host_limiter import HostLimiter, HostLimiters
 from tests.node.loop_kit import run, settle
 
 

@@ -14,7 +14,7 @@ from ais_loader.errors import LoaderError, RemoteUnavailable
 from ais_loader.wire.remote import Remote
 from storage_node.limits import bounded_xml
 from storage_node.limits.pace import PaceLimits
-from storage_node.remote import driver
+from storage_node.remote.drivers import driver
 from tests.remote.backend_kit import MIB, Asked, DecidedServer, OneBackend, Reply, content, names, read
 from tests.table import table
 

@@ -25,8 +25,8 @@ from ais_loader.training.plan import Position, position_state
 from ais_loader.transport.base import Transport
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.generated import ais_remote_pb2 as pb
-from storage_node.remote.plans import MAX_WINDOW_KEYS
-from storage_node.remote.prefetcher import MAX_KEYS
+from storage_node.remote.ahead.plans import MAX_WINDOW_KEYS
+from storage_node.remote.ahead.prefetcher import MAX_KEYS
 from tests.datasets.datasets_kit import EntryPlan
 from tests.node.node_kit import serving
 from tests.remote.backend_kit import ANY_HOST

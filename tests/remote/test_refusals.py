@@ -10,9 +10,9 @@ import pytest
 
 from ais_loader.errors import LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.remote import Remote
-from storage_node.remote import remote_requests
-from storage_node.remote.driver import RequestFailure
-from storage_node.remote.failures import failure_of
+from storage_node.remote.drivers.driver import RequestFailure
+from storage_node.remote.drivers.failures import failure_of
+from storage_node.remote.location import remote_requests
 from tests.remote.backend_kit import BUCKET, Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
 from tests.table import table
 

@@ -16,9 +16,9 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
 from ais_loader.transport.base import RemoteUsage
-from storage_node.remote.host_limiter import BURST_S, HostLimiter
-from storage_node.remote.urgency import Urgency, current_urgency
-from storage_node.remote.usage import OTHERS, Usage, UsageKey
+from storage_node.limits.urgency import Urgency, current_urgency
+from storage_node.remote.location.host_limiter import BURST_S, HostLimiter
+from storage_node.remote.location.usage import OTHERS, Usage, UsageKey
 from tests.node.loop_kit import settle, until
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
@@ -47,7 +47,7 @@ def run(url: str) -> Callable[..., Result]:
 
 
 def test_further_tenants_of_a_bucket_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.remote.usage.MAX_ROWS", 2)
+    monkeypatch.setattr("storage_node.remote.location.usage.MAX_ROWS", 2)
     counted = Usage()
     for at in range(5):
         counted.note("b", f"tenant {at}", "put")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ais_loader.wire.reserved import REMOTE_DELETED, REMOTE_ETAG, REMOTE_PENDING
+from storage_node.remote.copies.object_metadata import STAMP_KEY
 from storage_node.remote.write_back.upload_plan import (
     ANY,
-    STAMP_KEY,
     Attempt,
     Base,
     FoundObject,

@@ -17,7 +17,7 @@ from storage_node.gateway.keys import read_keys
 from storage_node.gateway.server.certificate import Certificate
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops import settings_store
-from storage_node.remote.credentials import credentials_of
+from storage_node.remote.drivers.credentials import credentials_of
 from storage_node.rights.keys import make_key, read_public_keys
 from storage_node.settings.sources import read_file
 from storage_node.store.permissions import require_trusted

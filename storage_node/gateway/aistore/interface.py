@@ -16,7 +16,8 @@ from storage_node.gateway.aistore.router import Route, route
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import Refusal, S3Error
 from storage_node.gateway.keys import Account
-from storage_node.gateway.request import Response, parse_json, query_pairs
+from storage_node.gateway.parsing import parse_json, query_pairs
+from storage_node.gateway.request import Response
 from storage_node.gateway.spool import BodyMemory
 
 _ROOT = "/v1"

@@ -25,7 +25,8 @@ from storage_node.gateway.aistore import (
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.request import Request
 from storage_node.gateway.bodies import MAX_BYTES
-from storage_node.gateway.request import Response, decoded
+from storage_node.gateway.parsing import decoded
+from storage_node.gateway.request import Response
 
 _MESSAGE_BYTES = 8 << 20
 Answer = Callable[[Request], Response]

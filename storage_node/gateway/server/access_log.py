@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from storage_node.gateway.errors import S3Error
-from storage_node.gateway.request import decoded
+from storage_node.gateway.parsing import decoded
 from storage_node.gateway.server.exchange import Exchange
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ais_loader.errors import ArchiveError, ArchiveUnsupported, LoaderError, MemberNotFound, RangeError
+from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.limits.single_flight import SingleFlight
 from storage_node.remote.archives.cold_index import KINDS, ColdIndex, IndexSource
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.archives.large_object import WHOLE_SHARE, LargeObject
@@ -26,10 +28,9 @@ from storage_node.remote.archives.near_ranges import Together, near_ranges
 from storage_node.remote.archives.sparse_source import MissingBytes, SparseSource
 from storage_node.remote.archives.tar_walk import TarWalk
 from storage_node.remote.archives.zip_walk import TAIL_BYTES, index_directory
-from storage_node.remote.backend import Backend
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.remote_object import RemoteObject
-from storage_node.remote.single_flight import SingleFlight
+from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.location.backend import Backend
+from storage_node.remote.location.backends import Backends
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
 from storage_node.store.archives.tar_header import BLOCK_BYTES
@@ -55,15 +56,12 @@ class _Want(NamedTuple):
 class ColdArchives:
     """
     Args:
-        backend: Returns the remote location of a bucket.
         read: Runs a function that may take long, off the event loop.
         kept: Indexes on the drives.
     """
 
-    def __init__(
-        self, *, backend: Callable[[RemoteBucket], Backend], read: Callable[..., Awaitable[Any]], kept: KeptIndexes
-    ) -> None:
-        self._backend, self._read, self.kept = backend, read, kept
+    def __init__(self, *, backends: Backends, read: Callable[..., Awaitable[Any]], kept: KeptIndexes) -> None:
+        self._backends, self._read, self.kept = backends, read, kept
         self._flights = SingleFlight(0)
         self._indexes: OrderedDict[Key, ColdIndex] = OrderedDict()
         self._refused: OrderedDict[Key, None] = OrderedDict()
@@ -125,7 +123,7 @@ class ColdArchives:
         found: ColdIndex | None = await self._read(self.kept.load, *of)
         if found is None:
             try:
-                found = await self._walked(self._backend(bucket), bucket, info)
+                found = await self._walked(self._backends.of(bucket), bucket, info)
             except (ArchiveError, RangeError) as error:
                 log.info("%s/%s is fetched as a whole: %s", bucket.name, info.name, error)
             if found is None:
@@ -208,7 +206,7 @@ class ColdArchives:
             for want in wants:
                 want.data.set_result(None)
             return
-        backend = self._backend(bucket)
+        backend = self._backends.of(bucket)
         ranges = [(want.start, want.stop) for want in wants]
         for together in near_ranges(ranges, most_bytes=backend.settings.range_bytes):
             task = asyncio.create_task(self._read_together(backend, archive.info, together, wants))

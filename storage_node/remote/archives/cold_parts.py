@@ -16,15 +16,15 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ais_loader.errors import ArchiveUnsupported, DriveFull, MemberNotFound, ObjectReplaced, RangeError
 from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.limits.single_flight import SingleFlight
 from storage_node.remote.archives.cold_archives import ColdArchives
 from storage_node.remote.archives.cold_index import ColdIndex
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.archives.large_object import LargeObject
-from storage_node.remote.backend import Backend
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.remote_changed import RemoteChanged
-from storage_node.remote.remote_object import RemoteObject
-from storage_node.remote.single_flight import SingleFlight
+from storage_node.remote.drivers.remote_changed import RemoteChanged
+from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.location.backends import Backends
 from storage_node.store.archives.kinds import require_archive
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.read.object_reader import MemberPage, page_of
@@ -55,7 +55,6 @@ class WantedPage(NamedTuple):
 class ColdParts:
     """
     Args:
-        backend: Returns the remote location of a bucket.
         read: Runs a function that may wait for a drive, off the event loop.
         fetch: Has an object stored.
         kept: Indexes of cold archives.
@@ -66,16 +65,16 @@ class ColdParts:
         self,
         store: Store,
         *,
-        backend: Callable[[RemoteBucket], Backend],
+        backends: Backends,
         read: Callable[..., Awaitable[Any]],
         fetch: Callable[[RemoteBucket, str], Awaitable[None]],
         kept: KeptIndexes,
         large_bytes: int,
     ) -> None:
         self._store = store
-        self._backend, self._read, self._fetch = backend, read, fetch
+        self._backends, self._read, self._fetch = backends, read, fetch
         self._large_bytes = large_bytes
-        self._archives = ColdArchives(backend=backend, read=read, kept=kept)
+        self._archives = ColdArchives(backends=backends, read=read, kept=kept)
         self._heads = SingleFlight(0)
         self._large: OrderedDict[tuple[bytes, str], LargeObject] = OrderedDict()
         """Cold objects of which parts are read."""
@@ -98,7 +97,7 @@ class ColdParts:
 
         `length`: -1 for all bytes to the end. `etag`: the version that the reader wants; "" for the current one.
 
-        Raises RangeError, ObjectReplaced, and what `RemoteTier.fetch` raises.
+        Raises RangeError, ObjectReplaced, and what `Fetches.fetch` raises.
         """
         info: RemoteObject | None = None
 
@@ -110,7 +109,7 @@ class ColdParts:
                 return None
             if fault := check_range(start, wanted, found.info.size_bytes):
                 raise RangeError(f"{bucket.name}/{name}: {fault}")
-            return await self._backend(bucket).read_range(name, start, wanted, found.info.etag)
+            return await self._backends.of(bucket).read_range(name, start, wanted, found.info.etag)
 
         read: tuple[Data, str] | None = await self._part(bucket, name, etag, part)
         if read is None:
@@ -144,12 +143,12 @@ class ColdParts:
     async def member_page(self, bucket: RemoteBucket, name: str, wanted: WantedPage) -> MemberPage | None:
         """List members of a cold archive. Returns None when it is stored instead.
 
-        Raises NotAnArchive by its name, ObjectReplaced, and what `RemoteTier.fetch` raises.
+        Raises NotAnArchive by its name, ObjectReplaced, and what `Fetches.fetch` raises.
         """
         require_archive(name)
         etag = wanted.version.removeprefix(ETAG_VERSION)
         if etag and etag == wanted.version:
-            raise _replaced(bucket, name, f"version {etag}")  # of a copy that has been evicted
+            raise replaced(bucket, name, f"version {etag}")  # of a copy that has been evicted
 
         async def part(found: LargeObject) -> ColdIndex | None:
             return await self._archives.index(bucket, found)
@@ -188,7 +187,7 @@ class ColdParts:
             except RemoteChanged:
                 self._large.pop(key, None)
                 if etag:
-                    raise _replaced(bucket, name, f"the ETag {etag}") from None
+                    raise replaced(bucket, name, f"the ETag {etag}") from None
                 continue
             return None if part is None else (part, ETAG_VERSION + found.info.etag)
         return None
@@ -215,7 +214,7 @@ class ColdParts:
                 break
         found = found or await self._described(bucket, name)
         if etag and etag != found.info.etag:
-            raise _replaced(bucket, name, f"the ETag {etag}")
+            raise replaced(bucket, name, f"the ETag {etag}")
         return found
 
     async def _learn(self, bucket: RemoteBucket, name: str) -> None:
@@ -230,7 +229,7 @@ class ColdParts:
 
     async def _described(self, bucket: RemoteBucket, name: str) -> LargeObject:
         described_s = time.monotonic()
-        return LargeObject(await self._backend(bucket).head(name), self._large_bytes, described_s)
+        return LargeObject(await self._backends.of(bucket).head(name), self._large_bytes, described_s)
 
     async def _spooled(self, bucket: RemoteBucket, name: str, data: Data, version: str) -> tuple[Spooled, str]:
         spooled: Spooled = await self._read(spool_for, self._store, f"{bucket.name}/{name}")
@@ -247,5 +246,6 @@ class ColdParts:
         await self._heads.close()
 
 
-def _replaced(bucket: RemoteBucket, name: str, version: str) -> ObjectReplaced:
+def replaced(bucket: RemoteBucket, name: str, version: str) -> ObjectReplaced:
+    """Return the error for a version that is gone from the remote storage."""
     return ObjectReplaced(f"{bucket.name}/{name}: the remote object does not have {version} any more")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.drivers.remote_object import RemoteObject
 
 WHOLE_SHARE = 0.25
 """When readers have asked for this share of a large object, it is stored."""

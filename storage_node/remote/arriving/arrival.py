@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ais_loader.errors import LoaderError
 from storage_node.limits.tasks import settled
-from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.store.files import staged_file
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.spooled import Spooled, spool_for

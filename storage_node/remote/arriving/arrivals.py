@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, TypeAlias
 
 from storage_node.remote.arriving.arrival import Arrival, Read, spool_with_room
-from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES
 from storage_node.store.store import Store
 

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from ais_loader.errors import DriveFull, StaleMap
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.arriving.arrival import Arrival, Read
 from storage_node.remote.arriving.arrivals import Arrivals
 from storage_node.remote.arriving.arriving_part import NotStored
-from storage_node.remote.cache_space import CacheSpace
-from storage_node.remote.object_metadata import metadata_of
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.remote_read import RemoteRead
+from storage_node.remote.copies.cache_space import CacheSpace
+from storage_node.remote.copies.object_metadata import metadata_of
+from storage_node.remote.location.remote_read import RemoteRead
 
 
 class StoreObject(Protocol):

@@ -12,7 +12,7 @@ from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.remote.arriving.arrival import Arrival, Read
 from storage_node.remote.arriving.arrivals import Arrivals, Key
-from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.drivers.remote_object import RemoteObject
 
 TakeResponse: TypeAlias = Callable[[pb.FetchResponse], Awaitable[None]]
 CHUNK_BYTES = 1 << 20

@@ -29,17 +29,18 @@ from ais_loader.wire.inventory import (
     current_name,
     encoded,
 )
+from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.inventory.row_run import RowRun
 from storage_node.remote.inventory.split_listing import ListedRange, SplitListing
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.remote_object import RemoteObject
-from storage_node.remote.skipped_names import SkippedNames
+from storage_node.remote.location.skipped_names import SkippedNames
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 if TYPE_CHECKING:
     from storage_node.remote.arriving.object_intake import StoreObject
-    from storage_node.remote.backend import Backend
+    from storage_node.remote.location.backend import Backend
+    from storage_node.remote.location.backends import Backends
 
 STREAMS = 16
 """Number of listing requests at the same time, of those that the host's limit admits."""
@@ -111,10 +112,10 @@ class Inventories:
         *,
         read: Callable[..., Awaitable[Any]],
         store_object: StoreObject,
-        backend: Callable[[RemoteBucket], Backend],
+        backends: Backends,
     ) -> None:
         self._store, self._read = store, read
-        self._store_object, self._backend = store_object, backend
+        self._store_object, self._backends = store_object, backends
 
     async def note_changes(self, bucket: RemoteBucket, names: Iterable[str]) -> None:
         """Mark objects that are about to be changed in the remote storage. Raises what storing an object raises."""
@@ -126,7 +127,7 @@ class Inventories:
             async with turns:
                 await self._put(bucket, changed_name(id_, name), iter(()), 0)
 
-        fault = self._backend(bucket).name_fault  # such a change is refused
+        fault = self._backends.of(bucket).name_fault  # such a change is refused
         await asyncio.gather(*(mark(name) for name in names if not fault(name)))
 
     async def refresh(
@@ -141,7 +142,7 @@ class Inventories:
         """
         if not request.id or bucket.remote.inventory != request.id:
             raise InvalidRequest(f"bucket {bucket.name!r} has another inventory, or has been given none, meanwhile")
-        refresh = _Refresh(self._store, self._read, self._backend(bucket), request.prefix)
+        refresh = _Refresh(self._store, self._read, self._backends.of(bucket), request.prefix)
         task = asyncio.create_task(self._make(bucket, refresh))
         try:
             while not (await asyncio.wait([task], timeout=PROGRESS_S))[0]:

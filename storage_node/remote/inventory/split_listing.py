@@ -14,9 +14,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from storage_node.remote.driver import ListBounds
-from storage_node.remote.remote_object import RemoteObject
-from storage_node.remote.skipped_names import SkippedNames
+from storage_node.remote.drivers.driver import ListBounds
+from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.location.skipped_names import SkippedNames
 
 _FREE_PROBES = 64
 """Number of probes beside one for each page, so that a listing makes few requests more than a sequential one."""

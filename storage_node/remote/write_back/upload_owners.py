@@ -12,14 +12,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
-from ais_loader.wire.generated.ais_cluster_pb2 import MapBucket
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.write_back.upload_plan import PendingUpload
 
 NAMES_AT_ONCE = 1000
@@ -29,33 +27,9 @@ _KNOWN_S = 1.0
 """Time for which the pending bytes of another node are known."""
 
 
-class AloneOwner:
+class UploadOwners:
     """A store without a cluster uploads everything."""
 
-    def uploader_of(self, bucket: RemoteBucket, name: str) -> str:
-        """Return the endpoint of the node that uploads an object; "" for this node."""
-        return ""
-
-    def is_owner(self, bucket: RemoteBucket, name: str) -> bool:
-        return True
-
-    def are_several(self, bucket: RemoteBucket) -> bool:
-        """Whether other nodes may have copies of this bucket's objects."""
-        return False
-
-    async def states(
-        self, endpoint: str, bucket: RemoteBucket, uploads: Sequence[PendingUpload]
-    ) -> Sequence[pb.UploadState] | None:
-        return None
-
-    async def pending_bytes(self, bucket: RemoteBucket, name: str) -> int:
-        return 0
-
-    async def deletions(self, request: pb.PendingDeletionsRequest) -> set[str]:
-        return set()
-
-
-class UploadOwners(AloneOwner):
     def __init__(self, membership: Membership, channels: Channels) -> None:
         self._membership = membership
         self._channels = channels
@@ -64,13 +38,9 @@ class UploadOwners(AloneOwner):
         self._bytes: dict[str, tuple[float, int]] = {}
         """Time of the last answer, and the pending bytes, by endpoint."""
 
-    def _placed(self, bucket: RemoteBucket) -> tuple[ClusterView, MapBucket] | None:
-        view = self._membership.view
-        placed = view.buckets.get(bucket.name) if view is not None else None
-        return None if view is None or placed is None else (view, placed)
-
     def uploader_of(self, bucket: RemoteBucket, name: str) -> str:
-        if (found := self._placed(bucket)) is None:
+        """Return the endpoint of the node that uploads an object; "" for this node."""
+        if (found := self._membership.placed(bucket.name)) is None:
             return ""
         view, placed = found
         owners = [view.nodes[node] for node in view.owners(placed, name)]
@@ -82,13 +52,14 @@ class UploadOwners(AloneOwner):
         return self._channels.avoided(endpoint) or time.monotonic() < self._silent.get(endpoint, 0.0)
 
     def is_owner(self, bucket: RemoteBucket, name: str) -> bool:
-        if (found := self._placed(bucket)) is None:
+        if (found := self._membership.placed(bucket.name)) is None:
             return True
         view, placed = found
         return any(view.nodes[node].uuid == self._membership.node_uuid for node in view.owners(placed, name))
 
     def are_several(self, bucket: RemoteBucket) -> bool:
-        return self._placed(bucket) is not None
+        """Whether other nodes may have copies of this bucket's objects."""
+        return self._membership.placed(bucket.name) is not None
 
     async def states(
         self, endpoint: str, bucket: RemoteBucket, uploads: Sequence[PendingUpload]

@@ -20,10 +20,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ais_loader.wire.reserved import REMOTE_ETAG, REMOTE_PENDING
+from storage_node.remote.copies.object_metadata import STAMP_KEY
 from storage_node.store.format import CatalogEntry, Version
-
-STAMP_KEY = "aisloaderwrite"
-"""Key of the stamp in a remote object's metadata. Letters alone: Azure allows no hyphen."""
 
 
 class Base(NamedTuple):

@@ -26,16 +26,18 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_DELETED, REMOTE_ETAG, REMOTE_PENDING
+from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.limits.tasks import keep_going
 from storage_node.limits.wakeup import Wakeup
-from storage_node.remote.backend import Backend
-from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
-from storage_node.remote.write_back.upload_owners import AloneOwner
+from storage_node.remote.inventory.inventories import is_hidden
+from storage_node.remote.location.backends import Backends
+from storage_node.remote.write_back.upload_owners import UploadOwners
 from storage_node.remote.write_back.upload_plan import ANY, Base, PendingUpload, Step, base_of, pending_upload
 from storage_node.remote.write_back.uploader import Uploader
 from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.format import CatalogEntry, encode_metadata, is_pending
+from storage_node.store.replica_state import not_found_message
 from storage_node.store.store import Store
 
 UPLOADS_AT_ONCE = 16
@@ -72,7 +74,6 @@ class WriteBack:
     """Changes are noted from any thread; everything else belongs to one event loop.
 
     Args:
-        backend: Returns the remote location of a bucket.
         read: Runs a function that may wait for a drive, off the event loop.
         owners: The owners of an object in a cluster.
     """
@@ -82,17 +83,17 @@ class WriteBack:
         store: Store,
         *,
         buckets: RemoteBuckets,
-        backend: Callable[[RemoteBucket], Backend],
+        backends: Backends,
         read: Callable[..., Awaitable[Any]],
         settings: RemoteSettings,
-        owners: AloneOwner,
+        owners: UploadOwners,
         note_changes: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
     ) -> None:
         """`note_changes`: marks objects that are about to be changed, for the bucket's inventory."""
         self._store = store
         self._note_changes = note_changes
         self._buckets = buckets
-        self._backend = backend
+        self._backends = backends
         self._read = read
         self._settings = settings
         self._owners = owners
@@ -100,6 +101,8 @@ class WriteBack:
         self._lock = threading.Lock()
         self._pending: dict[Key, _Waiting] = {}  # guarded by _lock, as are _ready and _bytes
         self._ready: deque[Key] = deque()
+        self._bucket_uuids: set[bytes] = set()
+        """Buckets that have had pending uploads."""
         self._bytes = 0
         self._admitted_bytes = 0
         """Announced bytes of PUTs that are running."""
@@ -109,7 +112,7 @@ class WriteBack:
         self._loop = asyncio.get_running_loop()
         self._wake, self._ask_due = Wakeup(), Wakeup()
         self._progress = asyncio.Event()
-        store.watch_changes(self._changed)
+        store.watch_changes(self._changed, self._bucket_uuids)
         work = (("uploading to remote storage", self._run), ("asking owners for uploads", self._ask))
         self._tasks = [asyncio.create_task(keep_going(*one)) for one in work]
         self._uploads: set[asyncio.Task[None]] = set()
@@ -145,6 +148,7 @@ class WriteBack:
         self._wake.set()
 
     def _add(self, key: Key, waiting: _Waiting) -> None:
+        self._bucket_uuids.add(key[0])
         self._pending[key] = waiting
         self._bytes += waiting.counted_bytes
         self._ready.append(key)
@@ -185,10 +189,12 @@ class WriteBack:
         """Bytes that are to be uploaded, but for conflicts."""
         return self._bytes
 
-    def is_deleted(self, bucket: RemoteBucket, name: str) -> bool:
-        """Whether an object has been deleted here, and its remote object is still there. Thread-safe."""
+    def require_kept(self, bucket: RemoteBucket, name: str) -> None:
+        """Raise ObjectNotFound for an object that was deleted here, and whose remote object is still to be deleted, and
+        for what the store keeps under hidden names. Thread-safe."""
         waiting = self._pending.get((bucket.uuid, name))
-        return waiting is not None and waiting.upload.is_deletion
+        if is_hidden(name) or (waiting is not None and waiting.upload.is_deletion):
+            raise ObjectNotFound(not_found_message(bucket.name, name))
 
     def deletions(self, bucket_uuid: bytes, prefix: str, start_after: str, until: str) -> list[str]:
         """Return names for which `is_deleted` is true, after one name and up to another ("": no limit)."""
@@ -269,18 +275,13 @@ class WriteBack:
 
     # -- writing
 
-    def takes(self, bucket: RemoteBucket | None) -> bool:
-        """Whether writes of this bucket are acknowledged before they are uploaded."""
-        return bucket is not None and bucket.remote.is_write_back
-
     @contextlib.asynccontextmanager
     async def admitted(self, bucket: RemoteBucket, name: str, size_bytes: int) -> AsyncIterator[None]:
         """Return a context for one PUT, which is entered when there is room for its bytes.
 
         Raises Overloaded after `remote_write_back_wait_s`, Unsupported for a place that cannot be written.
         """
-        if not bucket.remote.is_writable:
-            raise Unsupported(f"bucket {bucket.name!r} is read-only: nothing can be written to {bucket.remote.url}")
+        bucket.require_writable()
         try:
             async with asyncio.timeout(self._settings.write_back_wait_s):
                 while not await self._has_room(bucket, name, size_bytes):
@@ -330,7 +331,7 @@ class WriteBack:
             raise VersionConflict(f"{bucket.name}/{name}: it has version {entry.version} now; nothing was changed")
         if entry is not None and is_pending(entry.raw_metadata):
             raise ObjectNotFound(f"{bucket.name}/{name}: it was deleted")
-        if (found := (await self._backend(bucket).head(name)).etag) != etag:
+        if (found := (await self._backends.of(bucket).head(name)).etag) != etag:
             raise VersionConflict(f"{bucket.name}/{name}: the remote ETag is {found} now; nothing was changed")
         return etag
 
@@ -401,7 +402,7 @@ class WriteBack:
         error: LoaderError | None = None
         step: Step | None = None
         try:
-            step = await self._uploader.upload(bucket, self._backend(bucket), key[1])
+            step = await self._uploader.upload(bucket, self._backends.of(bucket), key[1])
             if (
                 step is not None
                 and step.is_over

@@ -14,7 +14,7 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -41,7 +41,6 @@ from storage_node.store.drive.locations import Locations
 from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction
 from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.drive.transactions import Transactions
-from storage_node.store.drive.upkeep import Upkeep
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.object_files import RawFiles, drive_error
@@ -72,13 +71,13 @@ class Drive:
         grace_s: float = GRACE_S,
         shard_limits: ShardLimits | None = None,
         clock: VersionClock | None = None,
-        upkeep: Upkeep | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             new: whether a drive without a catalog and objects was never used; in any other one they are lost.
             clock: the store's, shared by all its drives; None for one of the drive's own.
-            upkeep: the store's.
+            wake: called when there is something to reap or to compact; see `Upkeep`.
         """
         self.root = root
         self.identity = identity
@@ -116,7 +115,6 @@ class Drive:
         )
         self._cache = EntryCache(self.files.objects_fd)
         self.files.on_segment_removed(self._cache.forget_segment)
-        wake = upkeep.wake if upkeep is not None else _nobody
         sparse = (path for _, path in self.catalog.scan(fmt.SPARSE_PREFIX)) if writable else ()
         try:
             self._sparse = SparseSegments(sparse)
@@ -153,8 +151,6 @@ class Drive:
                 self.catalog.close()
                 self.files.close()
                 raise
-            if upkeep is not None:
-                upkeep.add(self)
 
     def _recover(self) -> None:
         """Remove what earlier writers left behind."""
@@ -515,10 +511,6 @@ def objects_missing(root: Path) -> StoreFormatError:
 
 def never_opened(root: Path) -> StoreNotFound:
     return StoreNotFound(f"{root}: the store is only being created, or was never opened for writing")
-
-
-def _nobody() -> None:
-    """Wake nobody: a drive without upkeep."""
 
 
 class DriveUse:

@@ -18,14 +18,11 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ais_loader.errors import Closed, LoaderError
+from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.segment_compaction import Compacted
 from storage_node.store.format import Version
-
-if TYPE_CHECKING:
-    from storage_node.store.drive.drive import Drive
 
 COMPACT_BYTES_PER_S = 32 << 20
 _LEAST_CHARGE_BYTES = 4096

@@ -82,7 +82,7 @@ class DriveOptions:
             epoch=record.epoch,
             shard_limits=self.shard_limits,
             clock=self.clock,
-            upkeep=self.upkeep,
+            wake=self.upkeep.wake,
         )
         if self.writable:
             try:
@@ -90,6 +90,7 @@ class DriveOptions:
             except BaseException:
                 drive.close()
                 raise
+            self.upkeep.add(drive)
         return drive
 
     def count(self, drive: Drive, record: StoreRecord) -> None:

@@ -14,40 +14,38 @@ from typing import Any
 import grpc.aio
 
 from ais_loader.errors import ObjectNotFound, RemoteUnavailable
-from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from ais_loader.wire.generated.ais_cluster_pb2 import MapBucket
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.arriving.relay import TakeResponse
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.tier import FetchAlone
 from storage_node.store.replica_state import not_found_message
 
 
-class FetchOwner(FetchAlone):
+class FetchOwner:
+    """A store without a cluster fetches every object itself."""
+
     def __init__(self, membership: Membership, channels: Channels, timeout_s: float) -> None:
         """`timeout_s`: longest silence of another node that fetches."""
         self._membership = membership
         self._channels = channels
         self._timeout_s = timeout_s
 
-    def _placed(self, bucket: RemoteBucket) -> tuple[ClusterView, MapBucket] | None:
-        """Return the map, and the bucket in it; None without a cluster that has the bucket."""
-        view = self._membership.view
-        placed = view.buckets.get(bucket.name) if view is not None else None
-        return None if view is None or placed is None else (view, placed)
-
     async def forward(
         self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, *, with_bytes: bool
     ) -> bool:
-        if (found := self._placed(bucket)) is None:
+        """Ask the node that is responsible for an object to fetch it. Return True once it has; False if this node is.
+
+        `take`: called with each message of that node. `with_bytes`: whether it sends the bytes as they arrive. Raises
+        that node's error.
+        """
+        if (found := self._membership.placed(bucket.name)) is None:
             return False
         view, placed = found
         request = pb.FetchRequest(
@@ -74,8 +72,9 @@ class FetchOwner(FetchAlone):
         return False
 
     async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
-        """Nodes that do not answer are left out: their fetches end with them."""
-        if (found := self._placed(bucket)) is None:
+        """Wait for the fetches of these objects on other nodes, but those that do not answer: their fetches end with
+        them."""
+        if (found := self._membership.placed(bucket.name)) is None:
             return
         view, placed = found
         by_node: dict[int, list[str]] = {}
@@ -101,7 +100,7 @@ class FetchOwner(FetchAlone):
         be on `min_copies` owners alone: it raises RemoteUnavailable if so many do not answer, and returns False if
         fewer do not.
         """
-        if (found := self._placed(bucket)) is None:
+        if (found := self._membership.placed(bucket.name)) is None:
             return False
         view, placed = found
         is_back = bucket.remote.is_write_back

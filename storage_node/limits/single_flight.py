@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ais_loader.errors import NotFound
 from storage_node.limits.tasks import retrieve
-from storage_node.remote.urgency import Urgency, current_urgency
+from storage_node.limits.urgency import Urgency, current_urgency
 
 
 class _Flight(NamedTuple):

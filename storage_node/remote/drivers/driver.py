@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from ais_loader.errors import LoaderError, RangeError
 from storage_node.limits.pace import PaceLimits
-from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.drivers.remote_object import RemoteObject
 
 CHUNK_BYTES = 1 << 20
 """Approximate size of the chunks in which objects are read."""

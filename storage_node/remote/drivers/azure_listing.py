@@ -16,10 +16,10 @@ from urllib.parse import unquote
 
 from ais_loader.errors import Unsupported
 from storage_node.limits.bounded_xml import Element, Source, parse
-from storage_node.remote.driver import KeyPage, ListedKey, RequestFailure
-from storage_node.remote.failures import message
-from storage_node.remote.listing_request import not_advancing, page_of
-from storage_node.remote.object_stores import ObjectStores
+from storage_node.remote.drivers.driver import KeyPage, ListedKey, RequestFailure
+from storage_node.remote.drivers.failures import message
+from storage_node.remote.drivers.listing_request import not_advancing, page_of
+from storage_node.remote.drivers.object_stores import ObjectStores
 
 PAGE_KEYS = 1000
 """The most keys of a page. Azure would send 5,000, of up to 4 KiB each, in an answer beyond the limit."""

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Protocol, Self
 
-from storage_node.remote.driver import CHUNK_BYTES, Buffer
-from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import CHUNK_BYTES, Buffer
+from storage_node.remote.drivers.remote_object import RemoteObject
 
 if TYPE_CHECKING:
-    from storage_node.remote.remote_requests import OpenedAnswer
+    from storage_node.remote.location.remote_requests import OpenedAnswer
     from storage_node.settings.declarations import RemoteSettings
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from ais_loader.errors import RemoteDenied
 from ais_loader.wire.remote import Remote
-from storage_node.remote.credentials import Credentials
-from storage_node.remote.gate import Gate, Place
+from storage_node.remote.drivers.credentials import Credentials
+from storage_node.remote.drivers.gate import Gate, Place
 from storage_node.rights.scopes import matches
 from storage_node.settings.host_patterns import ANY, HostPatterns, Origin
 

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from ais_loader.errors import InvalidRequest, LoaderError, NotFound
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_remote_pb2 as pb
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.tasks import keep_going
-from storage_node.remote.plans import Expected, PlannedKey, Plans
-from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.limits.urgency import Urgency, current_urgency
+from storage_node.remote.ahead.plans import Expected, PlannedKey, Plans
 from storage_node.remote.tier import RemoteTier
-from storage_node.remote.urgency import Urgency, current_urgency
 from storage_node.store.names import object_name_fault
 
 LOADER_ID_BYTES = 16
@@ -79,7 +79,7 @@ class Prefetcher:
             raise InvalidRequest(
                 f"expect: {names:,} names in {steps:,} steps: at most {MAX_KEYS:,} of each in a message"
             )
-        buckets = [self._tier.require_remote(bucket) for bucket in request.bucket]
+        buckets = [self._tier.buckets.require(bucket) for bucket in request.bucket]
         is_known = self.plans.expect(
             request.loader,
             request.position,
@@ -136,10 +136,12 @@ class Prefetcher:
         """Return those objects that have to be fetched or validated: bucket, and the version of a copy."""
         wanted = []
         for expected in taken:
-            bucket = self._tier.remote_bucket(expected.key.bucket)
+            bucket = self._tier.buckets.find(expected.key.bucket)
             if bucket is not None and bucket.uuid == expected.key.bucket_uuid:
                 wanted.append((expected, bucket))
-        versions = await self._tier.to_fetch([(bucket, expected.key.name) for expected, bucket in wanted])
+        versions = await self._tier.copies.versions_to_fetch(
+            [(bucket, expected.key.name) for expected, bucket in wanted]
+        )
         return [
             (expected, bucket, version)
             for (expected, bucket), version in zip(wanted, versions, strict=True)
@@ -150,7 +152,7 @@ class Prefetcher:
         current_tenant.set(expected.tenant)
         current_urgency.set(Urgency(False))
         try:
-            await self._tier.fetch_ahead(bucket, expected.key.name, version)
+            await self._tier.fetches.ahead(bucket, expected.key.name, version)
             self._failures.pop(bucket.uuid, None)
         except NotFound:
             pass

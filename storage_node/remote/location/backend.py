@@ -28,9 +28,9 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.gather.hedging import HedgeBudget
 from ais_loader.wire.remote import Remote
-from storage_node.remote.credentials import credentials_of
-from storage_node.remote.destination import Destination
-from storage_node.remote.driver import (
+from storage_node.remote.drivers.credentials import credentials_of
+from storage_node.remote.drivers.destination import Destination
+from storage_node.remote.drivers.driver import (
     Buffer,
     Driver,
     KeyPage,
@@ -40,15 +40,15 @@ from storage_node.remote.driver import (
     PutConditions,
     RequestFailure,
 )
-from storage_node.remote.failures import message
-from storage_node.remote.gate import Gate
-from storage_node.remote.host_limiter import HostLimiter, HostLimiters
-from storage_node.remote.remote_changed import RemoteChanged
-from storage_node.remote.remote_object import RemoteObject, is_made_up
-from storage_node.remote.remote_read import RemoteRead
-from storage_node.remote.remote_requests import OpenedAnswer, RemoteRequests, Retries
-from storage_node.remote.skipped_names import SkippedNames
-from storage_node.remote.usage import RemoteBucketUsage
+from storage_node.remote.drivers.failures import message
+from storage_node.remote.drivers.gate import Gate
+from storage_node.remote.drivers.remote_changed import RemoteChanged
+from storage_node.remote.drivers.remote_object import RemoteObject, is_made_up
+from storage_node.remote.location.host_limiter import HostLimiter, HostLimiters
+from storage_node.remote.location.remote_read import RemoteRead
+from storage_node.remote.location.remote_requests import OpenedAnswer, RemoteRequests, Retries
+from storage_node.remote.location.skipped_names import SkippedNames
+from storage_node.remote.location.usage import RemoteBucketUsage
 from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.names import object_name_fault, shown_name
 
@@ -301,11 +301,11 @@ class Backend:
 
     def _open_driver(self) -> Driver:
         if self.remote.scheme == "file":
-            from storage_node.remote.folder_driver import FolderDriver
+            from storage_node.remote.drivers.folder_driver import FolderDriver
 
             return FolderDriver(self.remote, self._file_roots)
-        from storage_node.remote.cloud_driver import CloudDriver
-        from storage_node.remote.object_stores import ObjectStores
+        from storage_node.remote.drivers.cloud_driver import CloudDriver
+        from storage_node.remote.drivers.object_stores import ObjectStores
 
         credentials = credentials_of(self.remote, self.settings.profiles)
         destination = Destination(self.remote, credentials, self.settings.hosts)

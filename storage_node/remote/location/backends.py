@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +13,12 @@ from ais_loader.errors import RemoteLimitReached
 from ais_loader.wire.gather.hedging import HedgeBudget
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.remote import Remote
-from storage_node.remote.backend import Backend
-from storage_node.remote.gate import Gate
-from storage_node.remote.host_limiter import HostLimiters
-from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.usage import Usage, UsageCounts
+from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.limits.call_slots import current_tenant
+from storage_node.remote.drivers.gate import Gate
+from storage_node.remote.location.backend import Backend
+from storage_node.remote.location.host_limiter import HostLimiters
+from storage_node.remote.location.usage import Usage, UsageCounts
 from storage_node.settings.declarations import RemoteSettings
 
 
@@ -31,12 +34,13 @@ class Backends:
         self._gate = Gate()
         self._open: dict[tuple[bytes, Remote], Backend] = {}
 
-    def of(self, bucket_uuid: bytes, remote: Remote) -> Backend:
+    def of(self, bucket: RemoteBucket) -> Backend:
         """Return the remote location of a bucket. Raises RemoteDenied, InvalidRequest."""
-        key = bucket_uuid, replace(remote, inventory="") if remote.inventory else remote
+        remote = bucket.remote
+        key = bucket.uuid, replace(remote, inventory="") if remote.inventory else remote
         found = self._open.get(key)
         if found is None:
-            usage = self._usage.of_bucket(bucket_uuid.hex())
+            usage = self._usage.of_bucket(bucket.uuid.hex())
             found = self._open[key] = Backend(
                 remote,
                 self._settings,
@@ -48,9 +52,14 @@ class Backends:
             )
         return found
 
-    def waited(self, bucket_uuid: bytes, tenant: str, wait_s: float) -> None:
-        """Count the time that a reader has waited for a cold object."""
-        self._usage.note(bucket_uuid.hex(), tenant, "wait_s", wait_s)
+    @contextlib.contextmanager
+    def waiting(self, bucket: RemoteBucket) -> Iterator[None]:
+        """Count the time of this context, in which a reader waits for a cold object."""
+        tenant, began_s = current_tenant.get(), time.monotonic()
+        try:
+            yield
+        finally:
+            self._usage.note(bucket.uuid.hex(), tenant, "wait_s", time.monotonic() - began_s)
 
     def require_budget(self, bucket: RemoteBucket) -> None:
         """Require that a bucket has not received its limit for this day. Raises RemoteLimitReached."""

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from ais_loader.errors import RemoteUnavailable
 from storage_node.limits.bounded_xml import Source
 from storage_node.limits.pace import Pace
-from storage_node.remote import driver
-from storage_node.remote.driver import RequestFailure
-from storage_node.remote.failures import failure_of, failure_of_answer, message
-from storage_node.remote.object_stores import ObjectStores
+from storage_node.remote.drivers import driver
+from storage_node.remote.drivers.driver import RequestFailure
+from storage_node.remote.drivers.failures import failure_of, failure_of_answer, message
+from storage_node.remote.drivers.object_stores import ObjectStores
 
 T = TypeVar("T")
 _REFUSAL_BYTES = 1 << 16

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.reserved import REMOTE_ETAG, STORE_PREFIX, is_reserved
-from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.store.write import checked_metadata
 
 if TYPE_CHECKING:
-    from storage_node.remote.remote_object import RemoteObject
+    from storage_node.remote.drivers.remote_object import RemoteObject
 
 VERSION = f"{STORE_PREFIX}remote-version"
 MODIFIED = f"{STORE_PREFIX}remote-modified-ns"
+STAMP_KEY = "aisloaderwrite"
+"""Key of a write's stamp in a remote object's metadata. Letters alone: Azure allows no hyphen."""
 
 
 def metadata_of(found: RemoteObject) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ais_loader.errors import LoaderError
 from ais_loader.name_matching import matcher
 from storage_node.remote.archives.kept_indexes import KeptIndexes
-from storage_node.remote.object_metadata import is_copy
+from storage_node.remote.copies.object_metadata import is_copy
 from storage_node.store.store import Store
 
 _TOGETHER = 1000

@@ -20,9 +20,9 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import CONTENT_HEADERS, STORE_PREFIX
-from storage_node.remote import driver, s3_listing
-from storage_node.remote.azure_listing import AzureListing, quoted_etag
-from storage_node.remote.driver import (
+from storage_node.remote.drivers import driver, s3_listing
+from storage_node.remote.drivers.azure_listing import AzureListing, quoted_etag
+from storage_node.remote.drivers.driver import (
     CHUNK_BYTES,
     Buffer,
     KeyPage,
@@ -34,10 +34,10 @@ from storage_node.remote.driver import (
     RequestFailure,
     begun,
 )
-from storage_node.remote.failures import failure_of, message
-from storage_node.remote.listing_request import not_advancing
-from storage_node.remote.object_stores import ObjectStores, obstore_module
-from storage_node.remote.remote_object import RemoteObject, made_up_etag
+from storage_node.remote.drivers.failures import failure_of, message
+from storage_node.remote.drivers.listing_request import not_advancing
+from storage_node.remote.drivers.object_stores import ObjectStores, obstore_module
+from storage_node.remote.drivers.remote_object import RemoteObject, made_up_etag
 
 _PAGE = 1000
 _HEADERS = frozenset((*CONTENT_HEADERS, "storage-class"))

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from ais_loader.errors import Unsupported
 from ais_loader.extras import needs
 from ais_loader.wire.remote import Remote
-from storage_node.remote.destination import Destination
+from storage_node.remote.drivers.destination import Destination
 
 _CONNECT_S = 5.0
 _WHOLE_REQUEST_S = 3600.0

@@ -15,10 +15,10 @@ from typing import TypeVar
 from ais_loader.errors import LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.gather.hedging import HedgeBudget, Silences
-from storage_node.remote.driver import Driver, ReadAnswer, RequestFailure, begun
-from storage_node.remote.failures import message
-from storage_node.remote.host_limiter import HostLimiter, HostLimiters
-from storage_node.remote.usage import RemoteBucketUsage, Request
+from storage_node.remote.drivers.driver import Driver, ReadAnswer, RequestFailure, begun
+from storage_node.remote.drivers.failures import message
+from storage_node.remote.location.host_limiter import HostLimiter, HostLimiters
+from storage_node.remote.location.usage import RemoteBucketUsage, Request
 from storage_node.settings.declarations import RemoteSettings
 
 T = TypeVar("T")

@@ -32,18 +32,18 @@ from typing import TYPE_CHECKING, Any
 from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.limits.tasks import keep_going
+from storage_node.limits.urgency import current_urgency
 from storage_node.limits.wakeup import Wakeup
 from storage_node.remote.archives.kept_indexes import KeptIndexes
-from storage_node.remote.eviction_order import EvictionOrder, NeededAt
-from storage_node.remote.object_metadata import is_copy
-from storage_node.remote.urgency import current_urgency
+from storage_node.remote.copies.eviction_order import EvictionOrder, NeededAt
+from storage_node.remote.copies.object_metadata import is_copy
 from storage_node.store.drive.ended_versions import GRACE_S
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import CatalogEntry
 from storage_node.store.store import Store
 
 if TYPE_CHECKING:
-    from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
+    from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
 
 HELD_S = 5.0
 """Time for which a copy stays after a read has begun that is not a batch."""
@@ -155,7 +155,7 @@ class CacheSpace:
         self._pending: deque[tuple[float, os.PathLike[str], int]] = deque()
         """Evicted copies whose space is not free yet: when, the drive, bytes."""
         self._task = asyncio.create_task(keep_going("keeping copies of remote objects within their budgets", self._run))
-        store.watch_changes(self._changed)
+        store.watch_changes(self._changed, self._followed)
 
     async def close(self) -> None:
         self._store.unwatch_changes(self._changed)
@@ -207,24 +207,15 @@ class CacheSpace:
                 followed.order.note_passed(name)
                 followed.note_ahead(name)
 
-    def note_reads(self, request: pb.BatchRequest) -> None:
+    def note_reads(self, bucket: RemoteBucket, request: pb.BatchRequest) -> None:
         """Note the reads of a batch from one bucket."""
-        if not self._followed:
-            return
-        followed = self._followed_bucket(request.bucket[0])
-        if followed is not None:
+        if (followed := self._follow_if_due(bucket)) is not None:
             with self._lock:
                 for name in request.name:
                     followed.order.note_read(name)
 
-    def _followed_bucket(self, name: str) -> _FollowedBucket | None:
-        bucket = self._buckets.find(name)
-        return None if bucket is None else self._follow_if_due(bucket)
-
-    def _readers_of(self, bucket: RemoteBucket | None) -> _Readers | None:
-        """Return the readers of a remote bucket, and follow it if it has a budget. Return None for any other bucket."""
-        if bucket is None:
-            return None
+    def _readers_of(self, bucket: RemoteBucket) -> _Readers:
+        """Return the readers of a bucket, and follow it if it has a budget."""
         self._follow_if_due(bucket)
         with self._lock:
             return self._readers.setdefault(bucket.uuid, _Readers())
@@ -234,9 +225,9 @@ class CacheSpace:
         return self._follow(bucket) if bucket.remote.cache_bytes else self._followed.get(bucket.uuid)
 
     @contextlib.asynccontextmanager
-    async def reading(self, request: pb.BatchRequest) -> AsyncIterator[None]:
-        """Keep the copies that a batch names until it has ended."""
-        pins = self._pin(request)
+    async def reading(self, request: pb.BatchRequest, buckets: Sequence[RemoteBucket | None]) -> AsyncIterator[None]:
+        """Keep the copies that a batch names until it has ended. `buckets`: those of the request."""
+        pins = self._pin(request, buckets)
         try:
             if any(name in readers.going for readers, name in pins):
                 await self._read(self._wait_for_going, pins)
@@ -245,19 +236,17 @@ class CacheSpace:
             self._unpin(pins)
 
     @contextlib.contextmanager
-    def reading_here(self, request: pb.BatchRequest) -> Iterator[None]:
+    def reading_here(self, request: pb.BatchRequest, buckets: Sequence[RemoteBucket | None]) -> Iterator[None]:
         """Like `reading`, in another thread than that of the event loop."""
-        pins = self._pin(request)
+        pins = self._pin(request, buckets)
         try:
             self._wait_for_going(pins)
             yield
         finally:
             self._unpin(pins)
 
-    def _pin(self, request: pb.BatchRequest) -> Sequence[tuple[_Readers, str]]:
-        of_index = dict(enumerate(map(self._readers_of, map(self._buckets.find, request.bucket))))
-        if not any(of_index.values()):
-            return []
+    def _pin(self, request: pb.BatchRequest, buckets: Sequence[RemoteBucket | None]) -> Sequence[tuple[_Readers, str]]:
+        of_index = {at: self._readers_of(bucket) for at, bucket in enumerate(buckets) if bucket is not None}
         at = request.bucket_index or itertools.repeat(0)
         named = [(of_index.get(of), name) for of, name in zip(at, request.name, strict=False)]
         pins = [(readers, name) for readers, name in named if readers is not None]
@@ -287,7 +276,6 @@ class CacheSpace:
     async def hold(self, bucket: RemoteBucket, name: str, fetch_s: float = 0.0) -> None:
         """Keep a copy for `HELD_S`, for a read outside of a batch. `fetch_s`: time until the copy is there."""
         readers = self._readers_of(bucket)
-        assert readers is not None
         self.note_read(bucket.uuid, name)
         now_s = time.monotonic()
         with self._lock:
@@ -367,11 +355,16 @@ class CacheSpace:
             with self._lock:
                 readers = self._readers.setdefault(bucket.uuid, _Readers())
                 followed = self._followed.get(bucket.uuid) or _FollowedBucket(bucket, readers, self._needed_at)
-                self._followed = {**self._followed, bucket.uuid: followed}
+                self._set_followed({**self._followed, bucket.uuid: followed})
             self._wake.set()
         elif followed.bucket != bucket:
             followed.bucket = bucket
         return followed
+
+    def _set_followed(self, followed: dict[bytes, _FollowedBucket]) -> None:
+        """Replace all at once: other threads may be iterating."""
+        self._followed = followed
+        self._store.watch_changes(self._changed, followed)
 
     def _follow_all(self) -> None:
         """Follow the buckets that need it, and forget the others."""
@@ -382,7 +375,7 @@ class CacheSpace:
         uuids = {bucket.uuid for bucket in wanted}
         if not uuids.issuperset(self._followed):
             with self._lock:
-                self._followed = {uuid: one for uuid, one in self._followed.items() if uuid in uuids}
+                self._set_followed({uuid: one for uuid, one in self._followed.items() if uuid in uuids})
         with self._lock:
             for uuid in self._readers.keys() - {bucket.uuid for bucket in buckets}:
                 if not self._readers[uuid].reading:

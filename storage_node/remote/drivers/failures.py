@@ -20,7 +20,7 @@ from ais_loader.errors import (
     RemoteUnavailable,
     Unsupported,
 )
-from storage_node.remote.driver import NotModified, PreconditionFailed, RequestFailure
+from storage_node.remote.drivers.driver import NotModified, PreconditionFailed, RequestFailure
 
 MAX_MESSAGE = 300
 """Maximum length of a message, in characters."""

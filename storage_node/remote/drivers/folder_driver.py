@@ -31,7 +31,7 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.remote import Remote
 from storage_node.promote.confined_path import FILE, FOLDER, open_beneath
-from storage_node.remote.driver import (
+from storage_node.remote.drivers.driver import (
     CHUNK_BYTES,
     Buffer,
     KeyPage,
@@ -42,9 +42,9 @@ from storage_node.remote.driver import (
     ReadAnswer,
     RequestFailure,
 )
-from storage_node.remote.failures import message
-from storage_node.remote.remote_changed import RemoteChanged
-from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.drivers.failures import message
+from storage_node.remote.drivers.remote_changed import RemoteChanged
+from storage_node.remote.drivers.remote_object import RemoteObject
 
 T = TypeVar("T")
 

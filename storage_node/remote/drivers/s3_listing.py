@@ -11,9 +11,9 @@ from datetime import datetime
 from urllib.parse import quote, unquote_plus
 
 from storage_node.limits.bounded_xml import Source, parse
-from storage_node.remote.driver import KeyPage, ListedKey
-from storage_node.remote.listing_request import page_of
-from storage_node.remote.object_stores import ObjectStores
+from storage_node.remote.drivers.driver import KeyPage, ListedKey
+from storage_node.remote.drivers.listing_request import page_of
+from storage_node.remote.drivers.object_stores import ObjectStores
 
 
 async def pages(stores: ObjectStores, prefix: str, after: str, secrets: Sequence[str]) -> AsyncIterator[KeyPage]:

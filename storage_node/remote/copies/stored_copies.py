@@ -1,0 +1,137 @@
+"""Stored copies of the objects of remote buckets: whether one is here, and whether it is current.
+
+A copy older than the bucket's rule allows is *validated* before it is read: see `Loads`. Belongs to one event loop;
+what waits for a drive says so, and runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ais_loader.errors import LoaderError, ObjectNotFound
+from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.remote.copies.object_metadata import is_copy
+from storage_node.store.buckets import ReplicaStale
+from storage_node.store.format import CatalogEntry
+from storage_node.store.replica_state import not_found_message
+from storage_node.store.store import Store
+
+VALIDATIONS_KEPT = 200_000
+"""Number of copies whose last validation is remembered; further ones are validated again."""
+
+
+class StoredCopies:
+    """
+    Args:
+        read: Runs a function that may wait for a drive, off the event loop.
+        copy_here: See `FetchOwner`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        read: Callable[..., Awaitable[Any]],
+        copy_here: Callable[[RemoteBucket, str], Awaitable[bool]],
+    ) -> None:
+        self._store, self._read, self._copy_here = store, read, copy_here
+        self._validated: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()
+        """Version of a copy, and when it was last found to be current."""
+
+    def is_current(self, bucket: RemoteBucket, name: str, entry: CatalogEntry) -> bool:
+        """Return whether a stored object may be read without being validated. An object that was put before the bucket
+        was a remote one is no copy, and never validated."""
+        if not bucket.validates or not is_copy(entry.metadata):
+            return True
+        after_s = bucket.remote.validate_after_s
+        version, at_s = self._validated.get((bucket.uuid, name), ("", -math.inf))
+        if version == str(entry.version):
+            return time.monotonic() - at_s <= after_s
+        return after_s > 0 and 0 <= time.time_ns() - entry.modified_ns <= after_s * 1e9
+
+    def note_current(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        """Note that the copy with this version is current now."""
+        key = bucket.uuid, name
+        self._validated[key] = version, time.monotonic()
+        self._validated.move_to_end(key)
+        while len(self._validated) > VALIDATIONS_KEPT:
+            self._validated.popitem(last=False)
+
+    def stored(self, bucket: RemoteBucket, name: str) -> CatalogEntry:
+        """Return the catalog entry of a stored object. Waits for a drive. Raises what `Store.head` raises.
+
+        If another node had a newer copy, this one may be outdated. Other copies are then compared and brought here; but
+        the newer one may have been evicted, so that none ever comes. The outdated copy is removed instead, without a
+        tombstone, and the object is cold. In a bucket that is written back, the name stays in doubt until other owners
+        have been asked (`bring`): the remote storage may not have the newer one yet.
+        """
+        try:
+            return self._store.head(bucket.name, name)
+        except ReplicaStale:
+            stale = self._store.replicas.stale
+            wanted = stale.wanted(bucket.uuid, name)
+            if wanted is None or stale.whole(bucket.uuid):
+                raise
+            entry = self._store.replicas.newest_entry(bucket.uuid, name)
+            if entry is not None and not entry.is_tombstone and entry.version < wanted:
+                if not is_copy(entry.metadata):
+                    raise
+                self._store.delete(bucket.name, name, version=entry.version)
+            if bucket.remote.is_write_back and (entry is None or entry.version < wanted):
+                raise ObjectNotFound(not_found_message(bucket.name, name)) from None
+            stale.trust_name(bucket.uuid, name, wanted)
+        return self._store.head(bucket.name, name)
+
+    def version_to_fetch(self, bucket: RemoteBucket, name: str) -> str | None:
+        """Return the version of a copy that has to be validated before it is read; "" if there is no copy, None if it
+        may be read. Waits for a drive. Raises what `Store.head` raises, but ObjectNotFound."""
+        try:
+            entry = self.stored(bucket, name)
+        except ObjectNotFound:
+            return ""
+        return None if self.is_current(bucket, name, entry) else str(entry.version)
+
+    async def versions_to_fetch(self, objects: Sequence[tuple[RemoteBucket, str]]) -> list[str | None]:
+        """Return, for each object, the version with which to call `Fetches.ahead`; None for an object that is not to be
+        fetched ahead. Those that every read validates are not."""
+
+        def look() -> list[str | None]:
+            found: list[str | None] = []
+            for bucket, name in objects:
+                try:
+                    version = self.version_to_fetch(bucket, name)
+                except LoaderError:
+                    version = None  # reported to the reader
+                found.append(None if version and not bucket.remote.validate_after_s else version)
+            return found
+
+        return await self._read(look)  # type: ignore[no-any-return]
+
+    async def find(self, bucket: RemoteBucket, name: str) -> CatalogEntry | None:
+        """Call `stored`, but return None if there is no copy."""
+        try:
+            return await self._read(self.stored, bucket, name)  # type: ignore[no-any-return]
+        except ObjectNotFound:
+            return None
+
+    async def bring(self, bucket: RemoteBucket, name: str) -> CatalogEntry | None:
+        """Have an object here, if this node is an owner that lacks what another owner has. Returns its entry, or None.
+
+        Afterwards, the name is in doubt no longer: the version that this node was told of has been evicted, or was not
+        committed, if the other owners do not send it. Raises RemoteUnavailable if one that may have it does not answer.
+        """
+        if (entry := await self.find(bucket, name)) is not None:
+            return entry
+        stale = self._store.replicas.stale
+        wanted = stale.wanted(bucket.uuid, name)
+        is_sent = await self._copy_here(bucket, name)
+        if wanted is not None:
+            stale.trust_name(bucket.uuid, name, wanted)
+        return await self.find(bucket, name) if is_sent else None
+
+    async def remove(self, bucket: RemoteBucket, name: str, entry: CatalogEntry) -> None:
+        """Remove a copy, without a tombstone. Raises what `Store.delete` raises."""
+        await self._read(self._store.delete, bucket.name, name, entry.version)

@@ -1,0 +1,99 @@
+"""Fetches that readers of this node wait for, wherever they run.
+
+A *cold* object is fetched once, however many readers wait: requests for the same object join one flight. In a cluster
+the flight belongs to the object's first owner, which other nodes ask (`fetch_owner`). Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ais_loader.errors import LoaderError, RemoteUnavailable
+from ais_loader.wire.generated import ais_remote_pb2 as pb
+from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.limits.single_flight import SingleFlight
+from storage_node.limits.tasks import retrieve
+from storage_node.remote.arriving.relay import Relay, relayed
+from storage_node.remote.copies.object_metadata import is_copy
+from storage_node.remote.fetching.loads import Loads
+from storage_node.remote.tier_context import TierContext
+
+FAILURE_KEPT_S = 1.0
+"""A failed fetch answers for this long: the other holders of the object are asked as well."""
+
+
+class Fetches:
+    """Belongs to one event loop."""
+
+    def __init__(self, tier: TierContext, loads: Loads) -> None:
+        self._loads, self._owner, self._read = loads, tier.owner, tier.host.read
+        self._backends, self._copies = tier.backends, tier.copies
+        self._write_back, self._arrivals = tier.write_back, tier.arrivals
+        self.timeout_s = tier.settings.fetch_timeout_s
+        self._flights = SingleFlight(FAILURE_KEPT_S)
+        self.close = self._flights.close
+
+    async def fetch(self, bucket: RemoteBucket, name: str, version: str = "", *, with_bytes: bool = False) -> None:
+        """Have a cold object stored, or the copy of this version validated, by the node that fetches it.
+
+        `with_bytes`: a reader of this node has joined the arrival, so another node that fetches is to send the bytes.
+
+        Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
+        """
+        self._write_back.require_kept(bucket, name)
+        flight = asyncio.ensure_future(self._join(bucket, name, version, with_bytes=with_bytes))
+        try:
+            with self._backends.waiting(bucket):
+                await self._arrivals.within((bucket.uuid, name), flight, self.timeout_s)
+        except TimeoutError:
+            raise RemoteUnavailable(
+                f"{bucket.name}/{name}: nothing came from {bucket.remote.url} for {self.timeout_s:g} s"
+            ) from None
+        finally:
+            flight.add_done_callback(retrieve)
+            flight.cancel()
+
+    async def _join(self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool = False) -> None:
+        # Only the flight of another node is one without the bytes.
+        key = bucket.uuid, name, version, with_bytes
+        await self._flights.join(key, lambda: self._fetch(bucket, name, version, with_bytes=with_bytes))
+
+    async def _fetch(self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool) -> None:
+        with Relay(self._arrivals, (bucket.uuid, name), name) as relay:
+            is_fetched = await self._owner.forward(bucket, name, version, relay.take, with_bytes=with_bytes)
+        if not is_fetched:
+            await self._loads.load(bucket, name)
+        elif not version:
+            await self._copies.bring(bucket, name)
+        else:
+            with contextlib.suppress(LoaderError):
+                entry = await self._copies.find(bucket, name)
+                if entry is None:
+                    return
+                if relay.version not in ("", str(entry.version)) and is_copy(entry.metadata):
+                    # This copy missed a change of the remote object that the node that fetches has seen.
+                    await self._copies.remove(bucket, name, entry)
+                    if (entry := await self._copies.bring(bucket, name)) is None:
+                        return
+                self._copies.note_current(bucket, name, str(entry.version))
+
+    async def for_node(
+        self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool
+    ) -> AsyncGenerator[pb.FetchResponse, None]:
+        """Call `Loads.load` for another node of the cluster. Yields what it is told meanwhile; see `relayed`."""
+        fetch = self._loads.load(bucket, name)
+        responses = relayed(self._arrivals, (bucket.uuid, name), fetch, self._read, with_bytes=with_bytes)
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+        if version:
+            with contextlib.suppress(LoaderError):
+                entry = await self._read(self._copies.stored, bucket, name)
+                yield pb.FetchResponse(version=str(entry.version))
+
+    async def ahead(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        """Call `fetch` for a reader that comes later, who is not counted as waiting. Raises what `fetch` raises."""
+        await self._join(bucket, name, version)
