@@ -21,7 +21,6 @@ from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.node import peer_secret_file
 from ais_loader.values.options import LaneChoice
-from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from benchmarks.soak.checker import Rules
 from benchmarks.soak.clients import READS, WRITES, Sizes, SoakClient, item_of, kind_of, run_all
@@ -307,7 +306,6 @@ class ClusterSoak:
             endpoint=member.endpoint,
             peer_endpoint=member.peer_endpoint,
             weight=1.0,
-            feature=FEATURES,
         )
 
     def _new_member(self) -> Member:
