@@ -10,6 +10,9 @@ can be written says how many were. So are the lines of a file that somebody remo
 
 The store's record keeps the end of the chain, which is synchronized before: when a file begins, every KEEP_S, and when
 the node stops. The chain goes on from there also where the files are gone, so it has a gap.
+
+A log on a drive that the node gives up goes on with its next line on another drive, in that drive's chain, as it does
+after a start of the node. Nothing is written any more where the drive was: its folder may become a new drive.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, takewhile
 from pathlib import Path
@@ -48,31 +52,37 @@ MAX_WAITING = 1 << 20
 Fields: TypeAlias = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """Place of a log: its folder, which is created if it is missing, and the end of the chain in the store's record."""
+
+    folder: Path
+    end: AuditEnd
+    keep: Callable[[AuditEnd], object]
+    """Replaces the end there. Raises LoaderError."""
+
+
 class AuditLog:
     """The audit log of one node. `append` is for the node's event loop.
 
     Args:
-        folder: Folder of the files; created if it is missing.
+        find_place: Returns where the log is now; None if nowhere any more, and it stays.
         node_uuid: The node's identity, which each line has.
         file_bytes: Size from which a file is full.
         files: Number of files that are kept.
-        end: The end of the chain in the store's record.
-        keep: Replaces it there. Raises LoaderError.
         collect_s: See COLLECT_S.
     """
 
     def __init__(
         self,
-        folder: Path,
+        find_place: Callable[[], LogPlace | None],
         node_uuid: str,
         *,
         file_bytes: int,
         files: int,
-        end: AuditEnd,
-        keep: Callable[[AuditEnd], None],
         collect_s: float = COLLECT_S,
     ) -> None:
-        self.folder = folder
+        self._find_place = find_place
         self._node_uuid = node_uuid
         self._file_bytes, self._files = file_bytes, files
         self._collect_s = collect_s
@@ -88,14 +98,20 @@ class AuditLog:
         """Lines that were written."""
         # Of the thread.
         self._fd: int | None = None
-        self._number = self._size_bytes = self._lines_before = 0
-        """Number and size of the file, and how many lines were written before it was opened."""
-        self._end, self._keep = end, keep
-        self._oldest, self._link = end.oldest, Link(end.seq, end.sum)
-        self._is_running = False
-        """Whether this run of the node has begun a file."""
         self._is_failing = False
         """Whether the last lines could not be written."""
+        place = find_place()
+        assert place is not None, "a log begins somewhere"
+        self._begin_in(place)
+
+    def _begin_in(self, place: LogPlace) -> None:
+        self.folder, self._end, self._keep = place.folder, place.end, place.keep
+        self._number = self._size_bytes = 0
+        self._lines_before = self.lines
+        """Lines that were written before the file was opened."""
+        self._oldest, self._link = place.end.oldest, Link(place.end.seq, place.end.sum)
+        self._is_running = False
+        """Whether this run of the node has begun a file there."""
 
     @property
     def lost(self) -> int:
@@ -161,6 +177,9 @@ class AuditLog:
 
     def _finish(self) -> None:
         self._drain()
+        self._close_file()
+
+    def _close_file(self) -> None:
         try:
             if self._fd is not None:
                 self._write([{"time": _time_text(time.time()), "event": CLOSE}])
@@ -168,6 +187,14 @@ class AuditLog:
                 self._end_file()
         except OSError as error:
             self._abandon(error)
+
+    def _follow_drives(self) -> None:
+        """Go on in another folder if the drive of this one is not in use any more."""
+        place = self._find_place()
+        if place is not None and place.folder != self.folder:
+            log.warning("the audit log goes on in %s, no longer in %s", place.folder, self.folder)
+            self._close_file()
+            self._begin_in(place)
 
     def _abandon(self, error: OSError) -> None:
         """Close the file after an error. The next line opens it again."""
@@ -189,6 +216,7 @@ class AuditLog:
 
     def _require_open(self) -> None:
         """Open the newest file, or begin another one if that is full or gone. Raises OSError."""
+        self._follow_drives()
         if self._fd is not None:
             if self._is_in_place(self._fd):
                 return
@@ -280,25 +308,23 @@ class AuditLog:
 
 def audit_log(settings: AuditSettings, store: Store, node_uuid: bytes) -> AuditLog | None:
     """Return the log of a node; None if nothing is logged. It is not open."""
-    if settings.level == "off":
-        return None
     uuid = node_uuid.hex()
-    drive = next((drive for drive in store.drives if drive is not None), None)
-    if settings.folder:
-        folder = Path(settings.folder) / uuid
-        place = str(folder)
-    elif drive is None:
+
+    def find_place() -> LogPlace | None:
+        drive = next((drive for drive in store.drives if drive is not None), None)
+        if settings.folder:
+            folder = Path(settings.folder) / uuid
+            place = str(folder)
+        elif drive is None:
+            return None
+        else:
+            folder, place = drive.root / FOLDER_NAME, drive.identity.drive_uuid
+        end = store.record.current.audit.get(place, AuditEnd())
+        return LogPlace(folder, end, lambda end: store.record.change(lambda record: record.with_audit(place, end)))
+
+    if settings.level == "off" or find_place() is None:
         return None
-    else:
-        folder, place = drive.root / FOLDER_NAME, drive.identity.drive_uuid
-    return AuditLog(
-        folder,
-        uuid,
-        file_bytes=settings.file_bytes,
-        files=settings.files,
-        end=store.record.current.audit.get(place, AuditEnd()),
-        keep=lambda end: store.record.change(lambda record: record.with_audit(place, end)),
-    )
+    return AuditLog(find_place, uuid, file_bytes=settings.file_bytes, files=settings.files)
 
 
 def _time_text(at_s: float) -> str:

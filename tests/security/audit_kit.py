@@ -10,7 +10,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from ais_loader.testing.waiting import eventually
-from storage_node.audit.log import AuditLog
+from storage_node.audit.log import AuditLog, LogPlace
 from storage_node.audit.log_files import files_in, lines_of
 from storage_node.audit.verify import LogVerdict
 from storage_node.audit.verify import verify as verify_log
@@ -32,7 +32,8 @@ def log_in(
     keep: Callable[[AuditEnd], object] = bool,
 ) -> Iterator[AuditLog]:
     """An open log, closed at the end."""
-    log = AuditLog(folder, NODE, file_bytes=file_bytes, files=files, end=end, keep=keep, collect_s=collect_s)
+    place = LogPlace(folder, end, keep)
+    log = AuditLog(lambda: place, NODE, file_bytes=file_bytes, files=files, collect_s=collect_s)
     log.open()
     try:
         yield log

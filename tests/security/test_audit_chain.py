@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ais_loader.testing import eventually
 from storage_node.audit import log as log_module
+from storage_node.audit.log import AuditLog, LogPlace
+from storage_node.store.store_record import AuditEnd
 from tests.security.audit_kit import NODE, append, files_of, lines_in, log_in, run, verify
 from tests.table import table
 
@@ -265,3 +269,23 @@ def test_more_than_fits_into_memory_is_lost_and_counted(tmp_path: Path, monkeypa
         append(log, 1, 1)
     assert log.lost == 1
     assert [one["number"] for one in lines_in(tmp_path) if one["event"] == "change"] == [1]
+
+
+def test_a_log_goes_on_elsewhere_when_its_drive_is_given_up(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    places = [LogPlace(old / "audit", AuditEnd(), bool)]
+    log = AuditLog(lambda: places[-1], NODE, file_bytes=FILE_BYTES, files=9, collect_s=0.0)
+    append(log, 3)
+    eventually(lambda: log.lines > 3)
+    places.append(LogPlace(new / "audit", AuditEnd(), bool))
+    append(log, 1, first=3)
+    eventually(lambda: files_of(new / "audit"))
+    assert not verify(files_of(old / "audit")).problem
+    assert [line["event"] for line in lines_in(old / "audit")] == ["open", "change", "change", "change", "close"]
+    shutil.rmtree(old)
+    append(log, 1, first=4)
+    log.close()
+    assert not old.exists()
+    assert [line.get("number") for line in lines_in(new / "audit")] == [None, 3, 4, None]
+    assert not verify(files_of(new / "audit")).problem
+    assert not log.lost
