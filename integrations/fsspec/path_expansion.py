@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fsspec.utils import other_paths
-
+from ais_loader.extras import needs
 from ais_loader.name_matching import is_pattern
+
+with needs("fsspec", "ais:// in other libraries"):
+    from fsspec.utils import other_paths
 
 
 def is_list(paths: Any) -> bool:
