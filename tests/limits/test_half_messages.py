@@ -36,7 +36,8 @@ def test_a_request_that_is_not_completed_ends_its_call_and_its_memory_is_used_ag
         for _ in range(3):
             with half_messages(node, "Objects/Head") as connections:
                 eventually(lambda: pump_all(connections) and all(one.ended_calls for one in connections))
-        assert node.peak_rss_bytes() - before < 1.5 * CONNECTIONS * LARGE
+        # Three times as much if none was used again; a round can begin while the one before is still given back.
+        assert node.peak_rss_bytes() - before < 2.2 * CONNECTIONS * LARGE
 
 
 @pytest.mark.sampled(1)
