@@ -120,7 +120,7 @@ class NodeServer:
         self._thread = threading.Thread(target=self._run, name="ais-loader-node", daemon=True)
         self._started = threading.Event()
         self._failure: BaseException | None = None
-        self._server: grpc.aio.Server | None = None
+        self._unstarted: list[grpc.aio.Server] = []
         self._serving: asyncio.Task[None] | None = None
         self._stopping: asyncio.Event | None = None
         self._grace_s = 0.0
@@ -254,11 +254,21 @@ class NodeServer:
             )
             self.batches, self.repair, self.drives = lifecycle.batches, lifecycle.repair, lifecycle.drives
             renewal = Renewal(self.config, self._identity, membership.node_uuid)
-            parts = [*lifecycle.parts(self._listen(lifecycle, held)), NodePart(renewal.start, renewal.stop)]
-            await start(parts)
+            try:
+                parts = [*lifecycle.parts(self._listen(lifecycle, held)), NodePart(renewal.start, renewal.stop)]
+                await start(parts)
+            finally:
+                await self._end_unstarted()
             self._started.set()
             await self._stopping.wait()
             await stop(parts)
+
+    async def _end_unstarted(self) -> None:
+        """End the servers of a node that could not start. gRPC keeps running for ever in a process with a server that
+        was made and not started, and is in the way of each fork. They have no handlers yet."""
+        for server in self._unstarted:
+            await server.start()
+            await server.stop(None)
 
     def _addresses(self) -> Addresses:
         return Addresses(
@@ -283,7 +293,7 @@ class NodeServer:
         held.callback(lanes.close)
         session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-        server = grpc.aio.server(options=_options(self.config))
+        server = self._new_server()
         self._idle = idle = IdleClock(
             lambda: bool(batches.open_sessions or lanes.open_lanes or lifecycle.jobs.is_running)
         )
@@ -292,7 +302,7 @@ class NodeServer:
             note_tenant(details)
             idle.note_call()
 
-        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, lifecycle.of_clients, note_call),))
+        of_clients = methods.served_to(Role.CLIENT, lifecycle.of_clients, note_call)
         # Lanes between nodes carry sessions only.
         self.peer_lanes = peer_lanes = LaneListener(
             batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, {}, secure=secure
@@ -301,8 +311,8 @@ class NodeServer:
         # The peer listener has verified its callers; its tokens are valid for its own lanes only.
         session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-        peer_server = grpc.aio.server(options=_options(self.config), interceptors=(lifecycle.check,))
-        peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE, lifecycle.of_peers),))
+        peer_server = self._new_server(lifecycle.check)
+        of_peers = methods.served_to(ANYONE, lifecycle.of_peers)
         if self._socket_path is None:
             self.port = self._bound(server, listen.host, listen.port, peers=False)
         else:
@@ -318,8 +328,10 @@ class NodeServer:
         )
 
         async def begin() -> None:
-            await peer_server.start()
-            await server.start()
+            for one, handlers in ((peer_server, of_peers), (server, of_clients)):
+                one.add_generic_rpc_handlers((handlers,))
+                await one.start()
+                self._unstarted.remove(one)
             lanes.start()
             peer_lanes.start()
 
@@ -327,6 +339,11 @@ class NodeServer:
             await asyncio.gather(*(one.stop(self._grace_s) for one in (server, peer_server, lanes, peer_lanes)))
 
         return NodePart(begin, end)
+
+    def _new_server(self, *interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
+        server = grpc.aio.server(options=_options(self.config), interceptors=interceptors)
+        self._unstarted.append(server)
+        return server
 
     def _listen_for_peers(self, server: grpc.aio.Server) -> int:
         """Return the bound port. If any port is allowed, it is the one in the map, if that is free. Raises OSError."""
