@@ -13,6 +13,7 @@ import secrets
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,18 @@ def _peer_secret_file() -> Path:
     return path
 
 
+def _reserved_port(host: str) -> socket.socket:
+    """Return a socket that keeps a port for a node that is not running: no connection from this machine gets it.
+
+    It does not listen, so a server with SO_REUSEADDR, as gRPC's are, can bind the same port.
+    """
+    (family, _, _, _, address), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(address)
+    return reserved
+
+
 class NodeProcess:
     """A running `ais-loader serve`. It starts immediately. As a context manager, it stops the node in any state.
 
@@ -88,8 +101,8 @@ class NodeProcess:
     ) -> None:
         several = [drives] if isinstance(drives, str | os.PathLike) else drives
         self.drives = [Path(drive) for drive in several]
-        self.port = 0
-        self.peer_port = 0
+        self._ports = [_reserved_port(host) for _ in range(2)]
+        self.port, self.peer_port = (one.getsockname()[1] for one in self._ports)
         self._host = host
         self._launcher = list(launcher)
         self._metrics_url = ""
@@ -108,7 +121,7 @@ class NodeProcess:
         try:
             self.start()
         except BaseException:
-            self._log.close()
+            self._discard()
             raise
 
     @property
@@ -263,7 +276,12 @@ class NodeProcess:
         try:
             self.stop()
         finally:
-            self._log.close()
+            self._discard()
+
+    def _discard(self) -> None:
+        self._log.close()
+        for port in self._ports:
+            port.close()
 
     def __enter__(self) -> NodeProcess:
         return self
