@@ -70,7 +70,7 @@ def connect(
             with this path.
         token, token_file: The token that nodes ask for, or a file with it, which is read again when it changes. The
             default is AIS_LOADER_TOKEN_FILE, a path, or AIS_LOADER_TOKEN, the token itself. A token is never shown or
-            pickled, and never sent without encryption to another machine; see docs/tokens.md.
+            pickled, and never sent without encryption to another machine; see docs/access.md.
 
     Raises:
         InvalidRequest: There is no URL, or it is not valid, such as host:7480 without grpc://. Also raised for options
