@@ -223,7 +223,7 @@ class Client:
             remote: A place in S3, GCS, Azure, on an HTTP server or in a folder, as a `Remote` or its URL. The bucket's
                 objects are those at that place, and the store keeps copies of what is read. See docs/remote.md.
             quota_bytes: The maximum size of all objects together; 0 for no limit. What would exceed it is refused with
-                `QuotaExceeded`. Not for remote buckets, and not in a cluster. See docs/sharing.md.
+                `QuotaExceeded`. Not for remote buckets, and not in a cluster. See docs/operations.md.
             quota_objects: The maximum number of objects, in the same way.
 
         Raises BucketExists (unless `exist_ok`; and if an existing bucket has another `remote`), InvalidName,
