@@ -20,7 +20,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import markdown2
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ["cuddled-lists", "fenced-code-blocks", "header-ids", "markdown-in-html", "tables"]
+EXTRAS = ["code-friendly", "cuddled-lists", "fenced-code-blocks", "header-ids", "markdown-in-html", "tables"]
 PAGE = Template("""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
