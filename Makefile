@@ -73,7 +73,7 @@ help:
 	@echo "make test-front set up environments with Lhotse and NeMo, with Lhotse 2, WebDataset and Ray Data, and with"
 	@echo "                Lightning, accelerate, transformers and Grain, and with clients from pandas to Energon; test in each"
 	@echo "make test-front-nemo, -front, -frameworks, -clients: one of them; ONLY=tests/front/lhotse runs that alone"
-	@echo "make works-with run a program of each client, then write docs/works-with.md"
+	@echo "make works-with run a program of each client, then write their lines in docs/works-with.md"
 	@echo "make bench-quick  set up, then compare ratios of rates to the recorded ones (2 minutes; on a quiet machine)"
 	@echo "make bench      set up, then measure a node and a cluster, and write benchmarks/report (15 minutes)"
 	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and check the links of the pages"

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import markdown2
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ["cuddled-lists", "fenced-code-blocks", "header-ids", "markdown-in-html", "tables"]
+EXTRAS = ["code-friendly", "cuddled-lists", "fenced-code-blocks", "header-ids", "markdown-in-html", "tables"]
 PAGE = Template("""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -29,7 +29,7 @@ PAGE = Template("""<!doctype html>
 <style>
 body { margin: 0 auto; max-width: 60rem; padding: 1rem; font-family: sans-serif; line-height: 1.5 }
 pre { overflow-x: auto; padding: 0.5rem; background: #f4f4f4 }
-table { border-collapse: collapse }
+table { margin: 1rem 0; border-collapse: collapse }
 td, th { padding: 0.2rem 0.5rem; border: 1px solid #ccc }
 img { max-width: 100% }
 </style>

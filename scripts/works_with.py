@@ -1,9 +1,9 @@
-"""Page of the libraries that work with a store, docs/works-with.md: runs a program of each, and writes the page.
+"""Sections of the libraries that work with a store, in docs/works-with.md: runs a program of each, and writes them.
 
     make works-with
 
 A row is a program of tests/front/clients/programs. Its docstring says what it does and what differs, PACKAGES which
-packages it is about, and the comment `# change` marks the lines that a program for files does not have. The page is
+packages it is about, and the comment `# change` marks the lines that a program for files does not have. They are
 written only if every program has over the store what it has over files. Versions are those that
 tests/front/requirements-clients.txt pins. A test compares the page with the programs.
 """
@@ -20,6 +20,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.made_parts import with_part
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "front" / "clients"
 PROGRAMS = sorted((FOLDER / "programs").glob("*.py"))
@@ -27,18 +29,6 @@ PAGE = ROOT / "docs" / "works-with.md"
 REQUIREMENTS = ROOT / "tests" / "front" / "requirements-clients.txt"
 NOT_RUN: dict[str, str] = {}
 """Libraries that were asked for and could not be run, with the reason."""
-INTRODUCTION = """\
-# Works with
-
-These libraries read and write a store with few changes, most of them over [fsspec](embedded.md): `ais://bucket/name` is
-the path of an object, and `AIS_LOADER_URL` names the store. For each of them, a program in
-`tests/front/clients/programs` does the same over a store as over files and compares the results, embedded and on a
-node. `make test-front-clients` runs them, and `make works-with` writes this page. The lines shown are the ones that
-differ from a program for files.
-
-Lhotse, NeMo, WebDataset and Ray Data have [pages of their own](README.md#training-frameworks). Clients of S3 use the
-[gateway](gateway.md).
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +70,9 @@ def pins() -> dict[str, str]:
 
 
 def render() -> str:
-    """Return the page. Raises KeyError for a program about a package that is not pinned."""
+    """Return the page with a section for each program. Raises KeyError for a package that is not pinned."""
     versions = pins()
-    parts = [INTRODUCTION]
+    parts = []
     for row in map(Row.of, PROGRAMS):
         named = ", ".join(f"{package} {versions[package]}" for package in row.packages)
         lines = "line" if len(row.changes) == 1 else "lines"
@@ -90,13 +80,13 @@ def render() -> str:
             f"{row.what[0].upper()}{row.what[1:]} Tested with {named}: {len(row.changes)} {lines} of change in "
             f"`{row.path}`."
         )
-        parts.append(f"## {row.title}\n\n{_filled(told)}\n\n```text\n" + "\n".join(row.changes) + "\n```\n")
+        parts.append(f"### {row.title}\n\n{_filled(told)}\n\n```text\n" + "\n".join(row.changes) + "\n```\n")
         if row.differs:
             parts.append(f"{_filled(row.differs)}\n")
     if NOT_RUN:
         rows = "\n".join(f"- {name}: {why}" for name, why in NOT_RUN.items())
-        parts.append(f"## Not run\n\n{rows}\n")
-    return "\n".join(parts)
+        parts.append(f"### Not run\n\n{rows}\n")
+    return with_part(PAGE, "scripts/works_with.py", "\n".join(parts))
 
 
 def _filled(text: str) -> str:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ais_loader.wire.field_help import DocWithFields, field_docs
+from scripts.made_parts import with_part
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
@@ -84,7 +85,6 @@ GROUPS: dict[str, list[str]] = {
 }
 """Every public name of `ais_loader`, in the order of the page; errors and decoders have lists of their own."""
 ELSEWHERE = {"LoaderError", "errors"}
-BEGIN, END = "<!-- made by scripts/write_reference.py: begin -->", "<!-- made by scripts/write_reference.py: end -->"
 _SECTION = re.compile(r"(Args|Returns|Yields|Raises|Attributes):\s*$")
 _SECTION_INLINE = re.compile(r"(Returns|Yields|Raises):? (?=\S)")
 _ITEM = re.compile(r"(\*{0,2}\w[\w, *]*?):(?:\s+|$)(.*)")
@@ -315,14 +315,12 @@ def settings_table() -> str:
         for said in (field_docs(group),)
         for one in dataclasses.fields(group)
     ]
-    return "\n".join([BEGIN, "| setting | default | |", "|---|---|---|", *rows, END])
+    return "\n".join(["| setting | default | |", "|---|---|---|", *rows, ""])
 
 
 def settings() -> str:
     """The page of settings with the table of today."""
-    page = SETTINGS.read_text()
-    before, rest = page.split(BEGIN)
-    return before + settings_table() + rest.split(END)[1]
+    return with_part(SETTINGS, "scripts/write_reference.py", settings_table())
 
 
 def main(check: bool) -> int:

@@ -1,7 +1,8 @@
 """The floors of the house: imports run downwards only, and a few packages are imported in one room alone.
 
-docs/architecture.md draws the same floors. A module lives on the floor that has the longest name it begins with; it may
-import what lives on its own floor or below. What is imported for annotations alone (under TYPE_CHECKING) is no import.
+The table of docs/architecture.md has the same floors (tests/docs/test_architecture.py). A module lives on the floor
+that has the longest name it begins with; it may import what lives on its own floor or below. What is imported for
+annotations alone (under TYPE_CHECKING) is no import.
 """
 
 from __future__ import annotations

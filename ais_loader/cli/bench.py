@@ -39,7 +39,7 @@ def bench(store: str | None) -> None:
     """Benchmark a store: embedded, a node, or a cluster.
 
     Objects with known bytes are stored in a dedicated bucket and stay there for the next run; a bucket that this
-    command did not create is refused. docs/bench.md describes workloads and figures.
+    command did not create is refused. docs/command-line.md describes workloads and figures.
     """
 
 

@@ -70,7 +70,7 @@ def connect(
             with this path.
         token, token_file: The token that nodes ask for, or a file with it, which is read again when it changes. The
             default is AIS_LOADER_TOKEN_FILE, a path, or AIS_LOADER_TOKEN, the token itself. A token is never shown or
-            pickled, and never sent without encryption to another machine; see docs/tokens.md.
+            pickled, and never sent without encryption to another machine; see docs/access.md.
 
     Raises:
         InvalidRequest: There is no URL, or it is not valid, such as host:7480 without grpc://. Also raised for options
@@ -223,7 +223,7 @@ class Client:
             remote: A place in S3, GCS, Azure, on an HTTP server or in a folder, as a `Remote` or its URL. The bucket's
                 objects are those at that place, and the store keeps copies of what is read. See docs/remote.md.
             quota_bytes: The maximum size of all objects together; 0 for no limit. What would exceed it is refused with
-                `QuotaExceeded`. Not for remote buckets, and not in a cluster. See docs/sharing.md.
+                `QuotaExceeded`. Not for remote buckets, and not in a cluster. See docs/operations.md.
             quota_objects: The maximum number of objects, in the same way.
 
         Raises BucketExists (unless `exist_ok`; and if an existing bucket has another `remote`), InvalidName,

@@ -89,7 +89,7 @@ class ListenSettings(SettingsGroup):
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
     token_key_file: str = ""
     """A file with the public key of the tokens that clients need, as `ais-loader token key` makes it; see
-    docs/tokens.md. If empty, clients need no tokens. Use the same file on all nodes of a cluster."""
+    docs/access.md. If empty, clients need no tokens. Use the same file on all nodes of a cluster."""
 
     def __post_init__(self) -> None:
         SettingsGroup.__post_init__(self)
@@ -389,7 +389,7 @@ class AuditSettings(SettingsGroup):
 
     level: Literal["off", "changes", "reads"] = "changes"
     """The calls that are logged, with who made them: none ("off"), those that change something ("changes"),
-    or also every batch and every object that is read ("reads"). See docs/audit.md."""
+    or also every batch and every object that is read ("reads"). See docs/access.md."""
     names: bool = False
     """Whether lines have the names of objects, which may be personal or licensed data. Otherwise, they have digests."""
     folder: Annotated[str, _absolute_or_empty] = ""

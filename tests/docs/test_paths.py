@@ -81,6 +81,13 @@ def test_every_relative_link_of_a_page_leads_to_a_file(page: Path) -> None:
     assert not sorted(target for target in targets if target and not (page.parent / target).exists())
 
 
+def test_every_page_that_code_and_messages_name_is_in_the_repository() -> None:
+    words = ["git", "grep", "--untracked", "-hoPI", r"(?<![\w/.])docs/[\w/-]+\.md\b"]
+    named = set(subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split())
+    assert len(named) > 20
+    assert sorted(named - TREE) == []
+
+
 def test_a_name_that_is_gone_is_noticed() -> None:
     assert list(named_paths("`storage_node/gone.py`, `gone.py` and `store/read/`, not `a.wav` nor `en/a.wav`")) == [
         "storage_node/gone.py",

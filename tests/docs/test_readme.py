@@ -23,8 +23,12 @@ PROGRAMS = [
 ]
 
 
-def test_the_readme_is_at_most_120_lines() -> None:
+def test_the_readme_is_at_most_120_lines_and_begins_with_five_of_python() -> None:
     assert len(README.read_text().splitlines()) <= 120
+    first, *_ = blocks(README.read_text())
+    lines = [line for line in first.text.splitlines() if line]
+    assert (first.language, first.not_run, len(lines)) == ("python", "", 5)
+    assert first.line + len(first.text.splitlines()) <= 15
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["pictures", "sounds"])

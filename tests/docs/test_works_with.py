@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from scripts.made_parts import part_of
 from scripts.works_with import PAGE, PROGRAMS, Row, render
 
 
@@ -15,7 +17,7 @@ def test_the_page_is_what_the_programs_say() -> None:
 
 def test_every_program_is_a_section_and_shows_its_lines() -> None:
     assert len(PROGRAMS) >= 16
-    sections = PAGE.read_text().split("\n## ")[1:]
+    sections = re.split("^### ", part_of(PAGE, "scripts/works_with.py"), flags=re.MULTILINE)[1:]
     rows = [Row.of(program) for program in PROGRAMS]
     assert [section.partition("\n")[0] for section in sections] == [row.title for row in rows]
     for section, row in zip(sections, rows, strict=True):

@@ -2,7 +2,8 @@
 
     python -m tests.doors.aistore_conformance
 
-runs them with the released SDK against gateways over every kind of store, and writes docs/aistore-conformance.md.
+runs them with the released SDK against gateways over every kind of store, and writes their tables in
+docs/aistore.md.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from scripts.made_parts import part_of, with_part
 from tests.doors import gateways
 from tests.doors.conformance import fetched, outcomes
 from tests.doors.environments import AISTORE_CLIENTS, FOLDER, ROOT, RealClient, make
 
-PAGE = ROOT / "docs" / "aistore-conformance.md"
+PAGE = ROOT / "docs" / "aistore.md"
+_PROGRAM = "tests/doors/aistore_conformance.py"
 REPOSITORY, COMMIT = "https://github.com/NVIDIA/aistore", "583e7729eb3532d3999b13466a729181d8d16907"
 _SUITE = FOLDER / "aistore-suite"
 _PARTS = ("python/tests", "python/pyproject.toml")
@@ -113,7 +116,7 @@ def passed(found: dict[str, dict[str, str]]) -> dict[str, int]:
 def written(store: str) -> dict[str, int]:
     """Return the numbers of tests that passed over a store of this kind as the page has them."""
     at = gateways.STORES.index(store)
-    return {row["file"]: int(row["counts"].split(" | ")[at]) for row in _ROW.finditer(PAGE.read_text())}
+    return {row["file"]: int(row["counts"].split(" | ")[at]) for row in _ROW.finditer(part_of(PAGE, _PROGRAM))}
 
 
 def _skipped(found: dict[str, dict[str, str]]) -> list[str]:
@@ -126,7 +129,7 @@ def _skipped(found: dict[str, dict[str, str]]) -> list[str]:
 
 
 def page(found: dict[str, dict[str, dict[str, str]]]) -> str:
-    """Return the page about the outcomes, by kind of store."""
+    """Return the page with the tables of the outcomes, by kind of store."""
     counts = [passed(found[store]) for store in gateways.STORES]
     first = found[gateways.STORES[0]]
     rows = [
@@ -141,12 +144,7 @@ def page(found: dict[str, dict[str, dict[str, str]]]) -> str:
         for store, reasons in REASONS_OF_STORE.items()
         for name, reason in reasons.items()
     ]
-    return f"""# Conformance of AIStore's HTTP API
-
-The gateway is measured with the integration tests of [AIStore's SDK]({REPOSITORY}), at commit {COMMIT[:12]},
-with the released SDK {_SDK.version}, over an embedded store, a node, and a cluster of three nodes. `make test-doors`
-runs them, and `python -m tests.doors.aistore_conformance` writes this page. The column AIStore says how many pass with
-AIStore 5.0 and the same SDK; for the last two files, without the tests that are marked `nonparallel`.
+    part = f"""At commit {COMMIT[:12]}, with SDK {_SDK.version}:
 
 | file of `python/tests/integration` | tests | AIStore | {" | ".join(gateways.STORES)} |
 |---|---:|---:|---:|---:|---:|
@@ -164,14 +162,8 @@ These are skipped by the suite:
 | reason | tests |
 |---|---|
 {chr(10).join(_skipped(first))}
-
-Not run are the files on dSort, inventories, cold reads, AuthN and ETL in containers, which the
-[gateway](aistore.md) does not have; `test_bucket_ops`, which SDK {_SDK.version} cannot import; and AIStore's own S3
-interface, in whose place the [gateway's](gateway-conformance.md) stands.
-
-Three tests of `test_job_ops` ask for a GetBatch as a job, and two of `test_cluster_ops` for lists of jobs. The
-gateway answers them from what the process that is asked has done within the last minute ([jobs](aistore.md#jobs)).
 """
+    return with_part(PAGE, _PROGRAM, part)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ writes it.
 
 from __future__ import annotations
 
-import re
-
+from scripts.made_parts import part_of, with_part
 from tests.doors.environments import AISTORE_CLIENTS, CLIENTS, ROOT, RealClient
 
 PAGE = ROOT / "docs" / "gateway.md"
-_TABLE = re.compile(r"(?<=\| client \| version \| store \| what \|\n\|---\|---\|---\|---\|\n)(?:\|.*\n)*")
+_PROGRAM = "tests/doors/client_page.py"
 
 
 def _row(client: RealClient) -> str:
@@ -20,16 +19,15 @@ def _row(client: RealClient) -> str:
 
 
 def table() -> str:
-    """Return the rows of the clients whose programs are in this tree."""
-    return "".join(_row(client) for client in (*CLIENTS, *AISTORE_CLIENTS) if client.path.exists())
+    """Return the table of the clients whose programs are in this tree."""
+    rows = "".join(_row(client) for client in (*CLIENTS, *AISTORE_CLIENTS) if client.path.exists())
+    return f"| client | version | store | what |\n|---|---|---|---|\n{rows}"
 
 
 def written() -> str:
-    """Return the rows that the page has. Raises AssertionError if it has no such table."""
-    found = _TABLE.search(PAGE.read_text())
-    assert found is not None
-    return found[0]
+    """Return the table that the page has. Raises ValueError if it has none."""
+    return part_of(PAGE, _PROGRAM)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(_TABLE.sub(lambda _: table(), PAGE.read_text()))
+    PAGE.write_text(with_part(PAGE, _PROGRAM, table()))

@@ -2,12 +2,12 @@
 
     python -m tests.doors.conformance
 
-runs their groups that concern this gateway, and writes docs/gateway-conformance.md. `fetched` and `outcomes` serve
+runs their groups that concern this gateway, and writes their tables in docs/gateway.md. `fetched` and `outcomes` serve
 other suites too. Any other server can be measured:
 
     python -m tests.doors.conformance --endpoint garage=http://127.0.0.1:3900
 
-prints which tests it passes; with --keep, they become a column of the page. It must know the keys of
+prints which tests it passes; with --keep, they become a column of the first table. It must know the keys of
 tests/doors/gateways.py (doors-key with doors-secret, other-key with other-secret), as two different users.
 """
 
@@ -25,10 +25,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from scripts.made_parts import with_part
 from tests.doors import gateways
 from tests.doors.environments import FOLDER, ROOT, RealClient, install, make
 
-PAGE = ROOT / "docs" / "gateway-conformance.md"
+PAGE = ROOT / "docs" / "gateway.md"
+_PROGRAM = "tests/doors/conformance.py"
 OTHERS = Path(__file__).with_name("conformance_of_others.json")
 """The tests that each other server passes, by its name with the version."""
 REPOSITORY, COMMIT = "https://github.com/ceph/s3-tests", "8f0ae7b404a3a2fcf7038bf1e6bf29544fe9b6a3"
@@ -87,26 +89,6 @@ REASONS = {
     "test_object_create_amz_date_and_no_date": _DATES,
 }
 """Tests that fail, and why."""
-_OTHER_SERVERS = """\
-versitygw 1.7.0 (on a folder), AIStore 5.0 and moto were run with the tests that fail here. AIStore had one proxy and
-one target, and the features `S3-API-via-Root` and `S3-Reverse-Proxy`, without which boto3 cannot read or write there.
-None of them passes a test that this gateway could pass and does not:
-
-- `test_object_create_date_and_amz_date` and `test_object_create_amz_date_and_no_date` pass at AIStore and moto, which
-  verify no signature. The same request has no valid signature by version 4: here and at versitygw it is refused.
-- The others fail there too, or are skipped.
-
-They were also run with 85 tests of the same groups that are not chosen, and that fail here: of anonymous access, of
-access lists, and of version 2 of the signature in headers. Of these
-
-- moto passes 18 and AIStore 14: both answer requests without a valid signature, moto has access lists, and AIStore
-  refuses to create a bucket again, which S3's first region does not.
-- versitygw passes 8, of wrong dates in requests of version 2: they are refused there for the date, with 403, and here
-  for the version, with 400, as S3 refuses it.
-
-`python -m tests.doors.conformance --endpoint NAME=http://HOST:PORT` measures any other server. It has to know two
-users, by the keys in `tests/doors/gateways.py`. With `--keep`, the result becomes a column of the table above.
-"""
 
 
 def fetched(folder: Path, repository: str, commit: str, *parts: str) -> Path:
@@ -227,41 +209,24 @@ def _keep(name: str, passed: dict[str, dict[str, bool]]) -> None:
 
 
 def page(passed: dict[str, dict[str, bool]]) -> str:
-    """Return the page about what passed."""
+    """Return the page with the tables of what passed and what failed."""
     measured = others()
     columns = "".join(f" {name} |" for name in measured)
-    table = [f"| group | tests | gateway |{columns}", "|---|---:|---:|" + "---:|" * len(measured)]
-    together = {name: is_passed for rows in passed.values() for name, is_passed in rows.items()}
+    rows = [f"| group | tests | gateway |{columns}", "|---|---:|---:|" + "---:|" * len(measured)]
+    together = {name: is_passed for tests in passed.values() for name, is_passed in tests.items()}
     for group, tests in [*passed.items(), ("together", together)]:
         cells = (len(tests), sum(tests.values()), *(len(tests.keys() & good) for good in measured.values()))
-        table.append(f"| {group} | " + " | ".join(map(str, cells)) + " |")
-    missing = [f"| `{name}` | {REASONS.get(name, 'not known')} |" for name in sorted(failures(passed))]
-    return f"""# Conformance of the S3 gateway
-
-The gateway is measured with [ceph's s3-tests]({REPOSITORY}), which nobody of this project wrote, at commit
-{COMMIT[:12]}. `make test-doors` runs them, and `python -m tests.doors.conformance` writes this page. Chosen are the
-tests of what the [gateway](gateway.md) has. Not run are those of access lists other than the owner's, anonymous access,
-policies, versions, encryption, locks, lifecycles, logging, CORS, browsers' forms, version 2 of the signature in
-headers, and of ceph's own extensions.
-
-{chr(10).join(table)}
-
-These fail:
-
-| test | reason |
-|---|---|
-{chr(10).join(missing)}
-
-## Other servers
-
-{_OTHER_SERVERS}"""
+        rows.append(f"| {group} | " + " | ".join(map(str, cells)) + " |")
+    rows += ["", "These fail:", "", "| test | reason |", "|---|---|"]
+    rows += [f"| `{name}` | {REASONS.get(name, 'not known')} |" for name in sorted(failures(passed))]
+    return with_part(PAGE, _PROGRAM, f"At commit {COMMIT[:12]}:\n\n" + "\n".join(rows) + "\n")
 
 
 def main() -> None:
-    """Measure the gateway and write its page, or measure other servers."""
+    """Measure the gateway and write its tables, or measure other servers."""
     parser = argparse.ArgumentParser(description="Run ceph's s3-tests.")
     parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL", help="measure this server")
-    parser.add_argument("--keep", action="store_true", help="keep its result as a column of the page")
+    parser.add_argument("--keep", action="store_true", help="keep its result as a column of the first table")
     options = parser.parse_args()
     if any(not re.fullmatch(r"[^=]+=http://[^/]+:\d+/?", text) for text in options.endpoint):
         parser.error("--endpoint: need NAME=http://HOST:PORT, without a path")

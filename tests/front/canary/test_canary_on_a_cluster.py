@@ -41,7 +41,7 @@ class Cluster:
         return {node["name"]: node["pid"] for node in nodes if node["state"] == "serving"}
 
     def submit(self, *options: object, wait: bool = True) -> tuple[int, str]:
-        """Exit code and output, the job's with it, of the command in docs/canary.md."""
+        """Exit code and output, the job's with it, of the command in docs/lhotse.md."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--working-dir", "."]
         done = subprocess.run(
             [

@@ -1,6 +1,7 @@
 """Grain: shuffled batches, each of which is one request.
 
-Differs: Grain shuffles and batches numbers, and the last line of a pipeline reads a batch.
+Differs: Grain shuffles and batches numbers, and the last line of a pipeline reads a batch: see
+[Grain in detail](#grain-in-detail).
 """
 
 import os

@@ -1,6 +1,6 @@
 """multi-storage-client: `msc://` paths of a profile, as Megatron-Energon reads its data.
 
-Differs: docs/msc.md names what differs, and what is tested with Energon.
+Differs: [Below](#multi-storage-client-in-detail) are profiles, what differs, and what is tested with Energon.
 """
 
 import os
