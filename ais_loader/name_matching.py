@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 from ais_loader.errors import InvalidRequest
 
+F = TypeVar("F", bound=Callable[..., Any])
 Patterns: TypeAlias = str | Sequence[str]
 """One shell pattern, or several."""
 
@@ -73,6 +76,29 @@ def unknown_option(
     else:
         hint = did_you_mean(name, options) or f"; its options are {', '.join(options)}"
     return TypeError(f"{function}: no option {name!r}{hint}")
+
+
+def names_unknown_options(elsewhere: Mapping[str, str] | None = None) -> Callable[[F], F]:
+    """Decorate a function so that its TypeError for an unknown option names the nearest one. See `unknown_option`."""
+
+    def decorate(function: F) -> F:
+        options = {
+            name: None
+            for name, parameter in inspect.signature(function).parameters.items()
+            if name != "self" and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+        }
+        name = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **given: Any) -> Any:
+            if not given.keys() <= options.keys():
+                unknown = next(one for one in given if one not in options)
+                raise unknown_option(name, unknown, options, elsewhere)
+            return function(*arguments, **given)
+
+        return cast("F", call)
+
+    return decorate
 
 
 def printable_path(path: str) -> str:

@@ -33,13 +33,13 @@ _COMMANDS = {
     "cp": "ais_loader.cli.cp",
     "mv": "ais_loader.cli.cp",
     "rm": "ais_loader.cli.rm",
+    "du": "ais_loader.cli.du",
+    "exists": "ais_loader.cli.metadata",
+    "set-metadata": "ais_loader.cli.metadata",
     "snapshot": "ais_loader.cli.snapshot",
     "warm": "ais_loader.cli.remote",
     "evict": "ais_loader.cli.remote",
     "remote": "ais_loader.cli.remote",
-    "du": "ais_loader.cli.du",
-    "exists": "ais_loader.cli.metadata",
-    "set-metadata": "ais_loader.cli.metadata",
     "batch": "ais_loader.cli.batch",
     "ledger": "ais_loader.cli.batch",
     "etl": "ais_loader.cli.etl",
@@ -71,6 +71,13 @@ _SHORT_HELP = {
     "bench": "Benchmark a store: embedded, a node, or a cluster.",
     "completion": "Print a shell completion script for commands, options, buckets, and object names.",
 }
+_SECTIONS = {
+    **dict.fromkeys(_COMMANDS, "Buckets and objects"),
+    **dict.fromkeys(("warm", "evict", "remote"), "Remote buckets"),
+    **dict.fromkeys(("batch", "ledger", "etl"), "Batches and transforms"),
+    **dict.fromkeys(("ui", "bench", "completion"), "Tools"),
+}
+_OF_OPERATORS = "Nodes, on their machines"
 # Names that other tools use, or that belong to a group here, with the command here.
 _ELSEWHERE = {
     "copy": "cp",
@@ -124,16 +131,19 @@ class _Commands(HintingGroup):
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        names = self.list_commands(ctx)
-        limit = formatter.width - 6 - max(map(len, names))
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self._short_help(ctx, name, limit)) for name in names])
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            sections.setdefault(_SECTIONS.get(name, _OF_OPERATORS), []).append((name, self._short_help(ctx, name)))
+        width = max(len(name) for rows in sections.values() for name, _ in rows)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
-    def _short_help(self, ctx: click.Context, name: str, limit: int) -> str:
+    def _short_help(self, ctx: click.Context, name: str) -> str:
         if name in _SHORT_HELP:
-            return click.Command(name, help=_SHORT_HELP[name]).get_short_help_str(limit)
+            return _SHORT_HELP[name]
         command = self.get_command(ctx, name)
-        return "" if command is None else command.get_short_help_str(limit)
+        return "" if command is None else command.get_short_help_str(sys.maxsize)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         hold_standard_streams()

@@ -20,6 +20,7 @@ from ais_loader.loading.slots import check_pinning
 from ais_loader.loading.stall_watch import ON_STALL, OnStall, StallWatch
 from ais_loader.loading.thread_workers import ThreadWorkers
 from ais_loader.loading.workers import Collate, Fetcher, Workers
+from ais_loader.name_matching import names_unknown_options
 from ais_loader.plans.groups import Tail, whole_number
 from ais_loader.plans.mix_plan import MixPlan
 from ais_loader.plans.number_plan import NumberPlan
@@ -57,6 +58,20 @@ class BatchLoader:
     _is_accelerate_prepared = True
     """accelerate's `prepare` returns the loader as it is."""
 
+    @names_unknown_options(
+        {
+            "num_workers": "worker processes are workers=",
+            "batch_size": "the plan of batches has it, such as ShufflePlan(len(dataset), batch_size=...)",
+            "shuffle": "the plan of batches draws the order, such as ShufflePlan(len(dataset), batch_size=...)",
+            "sampler": "the second argument is a plan, or a batch sampler",
+            "batch_sampler": "the second argument is a plan, or a batch sampler",
+            "drop_last": "the plan of batches has it, as tail=",
+            "collate_fn": "it is collate= here",
+            "prefetch_factor": "in_flight= is the number of batches that are drawn and not delivered",
+            "timeout": "stall_s= and on_stall= say what happens when no batch comes",
+            "multiprocessing_context": "the start method of workers is context=",
+        }
+    )
     def __init__(
         self,
         dataset: Any,

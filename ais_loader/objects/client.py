@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 from ais_loader import errors
+from ais_loader.name_matching import names_unknown_options
 from ais_loader.objects.archive import ArchiveFormat, ArchiveNames, BatchArchive
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.object_file import ObjectFile
@@ -40,6 +41,7 @@ _GET_BATCH_PARAMETERS = ("bucket", "archive", "archive_names", "opaque")
 
 
 @short_traceback
+@names_unknown_options()
 def connect(
     url: str | os.PathLike[str] | None = None,
     *,

@@ -10,6 +10,7 @@ import os
 import re
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.name_matching import did_you_mean
 
 SCHEME = "ais://"
 SECURE_SCHEME = "grpcs://"
@@ -79,6 +80,9 @@ def store_folders(url: str) -> list[str]:
         folder = part.removeprefix(scheme)
         if folder == part:
             _refuse_addresses(url, part)
+        elif folder and not folder.startswith(("/", "~")):
+            whole = os.path.abspath(folder)
+            raise InvalidRequest(f"{url!r}: a path follows the two slashes of {scheme}; need {scheme}{whole}")
         folders.append(os.path.expanduser(folder))
     if not all(folders):
         raise InvalidRequest(f"{url!r} names an empty path")
@@ -112,8 +116,14 @@ def _refuse_addresses(url: str, part: str) -> None:
                 f"{url!r} names something in a store, not the store: connect to the store itself, by its path, "
                 f"file:///path or grpc://host:port, and then use client.bucket({rest.partition('/')[0]!r})"
             )
+        if lower in ("s3", "gs", "az"):
+            raise InvalidRequest(
+                f"{url!r} is storage outside, not a store: connect to a store, and then use client.create_bucket(NAME, "
+                f"remote={url!r})"
+            )
+        hint = did_you_mean(lower, ("file", "node", "grpc", "grpcs"), cutoff=0.7)
         raise InvalidRequest(
-            f"{url!r}: unknown scheme {scheme!r}; need file:///path, a path, node:///path, or grpc://host:port"
+            f"{url!r}: unknown scheme {scheme!r}; need file:///path, a path, node:///path, or grpc://host:port{hint}"
         )
     if part.startswith("$"):
         raise InvalidRequest(

@@ -51,6 +51,7 @@ _HINTS = {
     help="Compact the segments of small objects, which frees space, and the catalogs: fewer tables to search for each "
     "look-up. Then check.",
 )
+@click.option("--verbose", is_flag=True, help="Of a running node, also show its counters and settings.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
 def doctor(
     paths: tuple[str, ...],
@@ -60,6 +61,7 @@ def doctor(
     rebuild: bool,
     all_drives: bool,
     compact: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Check a store, or repair it.
@@ -86,7 +88,7 @@ def doctor(
             raise click.UsageError(
                 "a running node can only be asked for its health; for more, stop it and name its drives on its machine"
             )
-        healthy = _ask_node(paths[0], as_json=as_json)
+        healthy = _ask_node(paths[0], verbose=verbose, as_json=as_json)
     else:
         if repair and rebuild:
             raise click.UsageError("--rebuild and --repair cannot be combined: run --rebuild first, then --repair")
@@ -268,28 +270,34 @@ def _look_for_open(folders: Sequence[Path], *, repair: bool, as_json: bool) -> N
 # -- a node
 
 
-def _ask_node(url: str, *, as_json: bool) -> bool:
+def _ask_node(url: str, *, verbose: bool, as_json: bool) -> bool:
     """Show the health of a node, or of the nodes of its cluster. Return whether all of them answer, and all drives
-    work."""
+    work. `verbose`: also counters and settings."""
     from ais_loader.objects.client import connect
 
     with waiting(f"{url} to answer"), connect(url, mode="r") as client:
         described: dict[str, Any] = client.describe()
-    silent = [node for node in described.get("nodes", ()) if "error" in node]
+    nodes, drives = described.get("nodes", [described]), described["drives"]
+    silent = [node for node in nodes if "error" in node]
+    broken = [drive for drive in drives if drive["state"] != "ok"]
+    wrong = [f"{count_text(len(silent), 'node')} without an answer"] if silent else []
+    wrong += [f"{count_text(len(broken), 'drive')} not ok"] if broken else []
     with OutputLines() as lines:
         if as_json:
             lines.add(json.dumps(described))
         else:
-            for key, value in described.items():
-                if key != "drives":
-                    for line in _value_lines(key.replace("_", " "), value):
-                        lines.add(printable(line))
-            for drive in described["drives"]:
+            have = f"{count_text(len(drives), 'drive')} of {count_text(len(nodes), 'node')}"
+            lines.add(f"{', '.join(wrong) or 'healthy'}: {have}, version {described['version']}")
+            for drive in drives:
                 free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"
                 lines.add(f"{printable(drive['path'] or drive['uuid'])}: {printable(drive['state'])}, {free}")
             for node in silent:
                 lines.add(f"error: node {node['uuid']} at {node['endpoint']}: {printable(node['error'])}")
-    return not silent and all(drive["state"] == "ok" for drive in described["drives"])
+            for key, value in described.items() if verbose else ():
+                if key != "drives":
+                    for line in _value_lines(key.replace("_", " "), value):
+                        lines.add(printable(line))
+    return not wrong
 
 
 def _value_lines(name: str, value: object) -> Iterator[str]:

@@ -228,6 +228,19 @@ METRICS = (
         lambda node: node.each_readable_drive(lambda drive: drive.objects_estimate),
         "Estimated number of objects on the drive.",
     ),
+    metric("ais_loader_drive_device_busy_seconds_total", "counter", "seconds", "drive", "path")(
+        lambda node: node.each_device(lambda device: device.busy_s),
+        "Time in which the drive's block device had requests, from whomever; its rate is the busy share. Not exported "
+        "for file systems without a device of their own, such as tmpfs and NFS.",
+    ),
+    metric("ais_loader_drive_device_read_bytes_total", "counter", "bytes", "drive", "path")(
+        lambda node: node.each_device(lambda device: device.read_bytes),
+        "Bytes read from the drive's block device: not what the page cache has served.",
+    ),
+    metric("ais_loader_drive_device_written_bytes_total", "counter", "bytes", "drive", "path")(
+        lambda node: node.each_device(lambda device: device.written_bytes),
+        "Bytes written to the drive's block device.",
+    ),
     metric("ais_loader_drive_state", "gauge", "1", "drive", "path", "state")(
         lambda node: node.each_drive(lambda drive: {node.drives.state(drive): 1}),
         "State of the drive: active, retiring (its objects are being moved to the others), disabled (because of too "

@@ -20,6 +20,7 @@ import itertools
 import math
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -279,6 +280,8 @@ def not_found_message(bucket: str, name: str) -> str:
     if fault := object_name_fault(name):
         return f"no object {shown_name(name)!r} in bucket {bucket!r}, and there can be none: {fault}"
     hint = f"; {PATTERN_HINT}" if is_pattern(name) else ""
+    if not unicodedata.is_normalized("NFC", name):
+        hint += "; accents of this name are characters of their own (Unicode NFD), those of most names are not (NFC)"
     return f"no object {name!r} in bucket {bucket!r}{hint}"
 
 

@@ -157,8 +157,10 @@ def test_a_store_in_use_can_be_examined_but_not_repaired(drives: list[Path]) -> 
 def test_a_node_is_asked_how_it_is(node: NodeProcess) -> None:
     shown = doctor(node.url)
     assert shown.exit_code == 0, shown.output
+    verdict, drive = shown.stdout.splitlines()
+    assert verdict.startswith("healthy: 1 drive of 1 node, version ") and drive.startswith(f"{node.drives[0]}: ok, ")
+    shown = doctor("--verbose", node.url)
     assert f"url: {node.url}\n" in shown.stdout and f"pid: {node.pid}\n" in shown.stdout
-    assert f"{node.drives[0]}: ok, " in shown.stdout
     assert "\nlimits:\n" in shown.stdout and "\n  durability: process\n" in shown.stdout
     described = json.loads(doctor("--json", env={"AIS_LOADER_URL": node.url}).stdout)
     assert [drive["path"] for drive in described["drives"]] == list(map(str, node.drives))

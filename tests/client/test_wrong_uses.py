@@ -48,10 +48,6 @@ WRONG: list[tuple[str, str]] = [
         "InvalidRequest: 'http://node-1:7480': a storage node's URL is grpc://node-1:7480",
     ),
     (
-        'connect("s3://pictures")',
-        "InvalidRequest: 's3://pictures': unknown scheme 's3'; need file:///path, a path, node:///path, or grpc://host:port",
-    ),
-    (
         'connect("ais://pictures")',
         "InvalidRequest: 'ais://pictures' names something in a store, not the store: connect to the store itself, by "
         "its path, file:///path or grpc://host:port, and then use client.bucket('pictures')",
@@ -91,7 +87,32 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         'connect("grpc://127.0.0.1:70000")',
-        "InvalidRequest: 'grpc://127.0.0.1:70000': '127.0.0.1:70000' is not host:port, as in grpc://10.0.0.5:7480",
+        "InvalidRequest: 'grpc://127.0.0.1:70000': '127.0.0.1:70000' is not host:port with a port from 1 to 65535, as "
+        "in grpc://10.0.0.5:7480",
+    ),
+    ('connect("store", mod="r")', "TypeError: connect: no option 'mod'; did you mean 'mode'?"),
+    (
+        'connect("node://store")',
+        "InvalidRequest: 'node://store': a path follows the two slashes of node://; need node://{here}/store",
+    ),
+    (
+        'connect("grcp://127.0.0.1:7480")',
+        "InvalidRequest: 'grcp://127.0.0.1:7480': unknown scheme 'grcp'; need file:///path, a path, node:///path, or "
+        "grpc://host:port; did you mean 'grpc'?",
+    ),
+    (
+        'connect("s3://pictures")',
+        "InvalidRequest: 's3://pictures' is storage outside, not a store: connect to a store, and then use "
+        "client.create_bucket(NAME, remote='s3://pictures')",
+    ),
+    (
+        'client.bucket("pictures").get("cafe\u0301.png")',
+        "ObjectNotFound: no object 'cafe\u0301.png' in bucket 'pictures'; accents of this name are characters of their "
+        "own (Unicode NFD), those of most names are not (NFC)",
+    ),
+    (
+        'BatchLoader(MapDataset(client, ["ais://pictures/cat/1.png"]), [], num_workers=4)',
+        "TypeError: BatchLoader: no option 'num_workers'; worker processes are workers=",
     ),
     (
         'connect("papers")',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
 from ais_loader.wire.remote import Remote
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeCounters
+from storage_node.metrics import block_device
 from storage_node.metrics import server as metrics_server
 from storage_node.metrics.declarations import METRICS, PROCESS, markdown_table
 from storage_node.metrics.server import MAX_CONNECTIONS
@@ -67,13 +70,22 @@ def node(tmp_path: Path) -> Iterator[NodeServer]:
         yield running
 
 
+def devices_in(folder: Path, place: Path) -> Path:
+    """What the kernel shows of the block device of `place`, which may have none, as on tmpfs."""
+    device = place.stat().st_dev
+    (counts := folder / f"{os.major(device)}:{os.minor(device)}").mkdir()
+    (counts / "stat").write_text(" 4 0 100 250  7 0 300 500  0 1500 750  0 0 0 0  0 0\n")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
     """All that a node exports after traffic of every kind, in a cluster of its own."""
     place = tmp_path_factory.mktemp("place")
     (place / "a").write_bytes(b"cold")
     fields = {"metrics_port": 0, "etl_code": True, "remote_file_roots": (str(place),)}
-    with serving(tmp_path_factory.mktemp("node"), **fields) as running:
+    devices = devices_in(tmp_path_factory.mktemp("devices"), place)
+    with patch.object(block_device, "DEVICES", devices), serving(tmp_path_factory.mktemp("node"), **fields) as running:
         with bucket_of(running) as bucket:
             assert bucket.client.create_bucket("remote", remote=f"file://{place}").get("a") == b"cold"
             bucket.client.etl.init("same", Command(["cat"]))
@@ -286,6 +298,18 @@ def test_drives_and_the_map_are_told(node: NodeServer) -> None:
 
 
 @pytest.mark.slow
+def test_the_device_of_a_drive_is_told(metrics: dict[str, Series], tmp_path: Path) -> None:
+    assert {"drive", "path"} <= metrics["ais_loader_drive_device_busy_seconds_total"].values.keys()
+    with patch.object(block_device, "DEVICES", devices_in(tmp_path, tmp_path)):
+        assert block_device.device_counts(str(tmp_path)) == (100 * 512, 300 * 512, 1.5)
+        assert block_device.device_counts(str(tmp_path / "missing")) is None
+        for text in ("", "1 2 x", "a b c d e f g h i j k"):
+            next(tmp_path.glob("*/stat")).write_text(text)
+            assert block_device.device_counts(str(tmp_path)) is None
+    real = block_device.device_counts(str(tmp_path))
+    assert real is None or min(real) >= 0
+
+
 def test_tenants_with_a_weight_are_counted_apart_and_all_others_together(tmp_path: Path) -> None:
     with serving(tmp_path, metrics_port=0, tenant_weights={"asr": 2.0}) as node:
         with bucket_of(node) as bucket:

@@ -94,7 +94,9 @@ class NodeCalls:
         self._endpoints = [] if locate is not None else endpoints_of(url)
         for endpoint in self._endpoints:
             if not is_host_port(endpoint):
-                raise errors.InvalidRequest(f"{url!r}: {endpoint!r} is not host:port, as in grpc://10.0.0.5:7480")
+                raise errors.InvalidRequest(
+                    f"{url!r}: {endpoint!r} is not host:port with a port from 1 to 65535, as in grpc://10.0.0.5:7480"
+                )
         self._lock = threading.Lock()
         self._connection: Connection | None = None  # guarded by _lock
         self._endpoint = 0
