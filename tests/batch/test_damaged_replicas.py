@@ -13,6 +13,7 @@ import pytest
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from ais_loader.values.entry import Status
+from storage_node.cluster.repair.damage import DamageRepair
 from storage_node.cluster.repair.repair import Repair
 from tests.every_value import every_value_once, product_of
 from tests.node.cluster_kit import BUCKET, LocalCluster
@@ -30,11 +31,12 @@ SMALL = {f"small-{at}": seeded_bytes(1000, seed=at) for at in range(4)}
 def cluster() -> Iterator[LocalCluster]:
     """Two nodes with two copies, which do not repair what readers find damaged."""
 
-    async def never(repair: Repair) -> None:
+    async def never(_: object) -> None:
         await asyncio.Event().wait()
 
     with pytest.MonkeyPatch.context() as patch, throwaway_folder() as folder, ExitStack() as held:
-        patch.setattr(Repair, "_run", never)
+        patch.setattr(Repair, "_run", lambda *_: never(_))
+        patch.setattr(DamageRepair, "run", never)
         cluster = LocalCluster(folder, 2, copies=2, scrub_interval_s=0)
         yield held.enter_context(cluster)
 
