@@ -63,7 +63,6 @@ GROUPS: dict[str, list[str]] = {
         "Remote",
         "WarmSummary",
         "EvictSummary",
-        "ReshardSummary",
         "RemoteUsage",
         "PendingUploads",
         "InventoryInfo",

@@ -34,7 +34,6 @@ from ais_loader.objects.remote.inventory import (
     refresh_inventory,
     table_of_inventory,
 )
-from ais_loader.objects.remote.reshard import reshard
 from ais_loader.objects.remote.warm import evict, flush, warm
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
 from ais_loader.objects.transformed_file import spooled
@@ -55,7 +54,6 @@ from ais_loader.values.changes import (
     OnProgress,
     PromoteSummary,
     PutSummary,
-    ReshardSummary,
     WarmSummary,
     check_on_error,
 )
@@ -703,48 +701,6 @@ class Bucket(BucketComposing, BucketTransforming):
         InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable, StoreReadOnly.
         """
         return evict(self._transport, self.name, names, prefix, pattern)
-
-    def reshard(
-        self,
-        to: Bucket | str,
-        *,
-        prefix: str = "",
-        pattern: str | Sequence[str] | None = None,
-        shard_bytes: int = 256_000_000,
-        shard_name: str = "shard-{:06d}.tar",
-        progress: OnProgress | None = None,
-    ) -> ReshardSummary:
-        """Pack the objects of this bucket into tar shards of another one, in the order of their names.
-
-        The files of one WebDataset sample, whose names are equal up to the first dot after the last slash, stay
-        together. Cold objects of a remote bucket are fetched, and their copies removed when their shard is stored.
-        Equal objects make equal shards. If the call is interrupted, call it again: complete shards are kept, and their
-        objects cost no request but those of the listing.
-
-        Args:
-            to: An existing bucket other than this one.
-            prefix, pattern: Only objects whose names begin with `prefix`, and match `pattern`, as for `warm`.
-            shard_bytes: The size in bytes beyond which a shard gets no further sample.
-            shard_name: Names of the shards, with a place for their number, which begins at 0.
-            progress: Called with a `Progress` for each object when its shard is stored, in this thread.
-
-        The bytes pass through this process, which needs memory for a part of a shard. A budget of this bucket
-        (`Remote.cache_bytes`) should hold two shards; otherwise objects may be fetched twice. Raises InvalidRequest,
-        also for a shard that exists and was made of other objects; InvalidName for a name that cannot be a member's;
-        BucketNotFound; and what `warm`, `get_batch` and `put` raise.
-        """
-        target = self.client.bucket(to) if isinstance(to, str) else to
-        return reshard(
-            self._transport,
-            self.name,
-            target._transport,
-            target.name,
-            prefix=prefix,
-            pattern=pattern,
-            shard_bytes=shard_bytes,
-            shard_name=shard_name,
-            progress=progress,
-        )
 
     def flush(self, prefix: str = "", *, timeout_s: float = 600.0) -> None:
         """Wait until everything that was put or deleted before is uploaded, in a bucket with `Remote(write="back")`.
