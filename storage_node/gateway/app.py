@@ -23,7 +23,7 @@ from ais_loader.extras import needs
 from storage_node.gateway.aistore.interface import admit, error_answer, is_aistore
 from storage_node.gateway.bodies import Body
 from storage_node.gateway.clients import Clients
-from storage_node.gateway.direct_send import DirectSend
+from storage_node.gateway.direct_send import DirectSend, head
 from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
 from storage_node.gateway.parsing import query_pairs
@@ -43,7 +43,6 @@ from storage_node.gateway.server.bounded_server import (
 )
 from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import Exchange
-from storage_node.gateway.server.head import head
 from storage_node.gateway.server.options import GatewayOptions
 from storage_node.gateway.server.request_slots import RequestSlots
 from storage_node.gateway.signature import UNSIGNED, Signed, verify

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from storage_node.gateway import acl, buckets, listing, multipart, objects, tagging
+from storage_node.gateway import buckets, listing, multipart, objects, tagging
 from storage_node.gateway.bodies import MAX_BYTES
 from storage_node.gateway.bundle import MAX_BODY_BYTES, bundle
 from storage_node.gateway.errors import S3Error
@@ -36,7 +36,7 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
     # By level and method: the parameter that selects a call, "" for none. The first that the query has decides.
     ("service", "GET"): [("", Call("ListBuckets", buckets.list_buckets))],
     ("bucket", "GET"): [
-        ("acl", Call("GetBucketAcl", acl.get_acl)),
+        ("acl", Call("GetBucketAcl", buckets.get_acl)),
         ("location", Call("GetBucketLocation", buckets.bucket_location)),
         ("versioning", Call("GetBucketVersioning", buckets.bucket_versioning)),
         ("uploads", Call("ListMultipartUploads", multipart.list_uploads)),
@@ -44,7 +44,7 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
         ("", Call("ListObjects", listing.list_objects)),
     ],
     ("bucket", "PUT"): [
-        ("acl", Call("PutBucketAcl", acl.put_acl, _DOCUMENT_BYTES)),
+        ("acl", Call("PutBucketAcl", buckets.put_acl, _DOCUMENT_BYTES)),
         ("", Call("CreateBucket", buckets.create_bucket, _DOCUMENT_BYTES)),
     ],
     ("bucket", "HEAD"): [("", Call("HeadBucket", buckets.head_bucket))],
@@ -55,7 +55,7 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
         ("", Call("PostObject", objects.post_object, MAX_BYTES)),
     ],
     ("object", "GET"): [
-        ("acl", Call("GetObjectAcl", acl.get_acl)),
+        ("acl", Call("GetObjectAcl", buckets.get_acl)),
         ("tagging", Call("GetObjectTagging", tagging.get_tags)),
         ("uploadId", Call("ListParts", multipart.list_parts)),
         ("attributes", Call("GetObjectAttributes", objects.object_attributes)),
@@ -63,7 +63,7 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
     ],
     ("object", "HEAD"): [("", Call("HeadObject", objects.get_object))],
     ("object", "PUT"): [
-        ("acl", Call("PutObjectAcl", acl.put_acl, _DOCUMENT_BYTES)),
+        ("acl", Call("PutObjectAcl", buckets.put_acl, _DOCUMENT_BYTES)),
         ("tagging", Call("PutObjectTagging", tagging.put_tags, _DOCUMENT_BYTES)),
         ("uploadId", Call("UploadPart", multipart.put_part, MAX_BYTES)),
         ("", Call("PutObject", objects.put_object, MAX_BYTES)),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from storage_node.gateway.aistore.bucket_props import props_of
+from storage_node.gateway.aistore.buckets import props_of
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.providers import provider_of
 from storage_node.gateway.aistore.request import Request, json_response, text_response

@@ -20,7 +20,6 @@ from storage_node.gateway.aistore import (
     multipart,
     objects,
     promote,
-    shards,
 )
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.request import Request
@@ -140,7 +139,9 @@ CALLS: tuple[Call, ...] = (
     # -- objects
     Call("PUT", "objects/B/O", multipart.put_part, having="partNumber", body="bytes"),
     Call("PUT", "objects/B/O", append.append, having="append_type", body="bytes"),
-    Call("PUT", "objects/B/O", shards.put_member, having="archpath", body="bytes", most_bytes=shards.MAX_MEMBER_BYTES),
+    Call(
+        "PUT", "objects/B/O", archives.put_member, having="archpath", body="bytes", most_bytes=archives.MAX_MEMBER_BYTES
+    ),
     Call("PUT", "objects/B/O", objects.put, body="bytes"),
     Call("GET", "objects/B/O", objects.get),
     Call("HEAD", "objects/B/O", objects.head),

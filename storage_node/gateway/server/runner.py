@@ -13,7 +13,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.values.urls import is_remote
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import serve_until, stopper
-from storage_node.gateway.server.metrics import METRICS
+from storage_node.gateway.server.counters import METRICS
 from storage_node.gateway.server.plan import GatewayPlan
 from storage_node.gateway.server.workers import Workers
 from storage_node.metrics.exporter import metrics_served, require_library
