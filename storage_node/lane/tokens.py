@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 
 from ais_loader.wire.lane import TOKEN_BYTES
-from storage_node.audit.subject import ORIGIN, UNKNOWN, Origin
+from storage_node.audit.subject import ORIGIN, UNKNOWN, CallOrigin
 from storage_node.rights.granted import GRANTED, Granted
 
 LIFETIME_S = 10.0
@@ -20,7 +20,7 @@ class LaneClient(NamedTuple):
     tenant: str
     granted: Granted | None
     """Rights of the client's own token; None if clients need none."""
-    origin: Origin = UNKNOWN
+    origin: CallOrigin = UNKNOWN
     """How the client has asked for the lane."""
 
 

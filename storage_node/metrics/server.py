@@ -19,10 +19,10 @@ class MetricsServer:
     """Serves a WSGI application until it is closed. Raises OSError if it cannot listen."""
 
     def __init__(self, host: str, port: int, app: Any) -> None:
-        class Server(_FewConnections):
+        class Listening(_FewConnections):
             address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
 
-        self._server = make_server(host, port, app, Server, _MetricsHandler)
+        self._server = make_server(host, port, app, Listening, _MetricsHandler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="ais-loader metrics", daemon=True)
         self._thread.start()
         self.port: int = self._server.server_port

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ais_loader.wire.generated import ais_etl_server_pb2 as pb
 from storage_node.etl.webserver.base import Failed, Refused, TransformServer
 from storage_node.etl.webserver.node_link import NodeLinkFailed
-from storage_node.etl.webserver.protocol import CHUNK_BYTES, Request, short
+from storage_node.etl.webserver.protocol import CHUNK_BYTES, TransformRequest, short
 
 
 def exchange(
@@ -15,7 +15,7 @@ def exchange(
 ) -> Iterator[pb.ServerOutput]:
     """Yield the response to one object. Its further messages are read from `more` up to the last one in any case."""
     body = _data(first, more)
-    request = Request.of_message(first)
+    request = TransformRequest.of_message(first)
     try:
         output = server.perform(request, body)
         if request.put_url:
@@ -42,7 +42,7 @@ def messages_of(output: bytes) -> Iterator[pb.ServerOutput]:
         yield pb.ServerOutput(data=bytes(view[start:end]), last=end >= len(view))
 
 
-def _put(server: TransformServer, request: Request, output: bytes | Iterator[bytes]) -> pb.ServerOutput:
+def _put(server: TransformServer, request: TransformRequest, output: bytes | Iterator[bytes]) -> pb.ServerOutput:
     try:
         return pb.ServerOutput(receipt=server.put(request, output).receipt, last=True)
     except NodeLinkFailed as error:

@@ -13,7 +13,13 @@ from storage_node.etl.webserver.answer import answer
 from storage_node.etl.webserver.base import TransformServer
 from storage_node.etl.webserver.exchange import exchange
 from storage_node.etl.webserver.loop_bridge import MAX_THREADS, each_in_thread, from_loop, in_thread
-from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, WEBSOCKET_PATH, Request
+from storage_node.etl.webserver.protocol import (
+    CHUNK_BYTES,
+    HEALTH_PATH,
+    TRANSFORM_PATH,
+    WEBSOCKET_PATH,
+    TransformRequest,
+)
 
 if TYPE_CHECKING:
     import fastapi
@@ -87,7 +93,7 @@ class FastAPIServer(TransformServer):
     async def _transform(self, http_request: starlette.requests.Request) -> starlette.responses.Response:
         from starlette.responses import Response
 
-        request = Request.of_headers(http_request.headers)
+        request = TransformRequest.of_headers(http_request.headers)
         if self.streams and http_request.method == "PUT":
             body: Iterator[bytes] = from_loop(http_request.stream())
             reply = await in_thread(self._threads, answer, self, request, body)

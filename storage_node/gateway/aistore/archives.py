@@ -17,8 +17,8 @@ from storage_node.gateway.aistore import attributes
 from storage_node.gateway.aistore.copies import places
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.groups import Selection, selection
-from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.jobs import JobOutcome, Stopping, answer_when_done
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.names import name_of
 from storage_node.gateway.request import Response
 from storage_node.gateway.spool import IN_MEMORY_BYTES
@@ -49,7 +49,7 @@ class _Archiving:
     spool: str | None
     """Folder of the temporary file; None for that of the system."""
 
-    def make(self, entries: Iterable[Entry]) -> Outcome:
+    def make(self, entries: Iterable[Entry]) -> JobOutcome:
         """Make the archive. Raises ObjectNotFound if there are no entries."""
         found = list(entries)
         if not found:
@@ -59,9 +59,9 @@ class _Archiving:
             batch.write_to(file)
             file.seek(0)
             made = self.to.put(self.name, file)
-        return Outcome(len(found), made.size_bytes)
+        return JobOutcome(len(found), made.size_bytes)
 
-    def append(self, entries: Iterator[Entry]) -> Outcome:
+    def append(self, entries: Iterator[Entry]) -> JobOutcome:
         """Append the entries to the archive, which is a tar."""
         members: list[tuple[str, bytes]] = []
         done, size_bytes, held = 0, 0, 0
@@ -75,10 +75,10 @@ class _Archiving:
                     members, held = [], 0
         if members:
             self.to.append_members(self.name, members)
-        return Outcome(done, size_bytes)
+        return JobOutcome(done, size_bytes)
 
 
-def archive_objects(request: Request) -> Response:
+def archive_objects(request: AisRequest) -> Response:
     """Answer `archive`: make an archive of objects, or append them to a tar. Raises Refusal."""
     value = request.value
     source = request.named_bucket(request.bucket, request.provider, must_exist=True)
@@ -100,7 +100,7 @@ def archive_objects(request: Request) -> Response:
         raise unsupported(f"appending to {made.format}")
     skips = bool(value.get("coer")) or not chosen.is_list
 
-    def action(stopping: Stopping) -> Outcome:
+    def action(stopping: Stopping) -> JobOutcome:
         found = _found(source, chosen, stopping, skips=skips)
         return made.append(found) if appends else made.make(found)
 
@@ -139,7 +139,7 @@ MAX_MEMBER_BYTES = 64 << 20
 _APPEND, _APPEND_IF_EXISTS = 1, 2
 
 
-def put_member(request: Request) -> Response:
+def put_member(request: AisRequest) -> Response:
     """Add a member to a tar. Without a flag, the tar is a new one, which has only this member. Raises AISError.
 
     The header `Ais-Pine` is 1 if the tar must exist, and 2 if it may.

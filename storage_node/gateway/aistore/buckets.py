@@ -13,7 +13,7 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.transport.base import BucketInfo
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.providers import provider_of
-from storage_node.gateway.aistore.request import Request, json_response, text_response
+from storage_node.gateway.aistore.request import AisRequest, json_response, text_response
 from storage_node.gateway.names import check_prefix
 from storage_node.gateway.request import Response
 
@@ -84,7 +84,7 @@ def bucket_value(name: str, provider: str) -> dict[str, Any]:
     return {"name": name, "provider": provider, "namespace": {"uuid": "", "name": ""}}
 
 
-def list_buckets(request: Request) -> Response:
+def list_buckets(request: AisRequest) -> Response:
     """Answer a list of buckets: those of a provider, or of all if none is named, and only `name` if that is given."""
     wanted = request.provider if request.query.get("provider") else ""
     name = request.json.get("name") if isinstance(request.json, dict) else None
@@ -92,7 +92,7 @@ def list_buckets(request: Request) -> Response:
     return json_response([bucket_value(*one) for one in found if wanted in ("", one[1])])
 
 
-def create(request: Request) -> Response:
+def create(request: AisRequest) -> Response:
     """Create a bucket. Raises AISError."""
     if request.provider != "ais":
         raise unsupported(f"creating {request.bucket_url}: remote buckets are created with ais-loader")
@@ -104,7 +104,7 @@ def create(request: Request) -> Response:
     return Response()
 
 
-def destroy(request: Request) -> Response:
+def destroy(request: AisRequest) -> Response:
     """Delete a bucket and its objects. Raises AISError for a remote bucket, whose objects are not this store's."""
     info = request.open_bucket().info()
     if info.remote is not None:
@@ -113,7 +113,7 @@ def destroy(request: Request) -> Response:
     return Response()
 
 
-def head(request: Request) -> Response:
+def head(request: AisRequest) -> Response:
     """Answer with a bucket's properties, and with its summary if that is asked for."""
     bucket = request.open_bucket()
     headers = {BUCKET_PROPS: json.dumps(props_of(bucket.info()))}
@@ -133,13 +133,13 @@ def head(request: Request) -> Response:
     return Response(headers=headers)
 
 
-def set_props(request: Request) -> Response:
+def set_props(request: AisRequest) -> Response:
     """Change a bucket's properties. Raises AISError."""
     change_props(request.open_bucket(), request.value)
     return Response()
 
 
-def summary(request: Request) -> Response:
+def summary(request: AisRequest) -> Response:
     """Answer with a bucket's summary. The first answer is only the id of a job, as clients expect."""
     bucket = request.open_bucket()
     if not request.value.get("uuid"):
@@ -148,7 +148,7 @@ def summary(request: Request) -> Response:
     return json_response([_summary(bucket, request.provider, _prefix(request))])
 
 
-def summaries(request: Request) -> Response:
+def summaries(request: AisRequest) -> Response:
     """Answer with the summaries of all buckets of a provider, or of all if none is named. Raises AISError."""
     if not request.value.get("uuid"):
         return _job()
@@ -162,7 +162,7 @@ def _job() -> Response:
     return text_response(f"summary-{uuid.uuid4().hex[:12]}", _RUNNING)
 
 
-def _prefix(request: Request) -> str:
+def _prefix(request: AisRequest) -> str:
     prefix = request.value.get("prefix") or ""
     if not isinstance(prefix, str):
         raise AISError(400, "prefix: need a string")

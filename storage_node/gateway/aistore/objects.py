@@ -10,7 +10,7 @@ from storage_node.gateway.aistore import attributes
 from storage_node.gateway.aistore.archive_reads import get_matching, get_member
 from storage_node.gateway.aistore.errors import range_error
 from storage_node.gateway.aistore.providers import keeps_copies
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.reading import Reading, with_current
 from storage_node.gateway.request import Response
 
@@ -37,7 +37,7 @@ def read_range(header: str, size_bytes: int) -> tuple[int, int]:
     return start, length
 
 
-def put(request: Request) -> Response:
+def put(request: AisRequest) -> Response:
     """Store an object. Raises AISError."""
     name, body = request.name, request.body
     bucket = request.open_bucket()
@@ -47,7 +47,7 @@ def put(request: Request) -> Response:
     return Response(headers=attributes.headers_of(info))
 
 
-def get(request: Request) -> Response:
+def get(request: AisRequest) -> Response:
     """Read an object, a range of it, or members of an archive. Raises AISError."""
     query = request.query
     if query.get("archregx") or query.get("archmode"):
@@ -73,7 +73,7 @@ def get(request: Request) -> Response:
     return with_current(lambda: Reading(bucket, request.name, is_part=is_part), answer)
 
 
-def head(request: Request) -> Response:
+def head(request: AisRequest) -> Response:
     """Answer with properties of an object. Raises AISError."""
     text = request.query.get("props", "")
     props = attributes.props_named(text or "checksum,atime,version,custom,location,copies,chunked")
@@ -88,13 +88,13 @@ def head(request: Request) -> Response:
     return Response(200, headers, size_bytes=info.size_bytes, repeated=repeated)
 
 
-def delete(request: Request) -> Response:
+def delete(request: AisRequest) -> Response:
     """Delete an object. Raises AISError, also if there is none."""
     request.open_bucket().delete(request.name)
     return Response()
 
 
-def set_custom(request: Request) -> Response:
+def set_custom(request: AisRequest) -> Response:
     """Add to an object's custom metadata, or replace them. Raises AISError."""
     bucket, custom = request.open_bucket(), request.value
     replaces = request.query.get("set-new-custom") == "true"
