@@ -21,7 +21,7 @@ from ais_loader.objects.folders import put_folder
 from ais_loader.objects.head_many import head_many
 from ais_loader.objects.listing import Listing, pinned_table, table_of_names
 from ais_loader.objects.metadata import set_metadata
-from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader, opened_reader
+from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader, opened_reader, spooled
 from ais_loader.objects.opened_batch import batch_of_names
 from ais_loader.objects.pinned import opened, opened_member, pinned_bytes, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
@@ -36,7 +36,6 @@ from ais_loader.objects.remote.inventory import (
 )
 from ais_loader.objects.remote.warm import evict, flush, warm
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
-from ais_loader.objects.transformed_file import spooled
 from ais_loader.transport.base import (
     BucketInfo,
     Transport,

@@ -126,7 +126,9 @@ class Calls:
             self.opened.append(answer.body)
             next(iter(answer.body), None)
 
-    def ais(self, call: ais_router.AisCall, query: Any, headers: Any, json: Any, key: str = "o", rest: str = "x") -> None:
+    def ais(
+        self, call: ais_router.AisCall, query: Any, headers: Any, json: Any, key: str = "o", rest: str = "x"
+    ) -> None:
         asked = AisRequest(call.method, "/", query, headers, "b", key, self.client, "http://h", rest=(rest, rest))
         asked.body, asked.json = AisBody({}, folder=self.folder, most_bytes=1 << 20, memory=self.memory), json
         self.close()
