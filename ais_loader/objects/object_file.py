@@ -71,11 +71,6 @@ class _ObjectStream(io.BufferedIOBase):
         """URL of what is read."""
         return f"ais://{self.info.bucket}/{self.info.name}" + ("" if self._member is None else f"/{self._member}")
 
-    @property
-    def has_content(self) -> bool:
-        """Whether all bytes came with the answer to opening it, or are read at once."""
-        return self._content is not None
-
     def readable(self) -> bool:
         return True
 
