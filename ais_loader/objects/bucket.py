@@ -37,6 +37,7 @@ from ais_loader.objects.remote.inventory import (
 from ais_loader.objects.remote.warm import evict, flush, warm
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
 from ais_loader.transport.base import (
+    PAGE_SIZE,
     BucketInfo,
     Transport,
     checked_settings,
@@ -919,3 +920,20 @@ class Bucket(BucketComposing, BucketTransforming):
             listed: Batch = self.client.get_batch(wanted, bucket=self.name, **options)
             return listed
         return batch_of_names(self._transport, self.name, wanted, chosen)
+
+
+def one_level(
+    bucket: Bucket,
+    prefix: str = "",
+    *,
+    page_size: int = PAGE_SIZE,
+    on_missing_drive: Literal["raise", "skip"] = "raise",
+) -> Iterator[ObjectInfo | str]:
+    """List the objects and folders that begin with `prefix`, up to the first slash after its last folder, sorted by
+    name. Folders are names that end with a slash. Lazy, like `Bucket.objects`.
+
+    Nothing that is in a folder is listed, but for its first names.
+    """
+    return bucket.client._transport.level(
+        bucket.name, prefix=prefix, page_size=page_size, skip_missing_drives=on_missing_drive == "skip"
+    )

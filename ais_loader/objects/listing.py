@@ -3,19 +3,10 @@ listing without advancing it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
-
-from ais_loader.transport.base import PAGE_SIZE
-from ais_loader.values.entry import ObjectInfo
-
-if TYPE_CHECKING:
-    from ais_loader.objects.bucket import Bucket
-
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ais_loader.name_matching import Patterns, matcher, pattern_list
+from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.html import html_of_objects
 from ais_loader.values.text_column import TextColumn
@@ -66,20 +57,3 @@ def pinned_table(objects: Iterable[ObjectInfo], bucket: str, pattern: Patterns |
             names.append(info.name.encode())
             versions.append(info.version.encode())
     return EntryTable(bucket, TextColumn.of(names), TextColumn.of(versions))
-
-
-def one_level(
-    bucket: Bucket,
-    prefix: str = "",
-    *,
-    page_size: int = PAGE_SIZE,
-    on_missing_drive: Literal["raise", "skip"] = "raise",
-) -> Iterator[ObjectInfo | str]:
-    """List the objects and folders that begin with `prefix`, up to the first slash after its last folder, sorted by
-    name. Folders are names that end with a slash. Lazy, like `Bucket.objects`.
-
-    Nothing that is in a folder is listed, but for its first names.
-    """
-    return bucket.client._transport.level(
-        bucket.name, prefix=prefix, page_size=page_size, skip_missing_drives=on_missing_drive == "skip"
-    )

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.extras import needs
 from ais_loader.name_matching import is_pattern
-from ais_loader.objects.listing import one_level
+from ais_loader.objects.bucket import one_level
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile
 from ais_loader.values.urls import is_remote
 

@@ -11,8 +11,8 @@ import pytest
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
+from ais_loader.objects.bucket import one_level
 from ais_loader.objects.client import Client
-from ais_loader.objects.listing import one_level
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.listings import names_of_page
 from ais_loader.wire.generated import ais_objects_pb2 as pb

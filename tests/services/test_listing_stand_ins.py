@@ -10,7 +10,7 @@ import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
-from ais_loader.objects.listing import one_level
+from ais_loader.objects.bucket import one_level
 from ais_loader.testing import eventually
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.listings import name_of_item

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ais_loader import errors
-from ais_loader.transport.base import FrameStream
 from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Members
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
@@ -22,7 +21,7 @@ from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, endpoints_of, store_folders
 from ais_loader.wire.cluster_map import ClusterView
-from ais_loader.wire.frame import Frame
+from ais_loader.wire.frame import Frame, FrameStream
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 
 _ALL: weakref.WeakSet[Discovery] = weakref.WeakSet()

@@ -16,7 +16,6 @@ from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
     BucketInfo,
     EtlMethod,
-    FrameStream,
     OpenedObject,
     PutSpec,
     require_bucket,
@@ -45,6 +44,7 @@ from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary
 from ais_loader.wire.bucket_settings import BucketSettings
+from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
