@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -273,6 +273,19 @@ class FrameStream(Protocol):
 
     def close(self) -> None:
         """Abandon the rest of the batch. Never blocks, may be called repeatedly, and from any thread."""
+
+
+class FramedStream:
+    """The part of a `FrameStream` that is the same wherever entries arrive in frames, as from a network."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def read_all(self) -> list[bytes] | None:
+        return None
+
+    def read_whole(self) -> Frame | None:
+        return None
 
 
 @dataclass(slots=True)
