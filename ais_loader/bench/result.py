@@ -22,7 +22,7 @@ LATENCIES = ("mean", *(f"p{percent:g}" for percent in PERCENTILES), "max")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the processes of a measurement report, put together."""
+    """Reports of all processes of a measurement, put together."""
 
     tally: BenchTally
     elapsed_s: float
