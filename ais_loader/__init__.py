@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         PromoteSummary,
         PutSummary,
         RenameSummary,
-        ReshardSummary,
         WarmSummary,
     )
     from ais_loader.values.entry import Entry, Item, MemberInfo, ObjectInfo, Status
@@ -104,7 +103,6 @@ __all__ = [
     "Remote",
     "RemoteUsage",
     "RenameSummary",
-    "ReshardSummary",
     "Server",
     "ShufflePlan",
     "SnapshotInfo",
@@ -173,7 +171,6 @@ _HOMES = {
     "PromoteSummary": "ais_loader.values.changes",
     "PutSummary": "ais_loader.values.changes",
     "EvictSummary": "ais_loader.values.changes",
-    "ReshardSummary": "ais_loader.values.changes",
     "Remote": "ais_loader.wire.remote",
     "PendingUploads": "ais_loader.transport.base",
     "RemoteUsage": "ais_loader.transport.base",

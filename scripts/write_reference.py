@@ -64,7 +64,6 @@ GROUPS: dict[str, list[str]] = {
         "Remote",
         "WarmSummary",
         "EvictSummary",
-        "ReshardSummary",
         "RemoteUsage",
         "PendingUploads",
         "InventoryInfo",

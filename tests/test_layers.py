@@ -115,7 +115,6 @@ ROOMS = {
     # A library, or the other wing: the only rooms that import it.
     "ray": (
         "storage_node.ops",
-        "ais_loader.bench.ray_clients",
         "ais_loader.testing",
         "ais_loader.integrations.ray_data",
     ),

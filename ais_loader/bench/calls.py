@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 import ais_loader
-from ais_loader.bench.content import content, equal
-from ais_loader.bench.filling import WRITTEN
+from ais_loader.bench.filling import WRITTEN, content, equal
 from ais_loader.bench.plan import BenchPlan, Sizes
 from ais_loader.objects.client import Client, WithOpaque
 from ais_loader.values.entry import Entry, Item

@@ -1,35 +1,20 @@
-"""Conductor of a measurement: fills the bucket, has the clients measure, and combines their results.
+"""Conductor of a measurement: fills the bucket, has a crew measure, and makes the result.
 
-Clients always run in processes of their own, even a single one: the conductor costs the measured processes nothing, and
+A crew always runs in processes of its own, even a single one: the conductor costs the measured processes nothing, and
 their memory and CPU time are theirs alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ais_loader.bench import filling, machine
 from ais_loader.bench.calls import connected
 from ais_loader.bench.crew import Crew, Live
 from ais_loader.bench.plan import BenchPlan
-from ais_loader.bench.result import ClientResult, result
+from ais_loader.bench.result import result
 from ais_loader.bench.tally import new_histogram
 from ais_loader.objects.client import Client
-
-
-class MeasuringClients(Protocol):
-    """The measuring clients, on this machine (`Crew`) or on others. Each step returns when all have completed it."""
-
-    lost: dict[str, str]
-    """Clients that did not finish, with the reasons."""
-
-    def start(self) -> None: ...
-    def warm_up(self) -> None: ...
-    def follow(self, live: Live | None = None) -> bool: ...
-    def end(self) -> None: ...
-    @property
-    def parts(self) -> list[ClientResult]: ...
 
 
 def prepare(client: Client, plan: BenchPlan, filled: filling.Filled | None = None) -> bool:
@@ -43,7 +28,6 @@ def run(
     *,
     live: Live | None = None,
     described: dict[str, Any] | None = None,
-    clients: Callable[[BenchPlan], MeasuringClients] = Crew,
 ) -> dict[str, Any]:
     """Measure, in a prepared bucket. After KeyboardInterrupt, the result covers what was done until then.
 
@@ -53,7 +37,7 @@ def run(
     described = described or {}
     nodes = machine.Nodes(described)
     cold = machine.make_cold(described) if plan.cold else None
-    crew = clients(plan)
+    crew = Crew(plan)
     try:
         crew.start()
         nodes.begin_peak()
@@ -68,8 +52,7 @@ def run(
         notes.append(f"processor time of nodes is not known: {', '.join(nodes.unseen)} cannot be seen from here")
     return result(
         plan,
-        crew.parts,
-        lost=crew.lost,
+        crew.measured,
         node_cpu_s=None if node_before is None or node_after is None else node_after - node_before,
         node_peak_bytes=nodes.peak_bytes(),
         whole=whole,

@@ -1,19 +1,17 @@
-"""Crew of one client machine: starts, instructs, monitors and ends the measuring processes."""
+"""Crew of a measurement: starts, instructs, monitors and ends the measuring processes."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ais_loader.bench import machine
 from ais_loader.bench.plan import BenchPlan
-from ais_loader.bench.result import ClientResult
+from ais_loader.bench.result import Measured
 from ais_loader.bench.tally import BenchTally
 from ais_loader.bench.worker import work
 from ais_loader.errors import LoaderError, NodeUnavailable
@@ -24,25 +22,21 @@ END_S = 60.0
 """Longest duration of a call after the processes were stopped; a process that takes longer is ended."""
 Live = Callable[[float, int, int, int], None]
 """Callback, called every half second with seconds, objects, bytes and errors."""
-FIGURES = ("objects", "bytes", "errors")
+_FIGURES = ("objects", "bytes", "errors")
 """Figures reported while a measurement runs."""
 
 
 class Crew:
-    """Processes of one machine, number `client` of the plan's clients. `parts` has their results."""
+    """The processes of a plan. `measured` has their results."""
 
-    def __init__(self, plan: BenchPlan, client: int = 0) -> None:
+    def __init__(self, plan: BenchPlan) -> None:
         context = multiprocessing.get_context("spawn")
-        self.stop = threading.Event()
-        """Ends `follow` early; any thread may set it."""
-        self.so_far = dict.fromkeys(FIGURES, 0)
-        self.lost: dict[str, str] = {}
         self._reports: list[dict[str, Any]] = []
         self._notes: list[str] = []
         self._running: dict[Connection, BaseProcess] = {}
         self._all: list[BaseProcess] = []
         self._plan = plan
-        for number in range(client * plan.processes, (client + 1) * plan.processes):
+        for number in range(plan.processes):
             parent_end, child_end = context.Pipe()
             process = context.Process(target=work, args=(plan, number, child_end), daemon=True)
             process.start()
@@ -56,7 +50,7 @@ class Crew:
 
     def warm_up(self) -> None:
         self._send_all("go")
-        self._until_all("warm", warm_up_s(self._plan))
+        self._until_all("warm", self._plan.warm_up_s + END_S + self._plan.retry_s)
 
     def _send_all(self, command: str) -> None:
         for pipe in self._running:
@@ -90,14 +84,11 @@ class Crew:
                         del self._running[pipe]
                     else:
                         of_each[pipe] = value
-                self.so_far = {name: sum(one[name] for one in of_each.values()) for name in FIGURES}
                 if live is not None:
-                    live(time.monotonic() - start, *(self.so_far[name] for name in FIGURES))
+                    live(time.monotonic() - start, *(sum(one[name] for one in of_each.values()) for name in _FIGURES))
             except KeyboardInterrupt:
-                if self.stop.is_set():
+                if stop_sent:
                     raise  # a second interrupt ends it at once
-                self.stop.set()
-            if self.stop.is_set() and not stop_sent:
                 stop_sent = True
                 self._send_all("stop")
                 deadline = time.monotonic() + END_S
@@ -107,24 +98,21 @@ class Crew:
         return not stop_sent
 
     @property
-    def parts(self) -> list[ClientResult]:
-        """Results, after `follow`. Raises NodeUnavailable if nothing was measured."""
+    def measured(self) -> Measured:
+        """The result, after `follow`. Raises NodeUnavailable if nothing was measured."""
         if not self._reports:
             raise NodeUnavailable("no process of the measurement came to its end; nothing was measured")
         total = BenchTally()
         for report in self._reports:
             for packed in report["tallies"]:
                 total.add(BenchTally.unpacked(packed))
-        return [
-            ClientResult(
-                total,
-                elapsed_s=max(report["elapsed_s"] for report in self._reports),
-                cpu_s=sum(report["cpu_s"] for report in self._reports),
-                peak_bytes=sum(report["peak_bytes"] for report in self._reports),
-                machine=machine.name(),
-                notes=tuple(self._notes),
-            )
-        ]
+        return Measured(
+            total,
+            elapsed_s=max(report["elapsed_s"] for report in self._reports),
+            cpu_s=sum(report["cpu_s"] for report in self._reports),
+            peak_bytes=sum(report["peak_bytes"] for report in self._reports),
+            notes=self._notes,
+        )
 
     def _received(self, pipe: Connection) -> tuple[str, Any]:
         try:
@@ -150,8 +138,3 @@ class Crew:
                 process.join(5)
         for pipe in self._running:
             pipe.close()
-
-
-def warm_up_s(plan: BenchPlan) -> float:
-    """Return the longest time that a warm-up may take."""
-    return plan.warm_up_s + END_S + plan.retry_s

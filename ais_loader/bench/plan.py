@@ -91,9 +91,6 @@ class BenchPlan:
     in_flight: int = 3
     threads: int = 1
     processes: int = 1
-    """Processes on each client machine."""
-    clients: int = 1
-    """Number of client machines."""
     duration_s: float = 10.0
     epochs: int = 0
     """How often every object is requested; 0: until `duration_s` is over."""
@@ -116,7 +113,6 @@ class BenchPlan:
             "in_flight",
             "threads",
             "processes",
-            "clients",
             "range_bytes",
             "copies",
         ):
@@ -132,9 +128,9 @@ class BenchPlan:
             raise InvalidRequest(f"cold is about reads: {self.workload} has no such thing as a cold cache")
         if self.cold and self.warm_up_s:
             raise InvalidRequest("a warm-up would read what cold has taken out of the cache: leave one of them out")
-        if self.embedded and self.writes and (processes := self.clients * self.processes) > 1:
+        if self.embedded and self.writes and self.processes > 1:
             raise InvalidRequest(
-                f"an embedded store has one writer, so {self.workload} cannot have {processes} processes: take "
+                f"an embedded store has one writer, so {self.workload} cannot have {self.processes} processes: take "
                 "threads, or serve the store (`ais-loader serve`) and give its address"
             )
         if self.workload == "ranges" and self.range_bytes > self.sizes.low and not self.sizes.sigma:
@@ -162,7 +158,7 @@ class BenchPlan:
 
     @property
     def workers(self) -> int:
-        return self.clients * self.processes * self.threads
+        return self.processes * self.threads
 
     @property
     def fill(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,66 +20,32 @@ _GIB = 1 << 30
 LATENCIES = ("mean", *(f"p{percent:g}" for percent in PERCENTILES), "max")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientResult:
-    """Result of one client machine."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Reports of all processes of a measurement, put together."""
 
-    tally: BenchTally = field(kw_only=False)
+    tally: BenchTally
     elapsed_s: float
+    """Wall-clock time of the slowest process."""
     cpu_s: float
     peak_bytes: int
-    """Peak memory of its processes together."""
-    machine: str
-    name: str = ""
-    """Set if there are several clients."""
-    notes: tuple[str, ...] = ()
-
-    def packed(self) -> dict[str, Any]:
-        """Serialize for another machine."""
-        return {one.name: getattr(self, one.name) for one in fields(self)} | {"tally": self.tally.packed()}
-
-    @classmethod
-    def unpacked(cls, packed: Mapping[str, Any], name: str) -> ClientResult:
-        return cls(**{**packed, "tally": BenchTally.unpacked(packed["tally"]), "name": name})
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "machine": self.machine,
-            "elapsed_s": self.elapsed_s,
-            "calls": self.tally.calls,
-            "objects": self.tally.objects,
-            "bytes": self.tally.size_bytes,
-            "errors": dict(self.tally.errors),
-            "latency_ms": self.tally.latency_ms(),
-            "cpu_s": self.cpu_s,
-            "peak_bytes": self.peak_bytes,
-        }
+    """Peak memory of the processes together."""
+    notes: Sequence[str] = ()
 
 
 def result(
     plan: BenchPlan,
-    parts: Sequence[ClientResult],
+    measured: Measured,
     *,
-    lost: Mapping[str, str],
     node_cpu_s: float | None,
     node_peak_bytes: int | None,
     whole: bool,
     cold: str | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Combine the results of all parts, as JSON. Histograms are added; no percentile is averaged.
-
-    Rates are per second of wall-clock time of the slowest part. `whole` is false after Ctrl-C. Clients that are `lost`
-    are named, and not counted.
-    """
-    tally = BenchTally()
-    for part in parts:
-        tally.add(part.tally)
-    elapsed_s = max(part.elapsed_s for part in parts)
-    client_cpu_s = sum(part.cpu_s for part in parts)
+    """Return the result, as JSON. `whole` is false after Ctrl-C."""
+    tally, elapsed_s, client_cpu_s = measured.tally, measured.elapsed_s, measured.cpu_s
     moved = tally.size_bytes / _GIB
-    part_notes = [f"{part.name}: {note}" if part.name else note for part in parts for note in part.notes]
     return {
         "format": FORMAT,
         "version": __version__,
@@ -100,12 +66,10 @@ def result(
         "node_cpu_s": node_cpu_s,
         "client_cpu_s_per_gib": client_cpu_s / moved if moved else None,
         "node_cpu_s_per_gib": node_cpu_s / moved if moved and node_cpu_s is not None else None,
-        "client_peak_bytes": sum(part.peak_bytes for part in parts),
+        "client_peak_bytes": measured.peak_bytes,
         "node_peak_bytes": node_peak_bytes,
         "cold": cold,
-        "clients": [part.as_dict() for part in parts if part.name],
-        "lost": dict(lost),
-        "notes": [*part_notes, *notes],
+        "notes": [*measured.notes, *notes],
     }
 
 
@@ -132,11 +96,6 @@ def table(found: Mapping[str, Any]) -> list[str]:
             rows.append((role, text + (f", at most {peak / (1 << 20):,.0f} MiB of memory" if peak is not None else "")))
     if found["cold"] is not None:
         rows.append(("cache", found["cold"]))
-    for part in found["clients"]:
-        rate, speed = part["objects"] / part["elapsed_s"], part["bytes"] / part["elapsed_s"] / (1 << 20)
-        text = f"{part['name']}: {rate:,.0f} objects and {speed:,.1f} MiB a second"
-        rows.append(("", text + (f", P99 {part['latency_ms']['p99']:,.2f} ms" if part["latency_ms"] else "")))
-    rows += [("LOST", f"{name}: {reason}; nothing of it is counted") for name, reason in found["lost"].items()]
     rows += [("note", note) for note in found["notes"]]
     return [f"{name:<12} {text}" for name, text in rows]
 
@@ -145,8 +104,7 @@ def _workload(plan: Mapping[str, Any]) -> str:
     text = f"{plan['workload']}, {plan['objects']:,} objects of {plan['size']}, "
     if plan["workload"] in ("get-batch", "members", "ranges", "sessions", "put-many"):
         text += f"batches of {plan['batch']}, "
-    machines = f"{plan['clients']} machines × " if plan["clients"] > 1 else ""
-    return f"{text}{machines}{plan['processes']} × {plan['threads']} threads"
+    return f"{text}{plan['processes']} × {plan['threads']} threads"
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -160,18 +118,12 @@ def load(path: Path) -> dict[str, Any]:
     return found
 
 
-def machines(found: Mapping[str, Any]) -> set[str]:
-    return {found["machine"], *(part["machine"] for part in found["clients"])}
-
-
 def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Compare two results line by line, with the ratio of the second to the first, after the plans' differences."""
     lines = []
     for name, value in one["plan"].items():
         if value != other["plan"].get(name):
             lines.append(f"{name} differs: {value} and {other['plan'].get(name)}")
-    for which, found in (("first", one), ("second", other)):
-        lines += [f"{name} was lost in the {which}: {reason}" for name, reason in found["lost"].items()]
     lines.append(f"{'':<22} {'first':>14} {'second':>14} {'second ÷ first':>15}")
     numbers = [(name, one[name], other[name]) for name in ("objects_per_s", "bytes_per_s", "calls_per_s")]
     numbers += [

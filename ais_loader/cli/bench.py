@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,9 +15,6 @@ from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import OutputLines, columns, note, progress, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    pass
 
 _WORKLOADS = {
     "get": "One object with each call.",
@@ -101,15 +97,7 @@ def _common(name: str) -> list[Callable[[Any], Any]]:
             help="Number of objects (of archives, for members).",
         ),
         click.option("--threads", metavar="N", type=number, default=1, show_default=True, help="In each process."),
-        click.option("--processes", metavar="N", type=number, default=1, show_default=True, help="Of each machine."),
-        click.option(
-            "--ray",
-            metavar="[ADDRESS]",
-            is_flag=False,
-            flag_value="auto",
-            help="Run clients on the nodes of the Ray cluster at HOST:PORT, or of the one found from here.",
-        ),
-        click.option("--clients", metavar="N", type=number, help="Number of Ray nodes to use.  [default: all]"),
+        click.option("--processes", metavar="N", type=number, default=1, show_default=True, help="Of this machine."),
         click.option(
             "--duration",
             metavar="SECONDS",
@@ -155,8 +143,6 @@ def _measure(
     duration: float,
     epochs: int | None,
     warm_up: float | None,
-    ray: str | None,
-    clients: int | None,
     range_size: str = "4KiB",
     cold: bool = False,
     **options: Any,
@@ -165,15 +151,10 @@ def _measure(
     from ais_loader.bench.tally import new_histogram
 
     new_histogram()
-    if clients is not None and ray is None:
-        raise click.UsageError(
-            "--clients needs --ray, as clients are nodes of a Ray cluster; on this machine, use --processes"
-        )
     try:
         plan = BenchPlan(
             workload=workload,
             url=store.url,
-            clients=clients or 1,
             duration_s=duration,
             epochs=epochs or 0,
             warm_up_s=warm_up if warm_up is not None else float(not cold),
@@ -187,7 +168,7 @@ def _measure(
         raise click.UsageError(str(error)) from None
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise click.BadParameter(f"no folder {json_file.absolute().parent}", param_hint="'--json'")
-    found = _run(plan, store, clean) if ray is None else _run_on_ray(ray, clients, plan, store, clean)
+    found = _run(plan, store, clean)
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     with OutputLines() as lines:
@@ -195,46 +176,21 @@ def _measure(
             lines.add(line)
     if not found["whole"]:
         raise click.exceptions.Exit(130)
-    if found["lost"]:
-        raise click.ClickException(f"clients lost during the run: {', '.join(found['lost'])}")
     if found["errors"]:
         raise click.ClickException("some calls failed, see errors")
 
 
-def _run_on_ray(address: str, clients: int | None, plan: BenchPlan, store: StoreChoice, clean: bool) -> dict[str, Any]:
-    from ais_loader.bench.ray_clients import RayClients, check_reachable, connected
-
-    with connected(address) as cluster:
-        nodes = cluster.choose(clients)
-        check_reachable(plan.url, {}, nodes)
-        return _run(
-            replace(plan, clients=len(nodes)),
-            store,
-            clean,
-            clients=lambda plan: RayClients(cluster, nodes, plan),
-            check=lambda described: check_reachable(plan.url, described, nodes),
-        )
-
-
-def _run(
-    plan: BenchPlan,
-    store: StoreChoice,
-    clean: bool,
-    *,
-    check: Callable[[dict[str, Any]], None] = lambda described: None,
-    **others: Any,
-) -> dict[str, Any]:
+def _run(plan: BenchPlan, store: StoreChoice, clean: bool) -> dict[str, Any]:
     from ais_loader.bench.conductor import finish, prepare, run
     from ais_loader.bench.filling import remove
 
     # No client of an embedded store remains open: it has only one writer.
     with store.writing(create=True) as client:
         described = client.describe()
-        check(described)
         with progress(plan.objects, unit=" objects") as bar:
             prepare(client, plan, lambda done, _: _reach(bar, done))
     try:
-        return run(plan, live=_live() if sys.stderr.isatty() else None, described=described, **others)
+        return run(plan, live=_live() if sys.stderr.isatty() else None, described=described)
     finally:
         if sys.stderr.isatty():
             click.echo("\r\x1b[K", nl=False, err=True)
@@ -275,11 +231,11 @@ for _name, _text in _WORKLOADS.items():
 @click.argument("second", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def compare(first: Path, second: Path) -> None:
     """Compare two --json results side by side, with the ratio of the second to the first."""
-    from ais_loader.bench.result import comparison, load, machines
+    from ais_loader.bench.result import comparison, load
 
     one, other = load(first), load(second)
     with OutputLines() as lines:
         for line in comparison(one, other):
             lines.add(line)
-    if machines(one) != machines(other):
+    if one["machine"] != other["machine"]:
         note("measured on different machines: ratios say little")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from ais_loader.transport.base import BucketInfo
 from ais_loader.values.html import local_time
 from ais_loader.values.size_of_text import size_of_text
 from ais_loader.wire.remote import Remote
+
+if TYPE_CHECKING:
+    from ais_loader.objects.bucket import Bucket
 
 _LIMITS = ("max_requests_per_s", "max_bytes_per_day")
 _SIZES = ("cache_bytes", "max_bytes_per_day", "quota_bytes")
@@ -41,6 +44,7 @@ def _parse_bucket(text: str) -> Target:
 
 @bucket.command()
 @click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
+@click.argument("assignments", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--exist-ok", is_flag=True, help="Succeed if the bucket already exists.")
 @click.option(
     "--copies",
@@ -50,97 +54,20 @@ def _parse_bucket(text: str) -> Target:
     show_default=True,
     help="Copies of each object, on different hosts of a cluster.",
 )
-@click.option(
-    "--min-copies",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Refuse a write when fewer copies than this can be written.",
-)
-@click.option(
-    "--quota",
-    "quota_size",
-    metavar="SIZE",
-    default="0",
-    show_default=True,
-    help="Refuse writes beyond this size of all objects together, as in 200GB; 0 for no limit.",
-)
-@click.option(
-    "--quota-objects",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Refuse writes beyond this number of objects; 0 for no limit.",
-)
-@click.option(
-    "--remote",
-    metavar="URL",
-    help="A remote bucket: its objects live at s3://, gs://, az://, https:// or file://, and are stored when read.",
-)
-@click.option("--endpoint", metavar="URL", default="", help="Of an S3-compatible service, with --remote.")
-@click.option("--region", metavar="NAME", default="", help="Of the S3 bucket, with --remote.")
-@click.option("--profile", metavar="NAME", default="", help="Credentials in the operator's file, with --remote.")
-@click.option(
-    "--validate",
-    metavar="RULE",
-    default="never",
-    show_default=True,
-    help="Compare stored copies with the remote objects: never, always, or after this many seconds.",
-)
-@click.option(
-    "--cache-size",
-    metavar="SIZE",
-    default="0",
-    show_default=True,
-    help="Evict copies beyond this size on each node, as in 200GB, with --remote; 0 for no limit.",
-)
-@click.option(
-    "--write",
-    type=click.Choice(["through", "back"]),
-    default="through",
-    show_default=True,
-    help="Acknowledge writes when the remote storage has them, or before they are uploaded (back), with --remote.",
-)
 @takes_store
-def create(
-    name: Target,
-    exist_ok: bool,
-    copies: int,
-    min_copies: int,
-    quota_size: str,
-    quota_objects: int,
-    remote: str | None,
-    endpoint: str,
-    region: str,
-    profile: str,
-    validate: str,
-    cache_size: str,
-    write: Literal["through", "back"],
-    store: StoreChoice,
-) -> None:
+def create(name: Target, assignments: tuple[str, ...], exist_ok: bool, copies: int, store: StoreChoice) -> None:
     """Create a bucket.
 
-    Its name has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot. If --store is a folder that is empty
-    or does not exist, a store is created there too.
+    Its name has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot. KEY=VALUE are the properties that
+    `bucket set` changes, such as min_copies=2, quota_bytes=200GB, or remote=s3://corpus/v1 for a remote bucket.
+
+    If --store is a folder that is empty or does not exist, a store is created there too.
     """
-    cache_bytes = size_of_text(cache_size)
-    place = Remote(remote, endpoint, region, profile, _rule(validate), cache_bytes, write) if remote else None
-    given = endpoint or region or profile or validate != "never" or cache_bytes or write != "through"
-    if place is None and given:
-        raise click.UsageError("--endpoint, --region, --profile, --validate, --cache-size and --write need --remote")
+    properties = _given(assignments, None)
+    copies = properties.pop("copies", copies)
     with store.writing(create=True) as client:
         try:
-            client.create_bucket(
-                name.bucket,
-                exist_ok=exist_ok,
-                copies=copies,
-                min_copies=min_copies,
-                remote=place,
-                quota_bytes=size_of_text(quota_size),
-                quota_objects=quota_objects,
-            )
+            client.create_bucket(name.bucket, exist_ok=exist_ok, copies=copies, **properties)
         except BucketExists:
             raise click.ClickException(
                 f"bucket {name.bucket!r} already exists; with --exist-ok that is no error"
@@ -195,13 +122,18 @@ def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None
     In a cluster, copies=3 changes the number of copies of all objects in the bucket. While copies are being made or
     removed, `show` says that the bucket is settling.
     """
-    changes = dict(map(_assigned, assignments))
-    place = {key: changes.pop(key) for key in _REMOTE_KEYS if key in changes}
     with store.writing(create=False) as client:
         bucket = client.bucket(name.bucket)
-        if place:
-            changes["remote"] = _changed_remote(bucket.info().remote, place)
-        _show(bucket.set(**changes), as_json=False)
+        _show(bucket.set(**_given(assignments, bucket)), as_json=False)
+
+
+def _given(assignments: tuple[str, ...], bucket: Bucket | None) -> dict[str, Any]:
+    """Return the properties that are assigned. Those of a remote place are changes of the one that a bucket has."""
+    given = dict(map(_assigned, assignments))
+    place = {key: given.pop(key) for key in _REMOTE_KEYS if key in given}
+    if place:
+        given["remote"] = _changed_remote(bucket.info().remote if bucket is not None else None, place)
+    return given
 
 
 def _changed_remote(now: Remote | None, place: dict[str, Any]) -> Remote | str:

@@ -12,7 +12,7 @@ from ais_loader.cli.show import waiting
 from ais_loader.cli.targets import Target
 from ais_loader.errors import DriveFailed, InvalidRequest
 from ais_loader.name_matching import PATTERN_HINT, is_pattern, nearest
-from ais_loader.objects.one_level import one_level as names_of_level
+from ais_loader.objects.bucket import one_level as names_of_level
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.summary import PrefixSummary
 

@@ -17,7 +17,6 @@ from ais_loader.objects.client import Client
 from ais_loader.transport.base import RemoteUsage
 from ais_loader.values.changes import Progress
 from ais_loader.values.inventory import InventoryInfo
-from ais_loader.values.size_of_text import size_of_text
 
 _names = click.argument("target", metavar="[BUCKET/]FOLDER", required=False, **named_by(parse_target))
 _begins = click.option("--prefix", "begins", is_flag=True, help="The argument is a name prefix, not a folder.")
@@ -43,45 +42,15 @@ _list = click.option(
 @_begins
 @_patterns
 @_list
-@click.option("--reshard", metavar="BUCKET[/FOLDER]", help="Pack the objects into tar shards there instead.")
-@click.option(
-    "--shard-size",
-    metavar="SIZE",
-    default="256MB",
-    show_default=True,
-    help="Size beyond which a shard gets no further sample, with --reshard.",
-)
-@click.option(
-    "--shard-name",
-    metavar="NAME",
-    default="shard-{:06d}.tar",
-    show_default=True,
-    help="Names of the shards, with a place for their number, with --reshard.",
-)
 @takes_store
 def warm(
-    target: Target | None,
-    begins: bool,
-    patterns: tuple[str, ...],
-    list_file: IO[bytes] | None,
-    reshard: str | None,
-    shard_size: str,
-    shard_name: str,
-    store: StoreChoice,
+    target: Target | None, begins: bool, patterns: tuple[str, ...], list_file: IO[bytes] | None, store: StoreChoice
 ) -> None:
     """Store the objects of a remote bucket that are cold, before they are read.
 
     speech/en means the objects named speech/en/..., and speech means the whole bucket. Objects that are stored cost no
     request, so you can rerun it after an interruption.
-
-    With --reshard, the objects are packed into tar shards of another bucket, in the order of their names, and their
-    copies are not kept. A second run makes the shards that are not there yet.
     """
-    if reshard is not None:
-        if target is None:
-            raise click.UsageError("--reshard goes with BUCKET[/FOLDER], not with --list")
-        _reshard(target, parse_target(reshard), patterns, shard_size, shard_name, store, begins=begins)
-        return
     failed = 0
     with store.writing(create=False) as client:
         for bucket, names, prefix in _wanted(target, list_file, patterns, begins=begins):
@@ -102,35 +71,6 @@ def warm(
             note(f"{printable(bucket)}: {warmed}{already}")
     if failed:
         raise click.exceptions.Exit(1)
-
-
-def _reshard(
-    target: Target,
-    to: Target,
-    patterns: tuple[str, ...],
-    shard_size: str,
-    shard_name: str,
-    store: StoreChoice,
-    *,
-    begins: bool,
-) -> None:
-    shard_bytes = size_of_text(shard_size)
-    with store.writing(create=False) as client, progress(None, unit=" objects") as bar:
-
-        def show(now: Progress) -> None:
-            bar.set_postfix_str(size_text(now.size_bytes), refresh=False)
-            bar.update()
-
-        done = client.bucket(target.bucket).reshard(
-            to.bucket,
-            prefix=target.name if begins else target.folder,
-            pattern=patterns,
-            shard_bytes=shard_bytes,
-            shard_name=to.folder.replace("{", "{{").replace("}", "}}") + shard_name,
-            progress=show,
-        )
-    packed = f"{count_text(done.objects, 'object')}, {size_text(done.size_bytes)}"
-    note(f"{printable(str(to))}: {count_text(done.made, 'shard')} made of {packed}; {done.kept:,} were there already")
 
 
 @click.command()

@@ -21,7 +21,7 @@ from ais_loader.objects.folders import put_folder
 from ais_loader.objects.head_many import head_many
 from ais_loader.objects.listing import Listing, pinned_table, table_of_names
 from ais_loader.objects.metadata import set_metadata
-from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader, opened_reader
+from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader, opened_reader, spooled
 from ais_loader.objects.opened_batch import batch_of_names
 from ais_loader.objects.pinned import opened, opened_member, pinned_bytes, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
@@ -34,11 +34,10 @@ from ais_loader.objects.remote.inventory import (
     refresh_inventory,
     table_of_inventory,
 )
-from ais_loader.objects.remote.reshard import reshard
 from ais_loader.objects.remote.warm import evict, flush, warm
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
-from ais_loader.objects.transformed_file import spooled
 from ais_loader.transport.base import (
+    PAGE_SIZE,
     BucketInfo,
     Transport,
     checked_settings,
@@ -55,7 +54,6 @@ from ais_loader.values.changes import (
     OnProgress,
     PromoteSummary,
     PutSummary,
-    ReshardSummary,
     WarmSummary,
     check_on_error,
 )
@@ -704,48 +702,6 @@ class Bucket(BucketComposing, BucketTransforming):
         """
         return evict(self._transport, self.name, names, prefix, pattern)
 
-    def reshard(
-        self,
-        to: Bucket | str,
-        *,
-        prefix: str = "",
-        pattern: str | Sequence[str] | None = None,
-        shard_bytes: int = 256_000_000,
-        shard_name: str = "shard-{:06d}.tar",
-        progress: OnProgress | None = None,
-    ) -> ReshardSummary:
-        """Pack the objects of this bucket into tar shards of another one, in the order of their names.
-
-        The files of one WebDataset sample, whose names are equal up to the first dot after the last slash, stay
-        together. Cold objects of a remote bucket are fetched, and their copies removed when their shard is stored.
-        Equal objects make equal shards. If the call is interrupted, call it again: complete shards are kept, and their
-        objects cost no request but those of the listing.
-
-        Args:
-            to: An existing bucket other than this one.
-            prefix, pattern: Only objects whose names begin with `prefix`, and match `pattern`, as for `warm`.
-            shard_bytes: The size in bytes beyond which a shard gets no further sample.
-            shard_name: Names of the shards, with a place for their number, which begins at 0.
-            progress: Called with a `Progress` for each object when its shard is stored, in this thread.
-
-        The bytes pass through this process, which needs memory for a part of a shard. A budget of this bucket
-        (`Remote.cache_bytes`) should hold two shards; otherwise objects may be fetched twice. Raises InvalidRequest,
-        also for a shard that exists and was made of other objects; InvalidName for a name that cannot be a member's;
-        BucketNotFound; and what `warm`, `get_batch` and `put` raise.
-        """
-        target = self.client.bucket(to) if isinstance(to, str) else to
-        return reshard(
-            self._transport,
-            self.name,
-            target._transport,
-            target.name,
-            prefix=prefix,
-            pattern=pattern,
-            shard_bytes=shard_bytes,
-            shard_name=shard_name,
-            progress=progress,
-        )
-
     def flush(self, prefix: str = "", *, timeout_s: float = 600.0) -> None:
         """Wait until everything that was put or deleted before is uploaded, in a bucket with `Remote(write="back")`.
 
@@ -964,3 +920,20 @@ class Bucket(BucketComposing, BucketTransforming):
             listed: Batch = self.client.get_batch(wanted, bucket=self.name, **options)
             return listed
         return batch_of_names(self._transport, self.name, wanted, chosen)
+
+
+def one_level(
+    bucket: Bucket,
+    prefix: str = "",
+    *,
+    page_size: int = PAGE_SIZE,
+    on_missing_drive: Literal["raise", "skip"] = "raise",
+) -> Iterator[ObjectInfo | str]:
+    """List the objects and folders that begin with `prefix`, up to the first slash after its last folder, sorted by
+    name. Folders are names that end with a slash. Lazy, like `Bucket.objects`.
+
+    Nothing that is in a folder is listed, but for its first names.
+    """
+    return bucket.client._transport.level(
+        bucket.name, prefix=prefix, page_size=page_size, skip_missing_drives=on_missing_drive == "skip"
+    )

@@ -9,7 +9,6 @@ from typing import Any, Literal, overload
 from ais_loader import errors
 from ais_loader.objects import copy as copying
 from ais_loader.objects.append import append, append_members
-from ais_loader.objects.job_stages import job_stages
 from ais_loader.objects.multipart import (
     MultipartUpload,
     UploadInfo,
@@ -21,8 +20,14 @@ from ais_loader.objects.multipart import (
 from ais_loader.transport.base import Transport
 from ais_loader.values.changes import CopySummary, OnError, OnProgress, RenameSummary, check_on_error
 from ais_loader.values.entry import ObjectInfo
-from ais_loader.values.pipeline import Etl
+from ais_loader.values.pipeline import Etl, args_text, to_pipeline
 from ais_loader.values.source import Content
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+
+
+def job_stages(etl: Etl) -> list[pb.JobStage]:
+    """Convert transforms to stages. Raises InvalidRequest, TypeError."""
+    return [pb.JobStage(name=stage.name, args=args_text(stage.args)) for stage in to_pipeline(etl).stages]
 
 
 class BucketComposing(ABC):

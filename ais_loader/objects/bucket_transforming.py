@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
-from ais_loader.objects.job_stages import job_stages
+from ais_loader.objects.bucket_composing import job_stages
 from ais_loader.transforms.transform_job import (
     OnJobProgress,
     PlannedResult,

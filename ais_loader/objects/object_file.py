@@ -14,16 +14,17 @@ caller's buffer.
 from __future__ import annotations
 
 import io
+import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.objects.pinned import opened
 from ais_loader.objects.read_ahead import CHUNK_BYTES, ReadAhead
 from ais_loader.transport.base import Transport
-from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.entry import Item, ObjectInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -69,11 +70,6 @@ class _ObjectStream(io.BufferedIOBase):
     def name(self) -> str:
         """URL of what is read."""
         return f"ais://{self.info.bucket}/{self.info.name}" + ("" if self._member is None else f"/{self._member}")
-
-    @property
-    def has_content(self) -> bool:
-        """Whether all bytes came with the answer to opening it, or are read at once."""
-        return self._content is not None
 
     def readable(self) -> bool:
         return True
@@ -335,3 +331,19 @@ def opened_reader(
         verify=verify,
         content=found.content,
     )
+
+
+IN_MEMORY_BYTES = 16 << 20
+
+
+def spooled(items: Iterable[Item]) -> IO[bytes]:
+    """Collect all of one item, in memory or in a temporary file. Raises the errors of the items."""
+    file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115 - the caller closes it
+    try:
+        for item in items:
+            file.write(item.data)
+        file.seek(0, io.SEEK_SET)
+    except BaseException:
+        file.close()
+        raise
+    return file

@@ -26,7 +26,7 @@ from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary
 from ais_loader.wire.bucket_settings import BucketSettings
-from ais_loader.wire.frame import Frame
+from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
@@ -156,41 +156,6 @@ class OpenedObject(NamedTuple):
     read: Callable[[int, int], Iterator[Buffer]] | None = None
     """Yields the bytes of a range (start, length), verified, in chunks, of any size of object; None if they have to be
     requested as batches. It holds this version from the first chunk on. Raises the errors of a GET."""
-
-
-class FrameStream(Protocol):
-    """Frames of one batch, in request order. Iteration ends only after the answer was verified to be complete.
-
-    `__next__` blocks, for `timeout_s` at most. Raises LoaderError; entries received before stay valid.
-    """
-
-    @property
-    def retries(self) -> int:
-        """Number of repeated requests."""
-
-    @property
-    def paused_s(self) -> float:
-        """Time spent between a failure and the next attempt."""
-
-    @property
-    def hedged(self) -> int:
-        """Number of entries that were requested from a second node because the first was slow."""
-
-    def node_of(self, index: int) -> str:
-        """Name of the node that sent an entry, for messages."""
-
-    def __iter__(self) -> Iterator[Frame]: ...
-    def __next__(self) -> Frame: ...
-    def read_all(self) -> list[bytes] | None:
-        """Before the first frame: return all entries as separate bytes objects, if that is cheaper than frames and
-        every entry is OK. Return None otherwise; no frame has been consumed then."""
-
-    def read_whole(self) -> Frame | None:
-        """Before the first frame: return all entries as one frame, if that is cheaper than several and every entry is
-        OK. Return None otherwise; no frame has been consumed then."""
-
-    def close(self) -> None:
-        """Abandon the rest of the batch. Never blocks, may be called repeatedly, and from any thread."""
 
 
 class Transport(Protocol):

@@ -24,10 +24,8 @@ from weakref import WeakValueDictionary
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
-    PAGE_SIZE,
     BucketInfo,
     EtlMethod,
-    FrameStream,
     OpenedObject,
     PendingUploads,
     PutSpec,
@@ -41,11 +39,8 @@ from ais_loader.transport.base import (
 )
 from ais_loader.transport.embedded_puts import header_of, put_groups, staged, stored_info
 from ais_loader.transport.embedded_streams import COLD, ColdStream, EmbeddedStream, GeneratedStream, cold_part
-from ais_loader.transport.level_listing import LevelItem, items_of, level_of_objects
-from ais_loader.transport.names_listing import PAGE_BYTES, names_of_objects
+from ais_loader.transport.listings import PAGE_BYTES, BucketListings, LevelItem, items_of
 from ais_loader.transport.read_only import ETL_READS
-from ais_loader.transport.remote_inventory import cold_objects
-from ais_loader.transport.remote_listing import merged, objects_of
 from ais_loader.transport.retry import WriteTries
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.values.options import EmbeddedOptions
@@ -54,12 +49,15 @@ from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary, PrefixSummary
 from ais_loader.wire.bucket_settings import BucketSettings
+from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import stored_of
+from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
@@ -88,7 +86,7 @@ _writers: WeakValueDictionary[frozenset[str], EmbeddedTransport] = WeakValueDict
 
 
 @short_tracebacks
-class EmbeddedTransport:
+class EmbeddedTransport(BucketListings):
     """A `Transport` on drives of this machine."""
 
     def __init__(
@@ -393,87 +391,16 @@ class EmbeddedTransport:
         by_prefix = {name: PrefixSummary(*sums) for name, sums in sorted(tally.folders.items())}
         return BucketSummary(bucket, prefix, tally.objects, tally.size_bytes, by_prefix)
 
-    def objects(
-        self,
-        bucket: str,
-        *,
-        prefix: str,
-        page_size: int,
-        start_after: str = "",
-        skip_missing_drives: bool = False,
-        stored_only: bool = False,
-    ) -> Iterator[ObjectInfo]:
-        require_bucket(bucket)
-        require_text(prefix, errors.InvalidRequest, "prefix")
-        require_text(start_after, errors.InvalidRequest, "start_after")
-        stored = self._stored(bucket, prefix, page_size, start_after, skip_missing_drives)
-        place = None if stored_only or prefix.startswith("/") else self._remote_bucket(bucket)
-        if place is None or not self._can_fetch:
-            yield from stored
-            return
+    def _stored(self, request: objects_pb.ListRequest) -> _StoreListing:
+        return _StoreListing(self._store_here, request)
 
-        def listed(after: str) -> Iterator[ObjectInfo]:
-            return map(object_info, objects_of(self._remote_here().pages(place, prefix, after), bucket))
+    def _remote_of(self, bucket: str) -> Remote | None:
+        place = self._remote_bucket(bucket) if self._can_fetch else None
+        return None if place is None else place.remote
 
-        asked = listed if place.remote.can_list else None
-        yield from merged(stored, cold_objects(self, bucket, place.remote, prefix, start_after, asked))
-
-    def _stored(
-        self, bucket: str, prefix: str, page_size: int, start_after: str, skip_missing_drives: bool
-    ) -> Iterator[ObjectInfo]:
-        # In pages, as over a network: an iterator that is never finished holds no snapshot of the catalog.
-        after = start_after
-        while True:
-            store = self._store_here()
-            page = list(store.objects(bucket, prefix, after, page_size, skip_missing=skip_missing_drives))
-            for name, entry in page:
-                yield stored_info(bucket, name, entry)
-            if len(page) < page_size:
-                return
-            after = page[-1][0]
-
-    def names(self, bucket: str, *, prefix: str, skip_missing_drives: bool = False) -> Iterator[NamesBlock]:
-        require_bucket(bucket)
-        require_text(prefix, errors.InvalidRequest, "prefix")
-        if self._can_fetch and not prefix.startswith("/") and self._remote_bucket(bucket) is not None:
-            yield from names_of_objects(
-                self.objects(bucket, prefix=prefix, page_size=PAGE_SIZE, skip_missing_drives=skip_missing_drives)
-            )
-            return
-        after: str | None = ""
-        while after is not None:
-            page = self._store_here().replicas.names(
-                bucket, prefix, after, most_bytes=PAGE_BYTES, skip_missing=skip_missing_drives
-            )
-            yield NamesBlock.of(page.names)
-            after = page.next
-
-    def level(
-        self, bucket: str, *, prefix: str, page_size: int, skip_missing_drives: bool = False
-    ) -> Iterator[LevelItem]:
-        require_bucket(bucket)
-        require_text(prefix, errors.InvalidRequest, "prefix")
-        if self._can_fetch and not prefix.startswith("/") and self._remote_bucket(bucket) is not None:
-
-            def listed(after: str) -> Iterator[ObjectInfo]:
-                return self.objects(
-                    bucket,
-                    prefix=prefix,
-                    page_size=page_size,
-                    start_after=after,
-                    skip_missing_drives=skip_missing_drives,
-                )
-
-            yield from level_of_objects(listed, prefix, page_size)
-            return
-        after: str | None = ""
-        while after is not None:
-            page = self._store_here().replicas.level(
-                bucket, prefix, after, most=page_size, most_bytes=PAGE_BYTES, skip_missing=skip_missing_drives
-            )
-            objects = (stored_info(bucket, name, entry) for name, entry in page.objects)
-            yield from items_of(objects, [folder for folder, _ in page.folders], prefix)
-            after = page.next
+    def _remote_pages(self, bucket: str, prefix: str, start_after: str) -> Iterator[remote_pb.ListRemoteResponse]:
+        place = self._remote_bucket(bucket)
+        return iter(()) if place is None else self._remote_here().pages(place, prefix, start_after)
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         require_object(bucket, name)
@@ -737,3 +664,48 @@ def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
         quota_bytes=record.quota_bytes,
         quota_objects=record.quota_objects,
     )
+
+
+class _StoreListing:
+    """Listing of one bucket in this process, in pages, as over a network: an iterator that is never finished holds no
+    snapshot of the catalog."""
+
+    def __init__(self, store: Callable[[], Store], request: objects_pb.ListRequest) -> None:
+        self._store, self._request = store, request
+
+    def objects(self) -> Iterator[ObjectInfo]:
+        wanted, after = self._request, self._request.start_after
+        while True:
+            skip = wanted.skip_missing_drives
+            page = list(self._store().objects(wanted.bucket, wanted.prefix, after, wanted.page_size, skip_missing=skip))
+            for name, entry in page:
+                yield stored_info(wanted.bucket, name, entry)
+            if len(page) < wanted.page_size:
+                return
+            after = page[-1][0]
+
+    def names(self) -> Iterator[NamesBlock]:
+        wanted = self._request
+        after: str | None = ""
+        while after is not None:
+            page = self._store().replicas.names(
+                wanted.bucket, wanted.prefix, after, most_bytes=PAGE_BYTES, skip_missing=wanted.skip_missing_drives
+            )
+            yield NamesBlock.of(page.names)
+            after = page.next
+
+    def level(self) -> Iterator[LevelItem]:
+        wanted = self._request
+        after: str | None = ""
+        while after is not None:
+            page = self._store().replicas.level(
+                wanted.bucket,
+                wanted.prefix,
+                after,
+                most=wanted.page_size,
+                most_bytes=PAGE_BYTES,
+                skip_missing=wanted.skip_missing_drives,
+            )
+            objects = (stored_info(wanted.bucket, name, entry) for name, entry in page.objects)
+            yield from items_of(objects, [folder for folder, _ in page.folders], wanted.prefix)
+            after = page.next

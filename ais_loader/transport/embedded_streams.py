@@ -12,7 +12,7 @@ import numpy as np
 from ais_loader import errors
 from ais_loader.values.entry import Entry, entry_error
 from ais_loader.values.source import Buffer
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, Frame
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, Frame, FramedStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
@@ -29,7 +29,7 @@ COLD = (
 )
 
 
-class GeneratedStream:
+class GeneratedStream(FramedStream):
     """Frames from an iterator, in the caller's thread: those of entries that pass through transforms."""
 
     retries, paused_s, hedged = 0, 0.0, 0
@@ -40,17 +40,8 @@ class GeneratedStream:
     def __init__(self, frames: Iterator[Frame]) -> None:
         self._frames = frames
 
-    def __iter__(self) -> Iterator[Frame]:
-        return self
-
     def __next__(self) -> Frame:
         return next(self._frames)
-
-    def read_all(self) -> list[bytes] | None:
-        return None
-
-    def read_whole(self) -> Frame | None:
-        return None
 
     def close(self) -> None:
         # A generator that is running in another thread refuses to close; it then ends with its consumer.

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ais_loader.errors import ArchiveError, MemberNotFound
+from ais_loader.objects.bucket import one_level
 from ais_loader.objects.client import Client
-from ais_loader.objects.one_level import one_level
 from ais_loader.ui.preview import TEXT_BYTES, kind_of, table_of, text_of
 from ais_loader.values.entry import ObjectInfo
 

@@ -25,7 +25,7 @@ from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 if TYPE_CHECKING:
-    from ais_loader.transport.base import FrameStream
+    from ais_loader.wire.frame import FrameStream
 
 _PARTS_IN_FLIGHT = 2
 _NO_DATA = memoryview(b"")

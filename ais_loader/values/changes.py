@@ -169,20 +169,6 @@ class EvictSummary:
     """Their total size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReshardSummary:
-    """The result of `Bucket.reshard`."""
-
-    made: int = 0
-    """The number of shards that were made."""
-    kept: int = 0
-    """Shards that were there already."""
-    objects: int = 0
-    """The number of objects in the shards that were made."""
-    size_bytes: int = 0
-    """Total size of these objects."""
-
-
 class Tally:
     """Counts of a running call. As a context manager, it adds to an error that ends the call what was done before."""
 

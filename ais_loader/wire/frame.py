@@ -15,9 +15,9 @@ Source of the encoding: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -238,6 +238,54 @@ def encode_parts(batch_id: int, frame: Frame, end: pb.End | None = None) -> list
         end=end,
     )
     return [prefix, *frame.content] if isinstance(frame.content, list) else [prefix, frame.content]
+
+
+class FrameStream(Protocol):
+    """Frames of one batch, in request order. Iteration ends only after the answer was verified to be complete.
+
+    `__next__` blocks, for `timeout_s` at most. Raises LoaderError; entries received before stay valid.
+    """
+
+    @property
+    def retries(self) -> int:
+        """Number of repeated requests."""
+
+    @property
+    def paused_s(self) -> float:
+        """Time spent between a failure and the next attempt."""
+
+    @property
+    def hedged(self) -> int:
+        """Number of entries that were requested from a second node because the first was slow."""
+
+    def node_of(self, index: int) -> str:
+        """Name of the node that sent an entry, for messages."""
+
+    def __iter__(self) -> Iterator[Frame]: ...
+    def __next__(self) -> Frame: ...
+    def read_all(self) -> list[bytes] | None:
+        """Before the first frame: return all entries as separate bytes objects, if that is cheaper than frames and
+        every entry is OK. Return None otherwise; no frame has been consumed then."""
+
+    def read_whole(self) -> Frame | None:
+        """Before the first frame: return all entries as one frame, if that is cheaper than several and every entry is
+        OK. Return None otherwise; no frame has been consumed then."""
+
+    def close(self) -> None:
+        """Abandon the rest of the batch. Never blocks, may be called repeatedly, and from any thread."""
+
+
+class FramedStream:
+    """The part of a `FrameStream` that is the same wherever entries arrive in frames, as from a network."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def read_all(self) -> list[bytes] | None:
+        return None
+
+    def read_whole(self) -> Frame | None:
+        return None
 
 
 @dataclass(slots=True)

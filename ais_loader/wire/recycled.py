@@ -46,11 +46,11 @@ Block = npt.NDArray[np.uint8]
 _idle: list[Block] = []
 """Idle blocks. The last one added is the likeliest to be in the CPU caches and is taken first. Memory can be freed
 anywhere, even inside these functions, so there is no lock: each step is one atomic call of the list."""
-_loans: dict[int, _Loan] = {}
+_loans: dict[int, _RecycledLoan] = {}
 """Weak references by their identity: a weak reference that is itself freed never runs its callback."""
 
 
-class _Loan(weakref.ref[Block]):
+class _RecycledLoan(weakref.ref[Block]):
     """Weak reference to the array as which a block is lent."""
 
     __slots__ = ("block",)
@@ -73,7 +73,7 @@ def take(size_bytes: int) -> memoryview:
     block = _fitting(-(-size_bytes // _STEP_BYTES) * _STEP_BYTES + is_huge * _HUGE_PAGE_BYTES)
     start = -block.ctypes.data % _HUGE_PAGE_BYTES if is_huge else 0
     part = block[start : start + size_bytes]
-    loan = _Loan(part, _release)
+    loan = _RecycledLoan(part, _release)
     loan.block = block
     _loans[id(loan)] = loan
     return part.view(_Exporter).data

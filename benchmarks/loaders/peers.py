@@ -59,7 +59,7 @@ import click
 
 import ais_loader
 from ais_loader import Client, Entry
-from ais_loader.bench.content import content
+from ais_loader.bench.filling import content
 from ais_loader.testing import NodeProcess
 from benchmarks.kit.files import rate
 from benchmarks.kit.harness import Claim, conclude, judge, label, page, rates_table, run_rounds

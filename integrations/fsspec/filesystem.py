@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.extras import needs
 from ais_loader.name_matching import is_pattern
+from ais_loader.objects.bucket import one_level
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile
-from ais_loader.objects.one_level import one_level
 from ais_loader.values.urls import is_remote
 
 from ..file_errors import as_files
@@ -30,8 +30,7 @@ from ..object_writer import ObjectWriter
 from ..shared_store import named_url, shared_store
 from .buffered_file import BufferedFile
 from .files_ahead import FilesAhead
-from .listing import Row, file_row, folder_row, level_row
-from .naming import no_writing, split
+from .listing import Row, file_row, folder_row, level_row, no_writing, split
 
 with needs("fsspec", "ais:// in other libraries"):
     from fsspec.callbacks import DEFAULT_CALLBACK

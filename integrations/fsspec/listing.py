@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import datetime
+import io
 from typing import Any, TypeAlias
 
 from ais_loader import ObjectInfo
 
 Row: TypeAlias = dict[str, Any]
+
+
+def split(path: str) -> tuple[str, str]:
+    """Return bucket and name. Either may be empty."""
+    bucket, _, name = path.partition("/")
+    return bucket, name
+
+
+def no_writing(path: str, mode: str) -> Exception:
+    return io.UnsupportedOperation(f"{path}: mode {mode!r}: objects are read, or written whole: 'rb', 'wb' or 'xb'")
 
 
 def file_row(info: ObjectInfo) -> Row:

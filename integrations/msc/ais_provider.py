@@ -16,7 +16,7 @@ from typing import Any
 
 from ais_loader import Client, ObjectInfo, errors
 from ais_loader.extras import needs
-from ais_loader.objects.one_level import one_level
+from ais_loader.objects.bucket import one_level
 
 from ..file_errors import as_files
 from ..shared_store import StoreReference

@@ -14,7 +14,7 @@ NOBODY = "-"
 """Stands for a tenant or a token where there is none."""
 
 
-class Origin(NamedTuple):
+class CallOrigin(NamedTuple):
     """The caller of a call, session or lane."""
 
     by: str
@@ -24,8 +24,8 @@ class Origin(NamedTuple):
     transport: str = CALL
 
 
-UNKNOWN = Origin(CLIENT)
-ORIGIN: ContextVar[Origin] = ContextVar("origin", default=UNKNOWN)
+UNKNOWN = CallOrigin(CLIENT)
+ORIGIN: ContextVar[CallOrigin] = ContextVar("origin", default=UNKNOWN)
 """Origin of what the current task does."""
 
 
@@ -40,7 +40,7 @@ def source_of(peer: str) -> str:
 class Subject(NamedTuple):
     """The subject of what the current task does, as its lines have it."""
 
-    origin: Origin
+    origin: CallOrigin
     tenant: str
     token: str
 

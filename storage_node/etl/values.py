@@ -96,7 +96,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
+class ResultDestination:
     """The object that a result becomes, and the HTTP endpoint of the node that will own it."""
 
     url: str
@@ -157,7 +157,7 @@ class TransformRunner(Protocol):
         call: pb.TransformCall,
         origin: Origin,
         content: Content,
-        destination: Destination,
+        destination: ResultDestination,
         versions: Sequence[bytes] = (),
     ) -> PutResult:
         """Like `run`, for a call that `puts`: the result goes directly from the server to its destination.

@@ -23,13 +23,13 @@ from ais_loader.extras import needs
 from storage_node.gateway.aistore.interface import admit, error_answer, is_aistore
 from storage_node.gateway.bodies import Body
 from storage_node.gateway.clients import Clients
-from storage_node.gateway.direct_send import DirectSend
+from storage_node.gateway.direct_send import DirectSend, head
 from storage_node.gateway.errors import Refusal, S3Error, of_store
 from storage_node.gateway.keys import Account
 from storage_node.gateway.parsing import query_pairs
 from storage_node.gateway.post_form import PostForm
 from storage_node.gateway.request import INLINE_BYTES, Incoming, Request, Response
-from storage_node.gateway.router import Call, route, split_path, virtual_bucket
+from storage_node.gateway.router import S3Call, route, split_path, virtual_bucket
 from storage_node.gateway.server.access_log import AccessLog
 from storage_node.gateway.server.bounded_server import (
     PAGE_PREFIX,
@@ -43,11 +43,10 @@ from storage_node.gateway.server.bounded_server import (
 )
 from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import Exchange
-from storage_node.gateway.server.head import head
 from storage_node.gateway.server.options import GatewayOptions
 from storage_node.gateway.server.request_slots import RequestSlots
 from storage_node.gateway.signature import UNSIGNED, Signed, verify
-from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, Spool
+from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, BodySpool
 from storage_node.gateway.websites import refuse_websites
 from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.peers import peer_of_address
@@ -270,7 +269,7 @@ class Gateway:
         self,
         http: web.BaseRequest,
         answer: Callable[[], Response],
-        body: Spool | None,
+        body: BodySpool | None,
         exchange: Exchange,
         *,
         is_batch: bool,
@@ -320,7 +319,7 @@ class Gateway:
         finally:
             http.writer.output_size += direct.sent_bytes
         if direct.has_begun:
-            return _Sent(response.status, keep_alive=keep_alive)
+            return _SentAnswer(response.status, keep_alive=keep_alive)
         return await self._send(http, response, request_id, slots)
 
     def _ended_early(self, http: web.BaseRequest, error: BaseException, request_id: str) -> BaseException:
@@ -354,7 +353,7 @@ class Gateway:
         return verify(method, path, query, headers, bucket_path, self._keys)
 
     def _body(
-        self, http: web.BaseRequest, call: Call, headers: Mapping[str, str], signed: Signed, form: PostForm | None
+        self, http: web.BaseRequest, call: S3Call, headers: Mapping[str, str], signed: Signed, form: PostForm | None
     ) -> Body | None:
         has_body = "content-length" in headers or "transfer-encoding" in headers
         if not call.most_bytes and not http.can_read_body:
@@ -455,7 +454,7 @@ class Gateway:
         return answer
 
 
-class _Sent(web.StreamResponse):
+class _SentAnswer(web.StreamResponse):
     """An answer that was sent without the HTTP server."""
 
     def __init__(self, status: int, *, keep_alive: bool) -> None:

@@ -16,7 +16,7 @@ from storage_node.gateway.checksums import Hasher
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.post_form import PostForm
 from storage_node.gateway.signature import UNSIGNED, ChunkSigner, Signed, content_md5
-from storage_node.gateway.spool import BodyMemory, Spool
+from storage_node.gateway.spool import BodyMemory, BodySpool
 
 MAX_BYTES = 5 << 30
 """Largest body, as in S3. Larger objects are made of parts."""
@@ -29,7 +29,7 @@ _MAX_LINE_BYTES = 1024
 _MAX_TRAILERS_BYTES = 8192
 
 
-class Body(Spool):
+class Body(BodySpool):
     """The bytes of a request, and their checksums. Use `feed` for what arrives, then `finish`; always `close`."""
 
     def __init__(

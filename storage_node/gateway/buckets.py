@@ -1,4 +1,4 @@
-"""Calls on buckets."""
+"""Calls on buckets, and access control lists: every access key owns everything, and no other list can be set."""
 
 from __future__ import annotations
 
@@ -120,3 +120,45 @@ def delete_objects(request: Request) -> Response:
         elif not is_quiet:
             parts.append(xml.nest("Deleted", [xml.tag("Key", key)]))
     return xml_response(xml.document("DeleteResult", parts))
+
+
+_SCHEMA = "http://www.w3.org/2001/XMLSchema-instance"
+_OWNERS_ALONE = ("private", "bucket-owner-read", "bucket-owner-full-control")
+_CANNED = {
+    *_OWNERS_ALONE,
+    "public-read",
+    "public-read-write",
+    "authenticated-read",
+    "aws-exec-read",
+    "log-delivery-write",
+}
+
+
+def _require(request: Request) -> None:
+    bucket = request.client.bucket(request.bucket)
+    if request.key:
+        bucket.head(name_of(request.key))
+    else:
+        bucket.info()
+
+
+def get_acl(request: Request) -> Response:
+    """Answer GetBucketAcl and GetObjectAcl. Raises S3Error."""
+    _require(request)
+    owner = owner_of(request)
+    grantee = owner.removeprefix("<Owner>").removesuffix("</Owner>")
+    grantee = f'<Grantee xmlns:xsi="{_SCHEMA}" xsi:type="CanonicalUser">{grantee}</Grantee>'
+    grant = xml.nest("Grant", [grantee, xml.tag("Permission", "FULL_CONTROL")])
+    return xml_response(xml.document("AccessControlPolicy", [owner, xml.nest("AccessControlList", [grant])]))
+
+
+def put_acl(request: Request) -> Response:
+    """Answer PutBucketAcl and PutObjectAcl with the list that there is already. Raises S3Error for any other."""
+    _require(request)
+    has_document = request.body is not None and request.body.size_bytes
+    asked = request.headers.get("x-amz-acl")
+    if asked is not None and asked not in _CANNED:
+        raise S3Error("InvalidArgument", f"x-amz-acl: {asked!r} is no canned access control list")
+    if has_document or asked not in _OWNERS_ALONE:
+        raise S3Error("NotImplemented", f"access control lists: need the header x-amz-acl: {_OWNERS_ALONE[0]}")
+    return Response()

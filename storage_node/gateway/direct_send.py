@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import select
 import socket
 import sys
@@ -18,10 +19,12 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from storage_node.gateway.attributes import http_date
 from storage_node.gateway.request import INLINE_BYTES, Response
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from storage_node.limits.pace import Pace
 
 if TYPE_CHECKING:
@@ -35,6 +38,29 @@ _MOST_BUFFERS = 1024
 """Most buffers that one call of the kernel takes."""
 _MAX_LOOK_S = 0.5
 """The same, for what the client takes meanwhile to be known to others."""
+
+
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def head(status: int, headers: Iterable[tuple[str, str]], *, size_bytes: int | None, keep_alive: bool) -> bytes:
+    """Return everything that precedes the body.
+
+    Args:
+        size_bytes: Length of the body. None: it is sent in chunks.
+        keep_alive: Another request may follow on the connection.
+
+    Raises ValueError for a header with a control character.
+    """
+    lines = [f"{name}: {value}" for name, value in headers]
+    lines.append("transfer-encoding: chunked" if size_bytes is None else f"content-length: {size_bytes}")
+    lines.append(f"date: {http_date(int(time.time()))}")
+    if not keep_alive:
+        lines.append("connection: close")
+    for line in lines:
+        if _FORBIDDEN.search(line):
+            raise ValueError(f"a header has a control character: {line[:80]!r}")
+    return "\r\n".join([f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *lines, "\r\n"]).encode()
 
 
 class DirectSend:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from storage_node.gateway import acl, buckets, listing, multipart, objects, tagging
+from storage_node.gateway import buckets, listing, multipart, objects, tagging
 from storage_node.gateway.bodies import MAX_BYTES
 from storage_node.gateway.bundle import MAX_BODY_BYTES, bundle
 from storage_node.gateway.errors import S3Error
@@ -19,7 +19,7 @@ _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}(@[A-Za-z0-9_.-]{1,63})?\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class S3Call:
     """A call of the interface."""
 
     name: str
@@ -32,55 +32,55 @@ class Call:
 
 
 Level = Literal["service", "bucket", "object"]
-_ROUTES: dict[tuple[Level, str], list[tuple[str, Call]]] = {
+_ROUTES: dict[tuple[Level, str], list[tuple[str, S3Call]]] = {
     # By level and method: the parameter that selects a call, "" for none. The first that the query has decides.
-    ("service", "GET"): [("", Call("ListBuckets", buckets.list_buckets))],
+    ("service", "GET"): [("", S3Call("ListBuckets", buckets.list_buckets))],
     ("bucket", "GET"): [
-        ("acl", Call("GetBucketAcl", acl.get_acl)),
-        ("location", Call("GetBucketLocation", buckets.bucket_location)),
-        ("versioning", Call("GetBucketVersioning", buckets.bucket_versioning)),
-        ("uploads", Call("ListMultipartUploads", multipart.list_uploads)),
-        ("versions", Call("ListObjectVersions", listing.list_versions)),
-        ("", Call("ListObjects", listing.list_objects)),
+        ("acl", S3Call("GetBucketAcl", buckets.get_acl)),
+        ("location", S3Call("GetBucketLocation", buckets.bucket_location)),
+        ("versioning", S3Call("GetBucketVersioning", buckets.bucket_versioning)),
+        ("uploads", S3Call("ListMultipartUploads", multipart.list_uploads)),
+        ("versions", S3Call("ListObjectVersions", listing.list_versions)),
+        ("", S3Call("ListObjects", listing.list_objects)),
     ],
     ("bucket", "PUT"): [
-        ("acl", Call("PutBucketAcl", acl.put_acl, _DOCUMENT_BYTES)),
-        ("", Call("CreateBucket", buckets.create_bucket, _DOCUMENT_BYTES)),
+        ("acl", S3Call("PutBucketAcl", buckets.put_acl, _DOCUMENT_BYTES)),
+        ("", S3Call("CreateBucket", buckets.create_bucket, _DOCUMENT_BYTES)),
     ],
-    ("bucket", "HEAD"): [("", Call("HeadBucket", buckets.head_bucket))],
-    ("bucket", "DELETE"): [("", Call("DeleteBucket", buckets.delete_bucket))],
+    ("bucket", "HEAD"): [("", S3Call("HeadBucket", buckets.head_bucket))],
+    ("bucket", "DELETE"): [("", S3Call("DeleteBucket", buckets.delete_bucket))],
     ("bucket", "POST"): [
-        ("delete", Call("DeleteObjects", buckets.delete_objects, _DOCUMENT_BYTES)),
-        ("bundle", Call("Bundle", bundle, MAX_BODY_BYTES, is_batch=True)),
-        ("", Call("PostObject", objects.post_object, MAX_BYTES)),
+        ("delete", S3Call("DeleteObjects", buckets.delete_objects, _DOCUMENT_BYTES)),
+        ("bundle", S3Call("Bundle", bundle, MAX_BODY_BYTES, is_batch=True)),
+        ("", S3Call("PostObject", objects.post_object, MAX_BYTES)),
     ],
     ("object", "GET"): [
-        ("acl", Call("GetObjectAcl", acl.get_acl)),
-        ("tagging", Call("GetObjectTagging", tagging.get_tags)),
-        ("uploadId", Call("ListParts", multipart.list_parts)),
-        ("attributes", Call("GetObjectAttributes", objects.object_attributes)),
-        ("", Call("GetObject", objects.get_object)),
+        ("acl", S3Call("GetObjectAcl", buckets.get_acl)),
+        ("tagging", S3Call("GetObjectTagging", tagging.get_tags)),
+        ("uploadId", S3Call("ListParts", multipart.list_parts)),
+        ("attributes", S3Call("GetObjectAttributes", objects.object_attributes)),
+        ("", S3Call("GetObject", objects.get_object)),
     ],
-    ("object", "HEAD"): [("", Call("HeadObject", objects.get_object))],
+    ("object", "HEAD"): [("", S3Call("HeadObject", objects.get_object))],
     ("object", "PUT"): [
-        ("acl", Call("PutObjectAcl", acl.put_acl, _DOCUMENT_BYTES)),
-        ("tagging", Call("PutObjectTagging", tagging.put_tags, _DOCUMENT_BYTES)),
-        ("uploadId", Call("UploadPart", multipart.put_part, MAX_BYTES)),
-        ("", Call("PutObject", objects.put_object, MAX_BYTES)),
+        ("acl", S3Call("PutObjectAcl", buckets.put_acl, _DOCUMENT_BYTES)),
+        ("tagging", S3Call("PutObjectTagging", tagging.put_tags, _DOCUMENT_BYTES)),
+        ("uploadId", S3Call("UploadPart", multipart.put_part, MAX_BYTES)),
+        ("", S3Call("PutObject", objects.put_object, MAX_BYTES)),
     ],
     ("object", "DELETE"): [
-        ("tagging", Call("DeleteObjectTagging", tagging.delete_tags)),
-        ("uploadId", Call("AbortMultipartUpload", multipart.abort_upload)),
-        ("", Call("DeleteObject", objects.delete_object)),
+        ("tagging", S3Call("DeleteObjectTagging", tagging.delete_tags)),
+        ("uploadId", S3Call("AbortMultipartUpload", multipart.abort_upload)),
+        ("", S3Call("DeleteObject", objects.delete_object)),
     ],
     ("object", "POST"): [
-        ("uploads", Call("CreateMultipartUpload", multipart.create_upload)),
-        ("uploadId", Call("CompleteMultipartUpload", multipart.complete_upload, _DOCUMENT_BYTES)),
+        ("uploads", S3Call("CreateMultipartUpload", multipart.create_upload)),
+        ("uploadId", S3Call("CompleteMultipartUpload", multipart.complete_upload, _DOCUMENT_BYTES)),
     ],
 }
 _COPIES = {
-    "PutObject": Call("CopyObject", objects.copy_object),
-    "UploadPart": Call("UploadPartCopy", multipart.copy_part),
+    "PutObject": S3Call("CopyObject", objects.copy_object),
+    "UploadPart": S3Call("UploadPartCopy", multipart.copy_part),
 }
 _NOT_IMPLEMENTED = frozenset(
     (
@@ -93,7 +93,7 @@ _NOT_IMPLEMENTED = frozenset(
 """Parameters that select calls which are not implemented."""
 
 
-def route(method: str, bucket: str, key: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Call:
+def route(method: str, bucket: str, key: str, query: Mapping[str, str], headers: Mapping[str, str]) -> S3Call:
     """Return the call that a request is. Raises S3Error."""
     if bucket and not _BUCKET.match(bucket):
         raise S3Error("InvalidBucketName", f"bucket {bucket[:80]!r}: need 1 to 63 letters, digits, '-', '_' and '.'")

@@ -15,8 +15,7 @@ from storage_node.gateway.clients import Clients
 from storage_node.gateway.keys import Account
 from storage_node.gateway.server.bounded_server import BACKLOG
 from storage_node.gateway.server.certificate import Certificate
-from storage_node.gateway.server.limits import Limits
-from storage_node.gateway.server.options import GatewayOptions
+from storage_node.gateway.server.options import GatewayOptions, Limits
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -115,7 +115,7 @@ class _Stored(io.RawIOBase):
         return data
 
 
-class Spool:
+class BodySpool:
     """The bytes of a request, their number and CRC-32C. Always `close`."""
 
     def __init__(

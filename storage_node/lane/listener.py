@@ -16,23 +16,23 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, VERSION, WELCOME
-from storage_node.audit.subject import LANE, ORIGIN, source_of
+from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, TOKEN_BYTES, VERSION, WELCOME
+from storage_node.audit.subject import LANE, ORIGIN, UNKNOWN, CallOrigin, source_of
 from storage_node.batch.session import BatchService
 from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
-from storage_node.lane.tokens import LIFETIME_S, LaneClient, LaneTokens
 from storage_node.limits.call_slots import CallSlot, CallSlots, limit_of_tenant
 from storage_node.limits.load_monitor import is_reserved
 from storage_node.limits.peers import peer_of_address
 from storage_node.limits.tasks import retrieve
-from storage_node.rights.granted import GRANTED, lasting
+from storage_node.rights.granted import GRANTED, Granted, lasting
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,47 @@ _UNREAD_TIMEOUT_MS = 20_000
 _SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group, as returned by SO_PEERCRED."""
+
+
+LIFETIME_S = 10.0
+MAX_PENDING = 4096
+
+
+class LaneClient(NamedTuple):
+    """The client to which a lane's token was given."""
+
+    tenant: str
+    granted: Granted | None
+    """Rights of the client's own token; None if clients need none."""
+    origin: CallOrigin = UNKNOWN
+    """How the client has asked for the lane."""
+
+
+class LaneTokens:
+    """Issued tokens. Belongs to the node's event loop."""
+
+    def __init__(self) -> None:
+        self._pending: dict[bytes, tuple[float, LaneClient, int | None]] = {}
+        """Expiry, client and user of each token; oldest first."""
+
+    def give(self, tenant: str, user: int | None = None) -> bytes:
+        """Return a new token for the client of the current call, which only processes of this user may use, if one is
+        given.
+
+        If MAX_PENDING others are unused, the oldest of them becomes invalid.
+        """
+        now = time.monotonic()
+        while self._pending and (len(self._pending) >= MAX_PENDING or next(iter(self._pending.values()))[0] < now):
+            del self._pending[next(iter(self._pending))]
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._pending[token] = now + LIFETIME_S, LaneClient(tenant, GRANTED.get(), ORIGIN.get()), user
+        return token
+
+    def take(self, token: bytes, user: int | None = None) -> LaneClient | None:
+        """Return the client of a token; None if it is wrong, used, expired or another user's. The token becomes
+        invalid."""
+        until_s, client, owner = self._pending.pop(token, (0.0, None, None))
+        return client if until_s >= time.monotonic() and user == owner else None
 
 
 class LaneListener:

@@ -18,7 +18,7 @@ class XmlError(ValueError):
     """The document is not well-formed, is beyond the limits, or has another root."""
 
 
-class Source(Protocol):
+class XmlSource(Protocol):
     """Binary file that a document is read from."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -53,7 +53,7 @@ class Element:
         return [child for child in self.children if child.name == name]
 
 
-def parse(source: Source, root: str, rows: Mapping[str, Callable[[Element], object]] | None = None) -> Element:
+def parse(source: XmlSource, root: str, rows: Mapping[str, Callable[[Element], object]] | None = None) -> Element:
     """Parse a document, and return its outermost element, which must be `root`.
 
     Args:

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from ais_loader.errors import NotFound
 from storage_node.limits.tasks import retrieve
-from storage_node.limits.urgency import Urgency, current_urgency
+
+# Urgency of a fetch: whether a reader waits for it, or a loader will need the object later.
+#
+# A fetch begins with the urgency of the task that begins it, and so do all tasks of it. When a reader joins, the fetch
+# becomes urgent.
+
+
+class Urgency:
+    """Urgency of one fetch, which the tasks of the fetch share."""
+
+    __slots__ = ("is_urgent",)
+
+    def __init__(self, is_urgent: bool) -> None:
+        self.is_urgent = is_urgent
+        """Whether a reader waits."""
+
+
+_READER = Urgency(True)
+current_urgency: ContextVar[Urgency] = ContextVar("current_urgency", default=_READER)
+"""Urgency of the running task."""
 
 
 class _Flight(NamedTuple):

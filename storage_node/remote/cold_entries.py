@@ -21,7 +21,7 @@ from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.archives.cold_index import KINDS
 from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
-from storage_node.remote.drivers.remote_changed import RemoteChanged
+from storage_node.remote.drivers.remote_object import RemoteChanged
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.buckets import ReplicaStale

@@ -20,7 +20,18 @@ from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.audit.log import AuditLog
 from storage_node.audit.reads import digest_of, named
-from storage_node.audit.subject import CALL, CLIENT, NOBODY, NODE, OPERATOR, ORIGIN, SESSION, Origin, Subject, source_of
+from storage_node.audit.subject import (
+    CALL,
+    CLIENT,
+    NOBODY,
+    NODE,
+    OPERATOR,
+    ORIGIN,
+    SESSION,
+    CallOrigin,
+    Subject,
+    source_of,
+)
 from storage_node.limits.call_slots import tenant_of
 from storage_node.services.call_table import CALLER, CHANGE, OPENS, READ, About, Call, Role
 from storage_node.settings.config import ServerConfig
@@ -45,7 +56,7 @@ class CallLines:
         already."""
         if not over_lane:
             transport = SESSION if call.log == OPENS else CALL
-            ORIGIN.set(Origin(_BY.get(CALLER.get(), CLIENT), source_of(context.peer()), transport))
+            ORIGIN.set(CallOrigin(_BY.get(CALLER.get(), CLIENT), source_of(context.peer()), transport))
         if call.log == OPENS or (call.log != CHANGE and ORIGIN.get().by == NODE):
             return None
         return CallLine(self, call, context)

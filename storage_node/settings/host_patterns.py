@@ -36,7 +36,7 @@ _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Origin(NamedTuple):
+class UrlOrigin(NamedTuple):
     """Scheme, host and port of a URL of HTTP."""
 
     scheme: str
@@ -79,21 +79,21 @@ class HostPatterns:
         for text in self.texts:
             _parsed(text)
 
-    def has(self, origin: Origin) -> bool:
+    def has(self, origin: UrlOrigin) -> bool:
         """Whether the list has this server."""
         return any(one.name is not None and one.name.match(origin.host) for one in self._of(origin)) or (
             _is_address(origin.host) and self._has_address(origin, origin.host)
         )
 
-    def admits(self, origin: Origin, address: str) -> bool:
+    def admits(self, origin: UrlOrigin, address: str) -> bool:
         """Whether the server may be reached at this address."""
         inner = _inner(ipaddress.ip_address(address.partition("%")[0]))
         return (inner.is_global and not inner.is_multicast) or self._has_address(origin, str(inner))
 
-    def _has_address(self, origin: Origin, address: str) -> bool:
+    def _has_address(self, origin: UrlOrigin, address: str) -> bool:
         return any(one.network and ipaddress.ip_address(address) in one.network for one in self._of(origin))
 
-    def _of(self, origin: Origin) -> Iterator[_Pattern]:
+    def _of(self, origin: UrlOrigin) -> Iterator[_Pattern]:
         """Yield the patterns for the scheme and port of a server."""
         for pattern in map(_parsed, self.texts):
             has_port = pattern.port == "*" or origin.port == int(pattern.port or _PORTS[origin.scheme])

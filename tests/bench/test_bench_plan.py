@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ais_loader.bench.calls import numbers
-from ais_loader.bench.content import content, equal
+from ais_loader.bench.filling import content, equal
 from ais_loader.bench.plan import BenchPlan, Sizes, size_bytes
 from ais_loader.bench.tally import BenchTally
 from ais_loader.errors import InvalidRequest

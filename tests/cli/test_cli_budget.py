@@ -13,7 +13,7 @@ from tests.table import table
 
 
 def test_a_budget_is_set_shown_and_changed(run: Run, bucket_name: str) -> None:
-    created = run("bucket", "create", bucket_name, "--remote", "s3://corpus/v1", "--cache-size", "1.5GiB")
+    created = run("bucket", "create", bucket_name, "remote=s3://corpus/v1", "cache_bytes=1.5GiB")
     assert created.exit_code == 0, created.stderr
     shown = json.loads(run("bucket", "show", bucket_name, "--json").stdout)
     assert shown["remote"]["cache_bytes"] == 3 << 29
@@ -27,8 +27,8 @@ def test_a_budget_is_set_shown_and_changed(run: Run, bucket_name: str) -> None:
 
 
 def test_a_budget_needs_a_remote_bucket(run: Run, bucket_name: str) -> None:
-    refused = run("bucket", "create", bucket_name, "--cache-size", "1GB")
-    assert refused.exit_code == 2 and "--remote" in refused.stderr
+    refused = run("bucket", "create", bucket_name, "cache_bytes=1GB")
+    assert refused.exit_code == 2 and "remote=URL" in refused.stderr
 
 
 @table(

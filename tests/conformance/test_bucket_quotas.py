@@ -128,7 +128,7 @@ def test_the_command_sets_and_shows_quotas(url: str, client: Client, bucket: Buc
     assert (shown["quota_bytes"].split()[0], shown["quota_objects"]) == ("1000", "2")
     refused = run.invoke(main, ["bucket", "set", bucket.name, "quota_objects=-1", "--store", url])
     assert refused.exit_code == 2
-    made = ["bucket", "create", bucket.name + "-2", "--quota", "1KB", "--quota-objects", "3", "--store", url]
+    made = ["bucket", "create", bucket.name + "-2", "quota_bytes=1KB", "quota_objects=3", "--store", url]
     assert run.invoke(main, made).exit_code == 0
     info = client.bucket(bucket.name + "-2").info()
     assert (info.quota_bytes, info.quota_objects) == (1000, 3)

@@ -10,8 +10,8 @@ import pytest
 from conformance_kit import fill
 
 from ais_loader import Bucket, ObjectInfo, errors
-from ais_loader.objects.one_level import one_level
-from ais_loader.transport.level_listing import level_of_objects, name_of_item
+from ais_loader.objects.bucket import one_level
+from ais_loader.transport.listings import level_of_objects, name_of_item
 
 NAMES = ["a", "a/b", "a/b/c", "a b", "a-b", "a.b", "ab", "b", "B", "é", "e\u0301", "音声/1", "🎧", "z" * 1024, "\x01"]
 NAMES += ["0/1", "0/10", "0/2"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ais_loader import ShufflePlan
 from ais_loader.training.plan import entries_digest
-from ais_loader.transport.base import FrameStream
 from ais_loader.transport.embedded import EmbeddedTransport
 from ais_loader.values.entry import Item
+from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 BUCKET = "speech"

@@ -15,7 +15,7 @@ import pytest
 from ais_loader import errors
 from ais_loader.objects.archive import BatchArchive
 from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_hostile import bundled

@@ -13,7 +13,7 @@ import pytest
 from ais_loader.testing import eventually
 from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.server.certificate import Certificate
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.pace import Pace
 from tests.gateway.conftest import Served

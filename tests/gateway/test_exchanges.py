@@ -18,7 +18,7 @@ import storage_node
 from ais_loader.testing import eventually
 from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.server.access_log import shown_path
-from storage_node.gateway.server.metrics import METRICS
+from storage_node.gateway.server.counters import METRICS
 from storage_node.metrics.declarations import markdown_table
 from storage_node.metrics.exporter import metrics_served
 from tests.gateway.conftest import ACCOUNT, Served

@@ -22,7 +22,7 @@ from botocore.credentials import Credentials
 from ais_loader import errors
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from storage_node.gateway.xml import parse
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.table import table

@@ -21,7 +21,7 @@ from storage_node.gateway.bodies import Body
 from storage_node.gateway.errors import S3Error, of_store
 from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.signature import Signed
-from storage_node.gateway.spool import BodyMemory, Spool
+from storage_node.gateway.spool import BodyMemory, BodySpool
 from storage_node.gateway.websites import refuse_websites
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.raw_kit import connected, parsed, received
@@ -139,7 +139,7 @@ def test_more_than_was_announced_is_refused_when_it_arrives() -> None:
 
 
 def test_pieces_of_two_bytes_are_kept_together() -> None:
-    spool = Spool(folder=None, most_bytes=1 << 30, memory=BodyMemory(1 << 20))
+    spool = BodySpool(folder=None, most_bytes=1 << 30, memory=BodyMemory(1 << 20))
     pieces = [bytes((at & 255, at >> 8)) for at in range(50_000)]
     for piece in pieces:
         spool.write(piece)

@@ -18,8 +18,8 @@ from ais_loader.testing import throwaway_folder
 from storage_node.gateway import router
 from storage_node.gateway.aistore import interface
 from storage_node.gateway.aistore import router as ais_router
-from storage_node.gateway.aistore.bodies import Body as AisBody
-from storage_node.gateway.aistore.request import Request as AisRequest
+from storage_node.gateway.aistore.bodies import AisBody
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.bodies import Body
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import Refusal
@@ -116,7 +116,7 @@ class Calls:
         while self.opened:
             self.opened.pop().close()
 
-    def s3(self, level: str, call: router.Call, query: Any, headers: Any, key: str = "o", data: bytes = b"") -> None:
+    def s3(self, level: str, call: router.S3Call, query: Any, headers: Any, key: str = "o", data: bytes = b"") -> None:
         bucket, key = "" if level == "service" else "b", key if level == "object" else ""
         body = self.body(data=data)
         self.read(call.answer(Request("PUT", "/", query, headers, bucket, key, self.client, body, True, "k")))
@@ -126,7 +126,9 @@ class Calls:
             self.opened.append(answer.body)
             next(iter(answer.body), None)
 
-    def ais(self, call: ais_router.Call, query: Any, headers: Any, json: Any, key: str = "o", rest: str = "x") -> None:
+    def ais(
+        self, call: ais_router.AisCall, query: Any, headers: Any, json: Any, key: str = "o", rest: str = "x"
+    ) -> None:
         asked = AisRequest(call.method, "/", query, headers, "b", key, self.client, "http://h", rest=(rest, rest))
         asked.body, asked.json = AisBody({}, folder=self.folder, most_bytes=1 << 20, memory=self.memory), json
         self.close()

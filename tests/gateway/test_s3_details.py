@@ -16,7 +16,7 @@ import pytest
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.bucket_uuid import created_ns, draw_bucket_uuid
 from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from storage_node.store.checksum import CRC32, CRC64NVME, combine
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import code

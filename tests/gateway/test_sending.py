@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from storage_node.gateway.clients import Clients
-from storage_node.gateway.direct_send import DirectSend
+from storage_node.gateway.direct_send import DirectSend, head
 from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.head import head
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from tests.table import table
 
 SIZES = (0, 1, 64 << 10, (64 << 10) + 1, 128 << 10, 1 << 20, (1 << 20) + 1, 9 << 20)

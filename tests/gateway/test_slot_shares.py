@@ -15,7 +15,7 @@ from ais_loader.testing import eventually
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.keys import Account
 from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from storage_node.gateway.server.request_slots import RequestSlots
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.raw_kit import connected, parsed, received, request

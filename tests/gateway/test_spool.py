@@ -14,14 +14,14 @@ import pytest
 from ais_loader.values.source import Source
 from ais_loader.wire.checksum import crc32c
 from storage_node.gateway.errors import S3Error
-from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, Spool
+from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, BodySpool
 from tests.table import table
 
 MIB = 1 << 20
 
 
-def filled(data: bytes, memory: BodyMemory, step: int = 100_000, most_bytes: int = 100 * MIB) -> Spool:
-    spool = Spool(folder=None, most_bytes=most_bytes, memory=memory)
+def filled(data: bytes, memory: BodyMemory, step: int = 100_000, most_bytes: int = 100 * MIB) -> BodySpool:
+    spool = BodySpool(folder=None, most_bytes=most_bytes, memory=memory)
     for at in range(0, len(data), step):
         spool.write(data[at : at + step])
     return spool
@@ -50,7 +50,7 @@ def test_what_was_written_is_read_in_every_way(size: int, limit_bytes: int) -> N
 
 def test_a_body_that_outgrows_the_memory_moves_to_a_file_and_frees_it(tmp_path: Path) -> None:
     memory, data = BodyMemory(MIB), random.Random(1).randbytes(3 * MIB)
-    spool = Spool(folder=str(tmp_path), most_bytes=10 * MIB, memory=memory)
+    spool = BodySpool(folder=str(tmp_path), most_bytes=10 * MIB, memory=memory)
     spool.write(data[:MIB])
     assert spool.is_in_memory
     assert memory.free_bytes == 0
@@ -65,7 +65,7 @@ def test_a_body_that_outgrows_the_memory_moves_to_a_file_and_frees_it(tmp_path: 
 @pytest.mark.parametrize(("announced", "is_in_memory"), [(AT_ONCE_BYTES, True), (AT_ONCE_BYTES + 1, False)])
 def test_a_body_that_is_announced_as_large_takes_no_memory(announced: int, is_in_memory: bool) -> None:
     memory, data = BodyMemory(8 * MIB), random.Random(3).randbytes(announced)
-    spool = Spool(folder=None, most_bytes=10 * MIB, memory=memory, announced_bytes=announced)
+    spool = BodySpool(folder=None, most_bytes=10 * MIB, memory=memory, announced_bytes=announced)
     pieces = [data[at : at + 1000] for at in range(0, len(data), 1000)]
     spool.write(*pieces[:700])  # more than one call writes at once
     spool.write(*pieces[700:])
@@ -81,7 +81,7 @@ def test_a_body_that_is_announced_as_large_takes_no_memory(announced: int, is_in
 
 
 def test_a_full_folder_of_temporary_files_is_an_error_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = Spool(folder=None, most_bytes=10 * MIB, memory=BodyMemory(0))
+    spool = BodySpool(folder=None, most_bytes=10 * MIB, memory=BodyMemory(0))
 
     def full(fd: int, pieces: Sequence[bytes]) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -94,7 +94,7 @@ def test_a_full_folder_of_temporary_files_is_an_error_of_the_gateway(monkeypatch
 
 
 def test_a_write_that_takes_a_part_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = Spool(folder=None, most_bytes=10 * MIB, memory=BodyMemory(0))
+    spool = BodySpool(folder=None, most_bytes=10 * MIB, memory=BodyMemory(0))
     pieces = [random.Random(number).randbytes(1000 * number) for number in range(5)]
 
     def partly(fd: int, pieces: Sequence[bytes]) -> int:
@@ -109,7 +109,7 @@ def test_a_write_that_takes_a_part_is_continued(monkeypatch: pytest.MonkeyPatch)
 def test_requests_share_the_memory() -> None:
     memory = BodyMemory(8 * MIB)
     data = random.Random(2).randbytes(MIB)
-    spools: list[Spool] = []
+    spools: list[BodySpool] = []
     threads = [threading.Thread(target=lambda: spools.append(filled(data, memory))) for _ in range(16)]
     for thread in threads:
         thread.start()

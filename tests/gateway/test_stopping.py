@@ -11,7 +11,7 @@ from ais_loader import connect
 from ais_loader.testing import NodeProcess
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from tests.gateway.command_kit import GatewayCommand
 from tests.gateway.raw_kit import connected, received, request
 

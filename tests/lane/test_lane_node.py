@@ -21,7 +21,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.lane import CALL, FAILED, HEADER, MAX_RESPONSE_BYTES, MESSAGE, WELCOME
 from ais_loader.wire.lane import DATA as BYTES
-from storage_node.lane import listener, tokens
+from storage_node.lane import listener
 from storage_node.lane.connection import LaneConnection
 from storage_node.server import NodeServer
 from tests.lane.lane_kit import RawLane, error_of, offer_of, open_lane
@@ -112,20 +112,20 @@ def test_a_wrong_token_and_another_version_are_refused(node: NodeServer) -> None
 
 
 def test_an_old_token_is_refused(node: NodeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "LIFETIME_S", -1.0)
+    monkeypatch.setattr(listener, "LIFETIME_S", 0.0)
     offer = offer_of(node)
     with RawLane(offer) as lane:
         assert error_of(*lane.greet(offer.token)).kind == "lane-token"
 
 
 def test_unused_tokens_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = tokens.LaneTokens()
-    monkeypatch.setattr(tokens, "MAX_PENDING", 3)
+    given = listener.LaneTokens()
+    monkeypatch.setattr(listener, "MAX_PENDING", 3)
     kept = [given.give("t") for _ in range(4)]
     assert given.take(kept[0]) is None  # the fourth has taken its place
-    assert given.take(kept[1]) == tokens.LaneClient("t", None)
+    assert given.take(kept[1]) == listener.LaneClient("t", None)
     assert given.take(kept[1]) is None
-    monkeypatch.setattr(tokens.time, "monotonic", lambda: 1e12)
+    monkeypatch.setattr(listener.time, "monotonic", lambda: 1e12)
     assert given.take(kept[2]) is None
     assert [given.give("v") for _ in range(3)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from storage_node.settings.config import ServerConfig
-from storage_node.settings.host_patterns import HostPatterns, Origin
+from storage_node.settings.host_patterns import HostPatterns, UrlOrigin
 
 HOSTS = HostPatterns(("data.example.org", "*.lan:*", "http://minio:9000", "10.0.0.0/8:*", "[fd00::1]:9000"))
 
@@ -28,7 +28,7 @@ HOSTS = HostPatterns(("data.example.org", "*.lan:*", "http://minio:9000", "10.0.
     ],
 )
 def test_servers(url: str, is_listed: bool) -> None:
-    assert HOSTS.has(Origin.of(url)) is is_listed
+    assert HOSTS.has(UrlOrigin.of(url)) is is_listed
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_servers(url: str, is_listed: bool) -> None:
     ],
 )
 def test_addresses(address: str, is_admitted: bool) -> None:
-    assert HOSTS.admits(Origin.of("https://a.lan"), address) is is_admitted
+    assert HOSTS.admits(UrlOrigin.of("https://a.lan"), address) is is_admitted
 
 
 def test_hosts_of_clouds() -> None:
@@ -64,9 +64,9 @@ def test_hosts_of_clouds() -> None:
     others = """s3.us-east-1.elb.amazonaws.com b.s3.amazonaws.com s3.amazonaws.com.evil.net evils3.amazonaws.com
     ec2-1-2-3-4.compute.amazonaws.com storage.googleapis.com.evil.net x.storage.googleapis.com
     a.b.blob.core.windows.net"""
-    assert all(Origin.of(f"https://{host}").is_cloud for host in own.split())
-    assert not any(Origin.of(f"https://{host}").is_cloud for host in others.split())
-    assert not any(Origin.of(url).is_cloud for url in ("http://s3.amazonaws.com", "https://s3.amazonaws.com:8443"))
+    assert all(UrlOrigin.of(f"https://{host}").is_cloud for host in own.split())
+    assert not any(UrlOrigin.of(f"https://{host}").is_cloud for host in others.split())
+    assert not any(UrlOrigin.of(url).is_cloud for url in ("http://s3.amazonaws.com", "https://s3.amazonaws.com:8443"))
 
 
 @pytest.mark.parametrize("text", ["", "a b", "ftp://a", "10.0.0.0/33", "a/b", "[::1", "a:b", "10.0.0.1/8"])
@@ -78,10 +78,10 @@ def test_wrong_patterns(text: str) -> None:
 @pytest.mark.parametrize("url", ["http://%31%32%37.0.0.1", "http://a%2eb", "http://１２７.0.0.1", "http://a b"])
 def test_hosts_that_can_be_read_in_several_ways(url: str) -> None:
     with pytest.raises(ValueError, match="is not the name or address of a host"):
-        Origin.of(url)
+        UrlOrigin.of(url)
 
 
 @pytest.mark.parametrize("url", ["minio:9000", "minio", "ftp://minio", "//minio"])
 def test_urls_of_other_schemes(url: str) -> None:
     with pytest.raises(ValueError, match="need a URL of http:// or https://"):
-        Origin.of(url)
+        UrlOrigin.of(url)

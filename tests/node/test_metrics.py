@@ -30,10 +30,9 @@ from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
 from ais_loader.wire.remote import Remote
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeCounters
-from storage_node.metrics import block_device
-from storage_node.metrics import server as metrics_server
+from storage_node.metrics import block_device, exporter
 from storage_node.metrics.declarations import METRICS, PROCESS, markdown_table
-from storage_node.metrics.server import MAX_CONNECTIONS
+from storage_node.metrics.exporter import MAX_CONNECTIONS
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.node_kit import RawSession, batch_of, bucket_of, scrape, serving
@@ -147,7 +146,7 @@ def test_idle_connections_take_few_threads_and_end(node: NodeServer, monkeypatch
         assert [one.recv(1) for one in idle[:80]] == [b""] * 80
         idle[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert idle[-1].recv(12) == b"HTTP/1.0 200"
-    monkeypatch.setattr(metrics_server._MetricsHandler, "timeout", 0.2)
+    monkeypatch.setattr(exporter._MetricsHandler, "timeout", 0.2)
     with socket.create_connection(("127.0.0.1", node.metrics_port), timeout=TIMEOUT_S) as silent:
         silent.sendall(b"GET /metr")
         assert silent.recv(1) == b""

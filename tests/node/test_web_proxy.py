@@ -16,7 +16,7 @@ from ais_loader.values.options import ClusterOptions
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops import drive_commands
 from storage_node.remote.drivers.gate import Gate, Place
-from storage_node.settings.host_patterns import Origin
+from storage_node.settings.host_patterns import UrlOrigin
 from tests.faults.fault_kit import PROCESS_OPERATOR
 
 pytestmark = pytest.mark.slow  # processes
@@ -73,7 +73,7 @@ def test_a_client_that_wants_one_uses_it(proxies: pytest.MonkeyPatch, tmp_path: 
             client.buckets()
         gate = Gate()
         for name in NAMES:
-            proxies.setenv(name, gate.url(Place(Origin("https", "127.0.0.1", node.port), None)))
+            proxies.setenv(name, gate.url(Place(UrlOrigin("https", "127.0.0.1", node.port), None)))
         with connect(node.url, options=options) as client:
             client.create_bucket("b").put("a", b"a")
             assert client.bucket("b").get("a") == b"a"

@@ -21,7 +21,7 @@ from ais_loader.errors import LoaderError, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.remote import Remote
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.remote.drivers.gate import Gate, Place
-from storage_node.settings.host_patterns import Origin
+from storage_node.settings.host_patterns import UrlOrigin
 from tests.remote.backend_kit import Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
 
 ENVIRONMENT = {
@@ -224,7 +224,7 @@ def test_a_listed_server_is_used_through_kept_connections(foreign: DecidedServer
 
 @pytest.mark.parametrize("method", ["CONNECT", "GET"])
 def test_a_key_of_the_gate_is_for_one_server(foreign: DecidedServer, method: str) -> None:
-    gate, own = Gate(), Origin.of("https://127.0.0.1:9" if method == "CONNECT" else "http://127.0.0.1:9")
+    gate, own = Gate(), UrlOrigin.of("https://127.0.0.1:9" if method == "CONNECT" else "http://127.0.0.1:9")
     proxy = urlsplit(gate.url(Place(own, None)))
     key = base64.b64encode(f"{proxy.username}:{proxy.password}".encode()).decode()
     for basic in (key, "", "nonsense", base64.b64encode(b"gate:other").decode()):

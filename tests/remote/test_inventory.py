@@ -16,8 +16,7 @@ from ais_loader.objects.client import Client
 from ais_loader.testing import throwaway_folder
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.wire.inventory import Row
-from storage_node.remote.inventory.inventories import InventoryWriter
-from storage_node.remote.inventory.row_run import RowRun
+from storage_node.remote.inventory.inventories import InventoryWriter, RowRun
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ais_loader.errors import InvalidRequest, Overloaded
-from storage_node.limits.single_flight import SingleFlight
-from storage_node.limits.urgency import Urgency, current_urgency
+from storage_node.limits.single_flight import SingleFlight, Urgency, current_urgency
 from storage_node.remote.ahead.plans import PlannedKey, Plans
 from storage_node.remote.location.host_limiter import HostLimiter
 from tests.node.loop_kit import settle

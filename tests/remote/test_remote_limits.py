@@ -16,7 +16,7 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
 from ais_loader.transport.base import RemoteUsage
-from storage_node.limits.urgency import Urgency, current_urgency
+from storage_node.limits.single_flight import Urgency, current_urgency
 from storage_node.remote.location.host_limiter import BURST_S, HostLimiter
 from storage_node.remote.location.usage import OTHERS, Usage, UsageKey
 from tests.node.loop_kit import settle, until

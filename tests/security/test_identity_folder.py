@@ -14,8 +14,8 @@ from cryptography import x509
 from ais_loader.errors import StoreError
 from ais_loader.extras import MissingExtra
 from storage_node.identity import identity_folder
+from storage_node.identity.certified import OPERATOR_URI, node_uri
 from storage_node.identity.identity_folder import IdentityFolder, is_due, reachable_as
-from storage_node.identity.names import OPERATOR_URI, node_uri
 from storage_node.identity.tls_files import TlsFiles
 from tests.security.tls_kit import HOUR, forged
 

@@ -11,10 +11,10 @@ import pytest
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
+from ais_loader.objects.bucket import one_level
 from ais_loader.objects.client import Client
-from ais_loader.objects.one_level import one_level
 from ais_loader.transport.grpc.node_calls import NodeCalls
-from ais_loader.transport.names_listing import names_of_page
+from ais_loader.transport.listings import names_of_page
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication import replica
 from storage_node.server import NodeServer

@@ -10,10 +10,10 @@ import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
-from ais_loader.objects.one_level import one_level
+from ais_loader.objects.bucket import one_level
 from ais_loader.testing import eventually
 from ais_loader.transport.grpc.node_calls import NodeCalls
-from ais_loader.transport.level_listing import name_of_item
+from ais_loader.transport.listings import name_of_item
 from ais_loader.wire.generated.ais_objects_pb2 import ListRequest
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.replicas import Replicas

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ais_loader import errors
-from ais_loader.transport.base import FrameStream
 from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Members
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
@@ -22,7 +21,7 @@ from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, endpoints_of, store_folders
 from ais_loader.wire.cluster_map import ClusterView
-from ais_loader.wire.frame import Frame
+from ais_loader.wire.frame import Frame, FramedStream, FrameStream
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 
 _ALL: weakref.WeakSet[Discovery] = weakref.WeakSet()
@@ -117,7 +116,7 @@ class Discovery:
             self.found.forget_inherited()
 
 
-class LateStream:
+class LateStream(FramedStream):
     """A batch that begins when its first frame is requested, because no endpoint answered when it was opened."""
 
     def __init__(self, open_: Callable[[], FrameStream]) -> None:
@@ -140,9 +139,6 @@ class LateStream:
     def hedged(self) -> int:
         return 0 if self._stream is None else self._stream.hedged
 
-    def __iter__(self) -> Iterator[Frame]:
-        return self
-
     def __next__(self) -> Frame:
         if self._stream is None:
             stream = self._open()
@@ -150,12 +146,6 @@ class LateStream:
             if self._closed:
                 stream.close()
         return next(self._stream)
-
-    def read_all(self) -> list[bytes] | None:
-        return None
-
-    def read_whole(self) -> Frame | None:
-        return None
 
     def close(self) -> None:
         self._closed = True

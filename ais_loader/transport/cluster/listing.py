@@ -33,7 +33,7 @@ from ais_loader.errors import (
     SnapshotNotFound,
     StaleMap,
 )
-from ais_loader.transport.level_listing import LevelItem, name_of_item
+from ais_loader.transport.listings import LevelItem, name_of_item
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.entry import ObjectInfo
 

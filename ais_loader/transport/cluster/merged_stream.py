@@ -47,7 +47,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -63,7 +63,7 @@ from ais_loader.transport.session.session import Broken, Event
 from ais_loader.values.entry import Status
 from ais_loader.wire.answer_check import DamagedEntry
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.frame import EntryFault, Frame, Response
+from ais_loader.wire.frame import EntryFault, Frame, FramedStream, Response
 from ais_loader.wire.gather.frame_edit import Mask, failed_as
 from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -73,7 +73,7 @@ _EVENTS_AT_ONCE = 16
 _NOBODY = -1
 
 
-class MergedStream:
+class MergedStream(FramedStream):
     """A `FrameStream` over the nodes of a cluster. Belongs to one thread, except `close`.
 
     Args:
@@ -111,9 +111,6 @@ class MergedStream:
             members.knows(bucket)
         self._assign(Share(range(self._columns.count), direct=not targets))
 
-    def __iter__(self) -> Iterator[Frame]:
-        return self
-
     def __next__(self) -> Frame:
         if self._pid != os.getpid():
             raise errors.Closed(
@@ -133,12 +130,6 @@ class MergedStream:
 
     def node_of(self, index: int) -> str:
         return self._plain_of.get(index, "a node")
-
-    def read_all(self) -> list[bytes] | None:
-        return None  # data from a network arrives in frames
-
-    def read_whole(self) -> Frame | None:
-        return None
 
     def close(self) -> None:
         self._closed = True

@@ -11,8 +11,7 @@ from ais_loader.transport.base import object_info
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.listing import LEVEL, NAMES, OBJECTS, Kind, ListedMap, ListedPage, MergedListing
 from ais_loader.transport.grpc.node_calls import NodeCalls
-from ais_loader.transport.level_listing import LevelItem, folder_of, items_of
-from ais_loader.transport.names_listing import names_of_page
+from ais_loader.transport.listings import LevelItem, folder_of, items_of, names_of_page
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_objects_pb2 as pb

@@ -14,13 +14,10 @@ from typing import Any
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
-    PAGE_SIZE,
     BucketInfo,
     EtlMethod,
-    FrameStream,
     OpenedObject,
     PutSpec,
-    object_info,
     require_bucket,
     require_object,
     require_text,
@@ -35,10 +32,7 @@ from ais_loader.transport.cluster.remote_bucket_calls import RemoteBucketCalls
 from ais_loader.transport.cluster.routing import assemblers
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
-from ais_loader.transport.level_listing import LevelItem, level_of_objects
-from ais_loader.transport.names_listing import names_of_objects
-from ais_loader.transport.remote_inventory import cold_objects
-from ais_loader.transport.remote_listing import merged, objects_of
+from ais_loader.transport.listings import BucketListings
 from ais_loader.transport.retry import NO_RETRY_S, RetryBudget, WriteTries
 from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
 from ais_loader.values.batch import Batch
@@ -50,16 +44,16 @@ from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary
 from ais_loader.wire.bucket_settings import BucketSettings
+from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
-from ais_loader.wire.names_block import NamesBlock
 
 
 @short_tracebacks
-class RemoteTransport(RemoteBucketCalls):
+class RemoteTransport(RemoteBucketCalls, BucketListings):
     """A `Transport` to the node or cluster at the endpoints of `url`. Pickles as its address.
 
     Args:
@@ -313,83 +307,7 @@ class RemoteTransport(RemoteBucketCalls):
         with tries.raise_if_unknown():
             write(bucket, name, delete, retry=True)
 
-    def objects(
-        self,
-        bucket: str,
-        *,
-        prefix: str,
-        page_size: int,
-        start_after: str = "",
-        skip_missing_drives: bool = False,
-        stored_only: bool = False,
-    ) -> Iterator[ObjectInfo]:
-        """List every name once, in its newest version, from all nodes. Raises NodeUnavailable if all replicas of some
-        objects may be on nodes that do not answer."""
-        require_bucket(bucket)
-        require_text(prefix, errors.InvalidRequest, "prefix")
-        require_text(start_after, errors.InvalidRequest, "start_after")
-        request = pb.ListRequest(
-            bucket=bucket,
-            prefix=prefix,
-            start_after=start_after,
-            page_size=min(page_size, 2**32 - 1),
-            skip_missing_drives=skip_missing_drives,
-        )
-        stored = self._listing(request).objects()
-        place = None if stored_only or prefix.startswith("/") else self._remote_of(bucket)
-        if place is None:
-            yield from stored
-            return
-
-        def listed(after: str) -> Iterator[ObjectInfo]:
-            return map(object_info, objects_of(self._remote_pages(bucket, prefix, after), bucket))
-
-        asked = listed if place.can_list else None
-        yield from merged(stored, cold_objects(self, bucket, place, prefix, start_after, asked))
-
-    def names(self, bucket: str, *, prefix: str, skip_missing_drives: bool = False) -> Iterator[NamesBlock]:
-        """List like `objects`, names alone."""
-        require_bucket(bucket)
-        require_text(prefix, errors.InvalidRequest, "prefix")
-        if not prefix.startswith("/") and self._remote_of(bucket) is not None:
-            yield from names_of_objects(
-                self.objects(bucket, prefix=prefix, page_size=PAGE_SIZE, skip_missing_drives=skip_missing_drives)
-            )
-            return
-        request = pb.ListRequest(
-            bucket=bucket, prefix=prefix, skip_missing_drives=skip_missing_drives, names_only=True, page_size=PAGE_SIZE
-        )
-        yield from self._listing(request).names()
-
-    def level(
-        self, bucket: str, *, prefix: str, page_size: int, skip_missing_drives: bool = False
-    ) -> Iterator[LevelItem]:
-        """List one level, of all nodes."""
-        require_bucket(bucket)
-        require_text(prefix, errors.InvalidRequest, "prefix")
-        if not prefix.startswith("/") and self._remote_of(bucket) is not None:
-
-            def listed(after: str) -> Iterator[ObjectInfo]:
-                return self.objects(
-                    bucket,
-                    prefix=prefix,
-                    page_size=page_size,
-                    start_after=after,
-                    skip_missing_drives=skip_missing_drives,
-                )
-
-            yield from level_of_objects(listed, prefix, page_size)
-            return
-        request = pb.ListRequest(
-            bucket=bucket,
-            prefix=prefix,
-            page_size=min(page_size, 2**32 - 1),
-            skip_missing_drives=skip_missing_drives,
-            one_level=True,
-        )
-        yield from self._listing(request).level()
-
-    def _listing(self, request: pb.ListRequest) -> NodeListing:
+    def _stored(self, request: pb.ListRequest) -> NodeListing:
         return NodeListing(self.members, request, self._any, lambda: self._has_others, self._retry_s)
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -18,7 +18,7 @@ from ais_loader import errors
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.transport.session.session import Broken, Event, Inbox, Session
 from ais_loader.wire.answer_check import AnswerCheck, DamagedEntry, compare_unchecked
-from ais_loader.wire.frame import Frame, FrameError, Response
+from ais_loader.wire.frame import Frame, FramedStream, FrameError, Response
 from ais_loader.wire.gather.frame_edit import torn
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -75,7 +75,7 @@ class SharedAnswers:
         self._inbox.put(Broken(errors.Closed("this batch has been closed")))  # another thread may be waiting
 
 
-class GrpcStream:
+class GrpcStream(FramedStream):
     """A `FrameStream`. Belongs to one thread, except `close`.
 
     Args:
@@ -110,9 +110,6 @@ class GrpcStream:
     def node_of(self, index: int) -> str:
         return self._node
 
-    def __iter__(self) -> Iterator[Frame]:
-        return self
-
     def __next__(self) -> Frame:
         if self._pid != os.getpid():
             raise errors.Closed(
@@ -142,12 +139,6 @@ class GrpcStream:
                     self._consumed_bytes = len(frame.payload)
                     return frame
         raise StopIteration
-
-    def read_all(self) -> list[bytes] | None:
-        return None  # data from a network arrives in frames
-
-    def read_whole(self) -> Frame | None:
-        return None
 
     def close(self) -> None:
         self._closed = True

@@ -36,7 +36,7 @@ from storage_node.etl.jobs.job_store import Input, JobStore, ListedSource, is_go
 from storage_node.etl.jobs.shares import Division, NodeShare
 from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, stages_text, stamp
 from storage_node.etl.transform_http import METADATA
-from storage_node.etl.values import Content, Destination, Origin, TransformRunner
+from storage_node.etl.values import Content, Origin, ResultDestination, TransformRunner
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.limits.wakeup import Wakeup
@@ -386,7 +386,7 @@ class JobRun:
         url = self._results_urls.of(self._store.owner(self.job.to_bucket, one.result))
         if not url:
             return False
-        destination = Destination(url, self.job.to_bucket, one.result, {METADATA: self._stamp(one)})
+        destination = ResultDestination(url, self.job.to_bucket, one.result, {METADATA: self._stamp(one)})
         began_s = asyncio.get_running_loop().time()
         try:
             put = await self._transforms.run_to(

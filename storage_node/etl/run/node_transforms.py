@@ -16,7 +16,7 @@ from ais_loader.errors import LoaderError, TransformFailed, TransformGone, Trans
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.run.bursts import Bursts
-from storage_node.etl.values import Content, Destination, Origin, PutResult, TransformStage
+from storage_node.etl.values import Content, Origin, PutResult, ResultDestination, TransformStage
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.etl.worker.stage import CommandStage, PythonStage, WorkerStage, workers_of
 from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, error_text
@@ -49,7 +49,7 @@ class _Opened:
         self.retired = False
 
 
-class Admitted:
+class AdmittedStages:
     """The stages of a call as they were when it was admitted. They stay open until it is released, even if they are
     replaced."""
 
@@ -103,7 +103,7 @@ class NodeTransforms:
         finally:
             admitted.release()
 
-    def admit(self, call: batch_pb.TransformCall, versions: Sequence[bytes] = ()) -> Admitted:
+    def admit(self, call: batch_pb.TransformCall, versions: Sequence[bytes] = ()) -> AdmittedStages:
         """Admit a call, to be run by the current versions. The caller releases it. Raises as `run`."""
         admitted: list[_Opened] = []
         try:
@@ -115,9 +115,9 @@ class NodeTransforms:
             for one in admitted:
                 self._release(one)
             raise
-        return Admitted(admitted, self._release)
+        return AdmittedStages(admitted, self._release)
 
-    def _admit(self, call: batch_pb.TransformCall, versions: Sequence[bytes], content: Content) -> Admitted:
+    def _admit(self, call: batch_pb.TransformCall, versions: Sequence[bytes], content: Content) -> AdmittedStages:
         """Like `admit`, for an input that belongs to the call: it is closed if the call is not admitted."""
         try:
             return self.admit(call, versions)
@@ -126,7 +126,7 @@ class NodeTransforms:
             raise
 
     async def run_admitted(
-        self, admitted: Admitted, call: batch_pb.TransformCall, origin: Origin, content: Content
+        self, admitted: AdmittedStages, call: batch_pb.TransformCall, origin: Origin, content: Content
     ) -> Content:
         """Like `run`, for an admitted call, which the caller releases."""
         try:
@@ -148,7 +148,7 @@ class NodeTransforms:
         call: batch_pb.TransformCall,
         origin: Origin,
         content: Content,
-        destination: Destination,
+        destination: ResultDestination,
         versions: Sequence[bytes] = (),
     ) -> PutResult:
         from storage_node.etl.servers.stage import ServerStage
@@ -194,7 +194,7 @@ class NodeTransforms:
     ) -> list[Content | LoaderError]:
         origins = [origin for origin, _ in inputs]
         outputs: list[Content | LoaderError] = [content for _, content in inputs]
-        admitted = Admitted((), self._release)
+        admitted = AdmittedStages((), self._release)
         try:
             admitted = self.admit(call, versions)
             for opened, stage in zip(admitted.stages, call.stage, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 from ais_loader.errors import LoaderError
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.etl.run.node_transforms import Admitted, NodeTransforms
+from storage_node.etl.run.node_transforms import AdmittedStages, NodeTransforms
 from storage_node.etl.run.result_cache import ResultCache, Shared
 from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
@@ -56,7 +56,7 @@ class RunInput:
     """Input and stages of a result. Other requests may wait for the result after the entry that started it was given
     up."""
 
-    def __init__(self, admitted: Admitted) -> None:
+    def __init__(self, admitted: AdmittedStages) -> None:
         self.admitted = admitted
         self.source = Content(0, 0)
         self.handed_over = False

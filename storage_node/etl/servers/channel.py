@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ais_loader.errors import TransformFailed
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
-from storage_node.etl.webserver.protocol import Request
+from storage_node.etl.webserver.protocol import TransformRequest
 from storage_node.store.checksum import crc32c
 
 
@@ -97,7 +97,7 @@ class Unanswered(Exception):
 class Channel(Protocol):
     """Connections to one server, on the node's event loop: opened on demand, reused, closed when broken."""
 
-    async def ask(self, request: Request, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
+    async def ask(self, request: TransformRequest, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
         """Pass one object through. The output goes to `receiver`; if the request has it put elsewhere, return the
         receipt.
 

@@ -22,7 +22,7 @@ from storage_node.etl.webserver.protocol import (
     PUT_FAILED,
     RECEIPT,
     TRANSFORM_PATH,
-    Request,
+    TransformRequest,
     short,
 )
 
@@ -60,7 +60,7 @@ class HttpChannel:
         self._transform_http = transform_http
         self._session = new_session()
 
-    async def ask(self, request: Request, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
+    async def ask(self, request: TransformRequest, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
         if self._transform_http is None:
             return await self._exchange("PUT", request, content, receiver)
         if request.file:
@@ -69,7 +69,9 @@ class HttpChannel:
         with self._transform_http.lent(origin, content, self._lent_s) as (url, token):
             return await self._exchange("GET", replace(request, source_url=url, source_token=token), content, receiver)
 
-    async def _exchange(self, method: str, request: Request, content: Content, receiver: OutputReceiver) -> str:
+    async def _exchange(
+        self, method: str, request: TransformRequest, content: Content, receiver: OutputReceiver
+    ) -> str:
         import aiohttp
 
         headers = request.headers()
@@ -105,7 +107,7 @@ async def _chunks(content: Content) -> AsyncIterator[bytes]:
         yield await read(content, offset, CHUNK_BYTES)
 
 
-async def _answered(answer: aiohttp.ClientResponse, request: Request, receiver: OutputReceiver) -> str:
+async def _answered(answer: aiohttp.ClientResponse, request: TransformRequest, receiver: OutputReceiver) -> str:
     if answer.status == 204 and request.put_url:
         await answer.read()
         return answer.headers.get(RECEIPT, "")

@@ -28,8 +28,8 @@ from storage_node.etl.servers.http_channel import HttpChannel
 from storage_node.etl.servers.websocket_channel import WebSocketChannel
 from storage_node.etl.signed_tokens import SignedTokenRefused
 from storage_node.etl.transform_http import PutTarget
-from storage_node.etl.values import Content, Destination, Origin, PutResult
-from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, Request
+from storage_node.etl.values import Content, Origin, PutResult, ResultDestination
+from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, TransformRequest
 from storage_node.etl.worker.stage_context import StageContext
 
 _PORTS = {"http": 80, "https": 443}
@@ -119,7 +119,7 @@ class ServerStage:
         except SignedTokenRefused as error:
             raise TransformFailed(f"{self._transform.name}: {origin}: the server's receipt: {error}") from error
 
-    def target(self, destination: Destination) -> PutTarget:
+    def target(self, destination: ResultDestination) -> PutTarget:
         """Return a target for `run_to`. Raises ValueError if it does not fit into a token."""
         return self._context.transform_http.target(
             destination.url,
@@ -138,11 +138,11 @@ class ServerStage:
                 await self._nothing_runs.wait()
         await self._channel.close()
 
-    def _request(self, origin: Origin, content: Content, args: str) -> Request:
+    def _request(self, origin: Origin, content: Content, args: str) -> TransformRequest:
         by_header = self._server.communication in (_Communication.HPUSH, _Communication.HPULL)
         if by_header and len(args.encode()) > MAX_ARGS_BYTES:
             raise self._failed(origin, f"{len(args):,} characters of arguments, of {MAX_ARGS_BYTES:,} at most")
-        return Request(str(origin), args, content.path if self._server.fqn else "")
+        return TransformRequest(str(origin), args, content.path if self._server.fqn else "")
 
     def _receiver(self, content: Content) -> OutputReceiver:
         inflation = self._transform.limits.inflation
@@ -151,7 +151,7 @@ class ServerStage:
             return OutputReceiver(inflated, f"{inflation:g} times its input", self._context.spool.new_file)
         return OutputReceiver(self._max_bytes, "the most that it may", self._context.spool.new_file)
 
-    async def _tried(self, origin: Origin, content: Content, request: Request) -> tuple[OutputReceiver, str]:
+    async def _tried(self, origin: Origin, content: Content, request: TransformRequest) -> tuple[OutputReceiver, str]:
         """Return the output or the receipt, retrying as often as permitted."""
         broken = failures = 0
         while True:
@@ -171,7 +171,7 @@ class ServerStage:
             await asyncio.sleep(_PAUSES.pause_s(failures))
             failures += 1
 
-    async def _once(self, origin: Origin, content: Content, request: Request) -> tuple[OutputReceiver, str]:
+    async def _once(self, origin: Origin, content: Content, request: TransformRequest) -> tuple[OutputReceiver, str]:
         receiver = self._receiver(content)
         self._running += 1
         self._nothing_runs.clear()

@@ -17,7 +17,7 @@ from storage_node.etl.servers.channel import CONNECT_S, OutputReceiver, PutFaile
 from storage_node.etl.servers.http_channel import new_session
 from storage_node.etl.transform_http import read
 from storage_node.etl.values import Content, Origin
-from storage_node.etl.webserver.protocol import CHUNK_BYTES, WEBSOCKET_PATH, Request
+from storage_node.etl.webserver.protocol import CHUNK_BYTES, WEBSOCKET_PATH, TransformRequest
 from storage_node.limits.tasks import retrieve, settled
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class WebSocketChannel:
         self._idle: list[WebSocketStream] = []
         self._busy: set[WebSocketStream] = set()
 
-    async def ask(self, request: Request, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
+    async def ask(self, request: TransformRequest, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
         stream = await self._free()
         self._busy.add(stream)
         between_two = False
@@ -137,7 +137,9 @@ class WebSocketChannel:
         await self._session.close()
 
 
-async def _exchange(stream: WebSocketStream, request: Request, content: Content, receiver: OutputReceiver) -> str:
+async def _exchange(
+    stream: WebSocketStream, request: TransformRequest, content: Content, receiver: OutputReceiver
+) -> str:
     """Pass one object through. When it returns or raises ServerFailed or PutFailed, the stream is ready for the next
     object."""
     if request.file or content.size_bytes <= CHUNK_BYTES:
@@ -168,13 +170,13 @@ async def _ended(sending: asyncio.Task[None]) -> None:
     retrieve(sending)
 
 
-async def _send(stream: WebSocketStream, request: Request, content: Content) -> None:
+async def _send(stream: WebSocketStream, request: TransformRequest, content: Content) -> None:
     for offset in range(0, content.size_bytes, CHUNK_BYTES):
         data, last = await read(content, offset, CHUNK_BYTES), offset + CHUNK_BYTES >= content.size_bytes
         await stream.send(request.message(data, last) if not offset else pb.ServerInput(data=data, last=last))
 
 
-async def _answered(stream: WebSocketStream, receiver: OutputReceiver, request: Request) -> str:
+async def _answered(stream: WebSocketStream, receiver: OutputReceiver, request: TransformRequest) -> str:
     while True:
         output = await stream.receive()
         if output.error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from storage_node.etl.webserver.base import Failed, Refused, TransformServer
 from storage_node.etl.webserver.node_link import NodeLinkFailed
-from storage_node.etl.webserver.protocol import CHECKSUM, PUT_FAILED, RECEIPT, SIZE, Request
+from storage_node.etl.webserver.protocol import CHECKSUM, PUT_FAILED, RECEIPT, SIZE, TransformRequest
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def answer(server: TransformServer, request: Request, body: Iterable[bytes]) -> Answer:
+def answer(server: TransformServer, request: TransformRequest, body: Iterable[bytes]) -> Answer:
     """Handle a request. Never raises. The caller reads the rest of `body`, or breaks off."""
     try:
         if not request.path:

@@ -26,7 +26,7 @@ from typing import Any
 
 from storage_node.etl.webserver import processes
 from storage_node.etl.webserver.node_link import NodeLink, Put
-from storage_node.etl.webserver.protocol import CHUNK_BYTES, Request, short
+from storage_node.etl.webserver.protocol import CHUNK_BYTES, TransformRequest, short
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class TransformServer(ABC):
         """Whether the author takes chunks."""
         return self._form == "transform_stream"
 
-    def perform(self, request: Request, body: Iterable[bytes]) -> bytes | Iterator[bytes]:
+    def perform(self, request: TransformRequest, body: Iterable[bytes]) -> bytes | Iterator[bytes]:
         """Return the output for one object: complete, or as an iterator whose first chunk has been made already.
 
         Raises Refused, Failed, NodeLinkFailed. An iterator raises Failed as well.
@@ -182,7 +182,7 @@ class TransformServer(ABC):
         data = self._read(file) if file else b"".join(body)
         return self._called(self.transform, data, request.path, args)
 
-    def put(self, request: Request, output: bytes | Iterator[bytes]) -> Put:
+    def put(self, request: TransformRequest, output: bytes | Iterator[bytes]) -> Put:
         """Put the output to its destination; return what was stored there. Raises Failed, NodeLinkFailed, Refused."""
         return self._link.put(request.put_url, request.put_token, output)
 

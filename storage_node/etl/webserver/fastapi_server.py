@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ais_loader.extras import needs
 from ais_loader.wire.generated import ais_etl_server_pb2 as pb
 from storage_node.etl.webserver.answer import answer
-from storage_node.etl.webserver.base import TransformServer
-from storage_node.etl.webserver.exchange import exchange
-from storage_node.etl.webserver.loop_bridge import MAX_THREADS, each_in_thread, from_loop, in_thread
-from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, WEBSOCKET_PATH, Request
+from storage_node.etl.webserver.base import Failed, Refused, TransformServer
+from storage_node.etl.webserver.node_link import NodeLinkFailed
+from storage_node.etl.webserver.protocol import (
+    CHUNK_BYTES,
+    HEALTH_PATH,
+    TRANSFORM_PATH,
+    WEBSOCKET_PATH,
+    TransformRequest,
+    short,
+)
 
 if TYPE_CHECKING:
     import fastapi
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
     import starlette.responses
     import starlette.websockets
 
-T = TypeVar("T")
 IDLE_S = 300
 """Time after which an idle connection is closed."""
 GRACE_S = 5
@@ -87,7 +93,7 @@ class FastAPIServer(TransformServer):
     async def _transform(self, http_request: starlette.requests.Request) -> starlette.responses.Response:
         from starlette.responses import Response
 
-        request = Request.of_headers(http_request.headers)
+        request = TransformRequest.of_headers(http_request.headers)
         if self.streams and http_request.method == "PUT":
             body: Iterator[bytes] = from_loop(http_request.stream())
             reply = await in_thread(self._threads, answer, self, request, body)
@@ -154,3 +160,86 @@ def _plain_text() -> Any:
     from starlette.responses import PlainTextResponse
 
     return PlainTextResponse
+
+
+def exchange(
+    server: TransformServer, first: pb.ServerInput, more: Iterator[pb.ServerInput]
+) -> Iterator[pb.ServerOutput]:
+    """Yield the response to one object. Its further messages are read from `more` up to the last one in any case."""
+    body = _data(first, more)
+    request = TransformRequest.of_message(first)
+    try:
+        output = server.perform(request, body)
+        if request.put_url:
+            yield _put(server, request, output)
+        elif isinstance(output, bytes):
+            yield from messages_of(output)
+        else:
+            yield from (pb.ServerOutput(data=chunk) for chunk in output)
+            yield pb.ServerOutput(last=True)
+    except (Refused, Failed, NodeLinkFailed) as error:
+        yield pb.ServerOutput(error=short(str(error)) or type(error).__name__, last=True)
+    for _ in body:  # unread input; the next object starts after it
+        pass
+
+
+def messages_of(output: bytes) -> Iterator[pb.ServerOutput]:
+    """Yield a complete output as messages."""
+    if len(output) <= CHUNK_BYTES:
+        yield pb.ServerOutput(data=output, last=True)
+        return
+    view = memoryview(output)
+    for start in range(0, len(view), CHUNK_BYTES):
+        end = start + CHUNK_BYTES
+        yield pb.ServerOutput(data=bytes(view[start:end]), last=end >= len(view))
+
+
+def _put(server: TransformServer, request: TransformRequest, output: bytes | Iterator[bytes]) -> pb.ServerOutput:
+    try:
+        return pb.ServerOutput(receipt=server.put(request, output).receipt, last=True)
+    except NodeLinkFailed as error:
+        return pb.ServerOutput(error=short(str(error)), put_failed=True, last=True)
+
+
+def _data(first: pb.ServerInput, more: Iterator[pb.ServerInput]) -> Iterator[bytes]:
+    message = first
+    if message.data:
+        yield message.data
+    while not message.last:
+        message = next(more)
+        yield message.data
+
+
+T = TypeVar("T")
+MAX_THREADS = 256
+"""Most of these threads wait: for their turn, for a node, or for input."""
+
+
+async def in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
+
+
+async def each_in_thread(threads: ThreadPoolExecutor, items: Iterator[T]) -> AsyncIterator[T]:
+    """Yield the items of an iterator that runs in threads, one after another."""
+    done: Any = object()
+    while (item := await in_thread(threads, next, items, done)) is not done:
+        yield item
+
+
+def from_loop(items: AsyncIterator[T]) -> Iterator[T]:
+    """Return an iterator, for a thread, over items that arrive on the caller's event loop."""
+    loop = asyncio.get_running_loop()
+
+    async def following() -> T:
+        return await anext(items)
+
+    def each() -> Iterator[T]:
+        while True:
+            wanted: Coroutine[Any, Any, T] = following()
+            try:
+                item = asyncio.run_coroutine_threadsafe(wanted, loop).result()
+            except StopAsyncIteration:
+                return
+            yield item
+
+    return each()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ais_loader.extras import needs
 from storage_node.etl.webserver.answer import answer
 from storage_node.etl.webserver.base import TransformServer
-from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, Request
+from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, TransformRequest
 
 if TYPE_CHECKING:
     import flask
@@ -42,7 +42,7 @@ class FlaskServer(TransformServer):
 
         def transform() -> flask.Response:
             body = _chunks(flask.request.stream)
-            reply = answer(self, Request.of_headers(flask.request.headers), body)
+            reply = answer(self, TransformRequest.of_headers(flask.request.headers), body)
             if isinstance(reply.body, bytes):
                 _drain(body)
                 return flask.Response(reply.body, reply.status, reply.headers)

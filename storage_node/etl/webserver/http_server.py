@@ -11,7 +11,7 @@ from typing import Any
 
 from storage_node.etl.webserver.answer import Answer, answer
 from storage_node.etl.webserver.base import TransformServer
-from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, Request
+from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, TransformRequest
 
 IDLE_S = 300.0
 """Time after which an idle connection is closed."""
@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(Answer(404, f"there is nothing at {self.path[:200]}\n".encode()))
             return
         body = self._body()
-        self._send(answer(self.transforms, Request.of_headers(self.headers), body))
+        self._send(answer(self.transforms, TransformRequest.of_headers(self.headers), body))
         for _ in body:  # unread input; the next request starts after it
             pass
 

@@ -43,7 +43,7 @@ MAX_ERROR_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TransformRequest:
     """A node's request to a server for one object. The input is sent along with it, or fetched from where it says."""
 
     path: str
@@ -69,7 +69,7 @@ class Request:
         return headers
 
     @classmethod
-    def of_headers(cls, headers: Any) -> Request:
+    def of_headers(cls, headers: Any) -> TransformRequest:
         """Parse headers of any framework; its `get` must ignore case."""
         return cls(
             unquote(headers.get(PATH, "")),
@@ -82,7 +82,7 @@ class Request:
         )
 
     @classmethod
-    def of_message(cls, first: pb.ServerInput) -> Request:
+    def of_message(cls, first: pb.ServerInput) -> TransformRequest:
         return cls(first.path, first.args, first.file, put_url=first.put_url, put_token=first.put_token)
 
     def message(self, data: bytes | memoryview = b"", last: bool = False) -> pb.ServerInput:

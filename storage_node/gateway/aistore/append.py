@@ -14,7 +14,7 @@ from ais_loader.objects.multipart import MultipartUpload, PartInfo, part_name
 from ais_loader.wire.reserved import of_client
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.multipart import upload_of
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.multipart import crc32c_of
 from storage_node.gateway.objects import MAX_PARTS
 from storage_node.gateway.request import Response
@@ -23,7 +23,7 @@ HANDLE = "ais-append-handle"
 _HANDLE = re.compile(r"([0-9a-f]{32})\.([0-9]{1,5})\Z")
 
 
-def append(request: Request) -> Response:
+def append(request: AisRequest) -> Response:
     """Append a piece, or end an append, after which the object is visible. Raises AISError."""
     kind, handle = request.query["append_type"], request.query.get("append_handle", "")
     if kind not in ("append", "flush"):
@@ -51,18 +51,18 @@ def append(request: Request) -> Response:
     return Response()
 
 
-def _no_append(request: Request) -> AISError:
+def _no_append(request: AisRequest) -> AISError:
     return AISError(404, f"the append to {request.url} does not exist: it was ended, or never begun", "ErrNotFound")
 
 
-def _open(request: Request, handle: str) -> tuple[MultipartUpload, int]:
+def _open(request: AisRequest, handle: str) -> tuple[MultipartUpload, int]:
     match = _HANDLE.match(handle)
     if match is None or int(match[2]) > MAX_PARTS:
         raise AISError(400, f"append_handle={handle[:80]!r} is not valid")
     return upload_of(request, match[1]), int(match[2])
 
 
-def _begin(request: Request) -> tuple[MultipartUpload, int]:
+def _begin(request: AisRequest) -> tuple[MultipartUpload, int]:
     """Begin an upload, with the present bytes and metadata of the object if it exists."""
     bucket = request.open_bucket()
     try:
@@ -76,14 +76,14 @@ def _begin(request: Request) -> tuple[MultipartUpload, int]:
     return upload, 1
 
 
-def _pieces(request: Request, upload: MultipartUpload, count: int) -> list[PartInfo]:
+def _pieces(request: AisRequest, upload: MultipartUpload, count: int) -> list[PartInfo]:
     parts = [part for part in upload.parts() if part.number <= count]
     if len(parts) != count:
         raise _no_append(request)
     return parts
 
 
-def _joined(request: Request, upload: MultipartUpload, count: int) -> tuple[MultipartUpload, int]:
+def _joined(request: AisRequest, upload: MultipartUpload, count: int) -> tuple[MultipartUpload, int]:
     """Return a new upload whose first part is all pieces so far, because the number of parts is limited."""
     bucket = request.open_bucket()
     parts = _pieces(request, upload, count)

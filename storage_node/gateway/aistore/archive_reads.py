@@ -12,7 +12,7 @@ from ais_loader.errors import MemberNotFound
 from ais_loader.extras import needs
 from ais_loader.values.entry import MemberInfo
 from storage_node.gateway.aistore.errors import AISError
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.reading import Reading
 from storage_node.gateway.request import Response
 
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 20
 _MODES = ("regexp", "prefix", "suffix", "substr", "wdskey")
 
 
-def get_member(request: Request) -> Response:
+def get_member(request: AisRequest) -> Response:
     """Read one member of an archive. Raises AISError."""
     if "range" in request.headers:
         raise AISError(400, f"{request.url}: a range of an archive's member is not supported", "ErrUnsupp")
@@ -37,7 +37,7 @@ def get_member(request: Request) -> Response:
     return Response(200, {"content-type": "application/octet-stream"}, reading.body(0, size_bytes), size_bytes)
 
 
-def get_matching(request: Request) -> Response:
+def get_matching(request: AisRequest) -> Response:
     """Read the members of an archive that match, as a tar, in the order of the archive. Raises AISError."""
     if "range" in request.headers:
         raise AISError(400, f"{request.url}: a range of an archive's members is not supported", "ErrUnsupp")
@@ -107,7 +107,7 @@ def _with_first(first: bytes, chunks: Generator[bytes, None, None]) -> Iterator[
         yield from chunks
 
 
-def _packed(request: Request, members: list[MemberInfo]) -> Generator[bytes, None, None]:
+def _packed(request: AisRequest, members: list[MemberInfo]) -> Generator[bytes, None, None]:
     size_bytes = 0
     for at in range(0, len(members), _ENTRIES):
         entries = [replace(member.entry(), bucket=request.bucket) for member in members[at : at + _ENTRIES]]

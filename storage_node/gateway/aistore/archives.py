@@ -1,8 +1,10 @@
-"""Archives: an action that packs a group of objects into an archive, or appends them to one."""
+"""Archives: an action packs a group of objects into one, or appends them; a request adds one member to a tar."""
 
 from __future__ import annotations
 
+import io
 import itertools
+import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
@@ -11,11 +13,12 @@ from ais_loader import errors
 from ais_loader.objects.archive import ArchiveFormat, ArchiveNames
 from ais_loader.objects.bucket import Bucket
 from ais_loader.values.entry import Entry
+from storage_node.gateway.aistore import attributes
 from storage_node.gateway.aistore.copies import places
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.groups import Selection, selection
-from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.jobs import JobOutcome, Stopping, answer_when_done
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.names import name_of
 from storage_node.gateway.request import Response
 from storage_node.gateway.spool import IN_MEMORY_BYTES
@@ -46,7 +49,7 @@ class _Archiving:
     spool: str | None
     """Folder of the temporary file; None for that of the system."""
 
-    def make(self, entries: Iterable[Entry]) -> Outcome:
+    def make(self, entries: Iterable[Entry]) -> JobOutcome:
         """Make the archive. Raises ObjectNotFound if there are no entries."""
         found = list(entries)
         if not found:
@@ -56,9 +59,9 @@ class _Archiving:
             batch.write_to(file)
             file.seek(0)
             made = self.to.put(self.name, file)
-        return Outcome(len(found), made.size_bytes)
+        return JobOutcome(len(found), made.size_bytes)
 
-    def append(self, entries: Iterator[Entry]) -> Outcome:
+    def append(self, entries: Iterator[Entry]) -> JobOutcome:
         """Append the entries to the archive, which is a tar."""
         members: list[tuple[str, bytes]] = []
         done, size_bytes, held = 0, 0, 0
@@ -72,10 +75,10 @@ class _Archiving:
                     members, held = [], 0
         if members:
             self.to.append_members(self.name, members)
-        return Outcome(done, size_bytes)
+        return JobOutcome(done, size_bytes)
 
 
-def archive_objects(request: Request) -> Response:
+def archive_objects(request: AisRequest) -> Response:
     """Answer `archive`: make an archive of objects, or append them to a tar. Raises Refusal."""
     value = request.value
     source = request.named_bucket(request.bucket, request.provider, must_exist=True)
@@ -97,7 +100,7 @@ def archive_objects(request: Request) -> Response:
         raise unsupported(f"appending to {made.format}")
     skips = bool(value.get("coer")) or not chosen.is_list
 
-    def action(stopping: Stopping) -> Outcome:
+    def action(stopping: Stopping) -> JobOutcome:
         found = _found(source, chosen, stopping, skips=skips)
         return made.append(found) if appends else made.make(found)
 
@@ -129,3 +132,34 @@ def _found(source: Bucket, chosen: Selection, stopping: Stopping, *, skips: bool
                 yield Entry(source.name, name)
             elif not skips:
                 raise errors.ObjectNotFound(f"{source.name}/{name}: no such object")
+
+
+FLAGS = "ais-pine"
+MAX_MEMBER_BYTES = 64 << 20
+_APPEND, _APPEND_IF_EXISTS = 1, 2
+
+
+def put_member(request: AisRequest) -> Response:
+    """Add a member to a tar. Without a flag, the tar is a new one, which has only this member. Raises AISError.
+
+    The header `Ais-Pine` is 1 if the tar must exist, and 2 if it may.
+    """
+    path, text = request.query["archpath"].lstrip("/"), request.headers.get(FLAGS, "0").strip()
+    if not path:
+        raise AISError(400, "archpath: need the name of a member")
+    if text not in ("", "0", "1", "2"):
+        raise AISError(400, f"{FLAGS}: need 0, 1 or 2")
+    flags, bucket = int(text or "0"), request.open_bucket()
+    data = request.body.read() if request.body is not None else b""
+    if flags == _APPEND:
+        bucket.head(request.name)
+    if flags in (_APPEND, _APPEND_IF_EXISTS):
+        return Response(headers=attributes.headers_of(bucket.append_members(request.name, [(path, data)])))
+    if not request.key.lower().endswith(".tar"):
+        raise AISError(501, f"{request.url}: members can be put only into plain tars", "ErrUnsupp")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo(path)
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+    return Response(headers=attributes.headers_of(bucket.put(request.name, packed.getvalue())))

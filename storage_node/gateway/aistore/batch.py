@@ -20,7 +20,7 @@ from storage_node.gateway.aistore.batch_plan import Asked, BatchPlan, batch_plan
 from storage_node.gateway.aistore.errors import AISError, of_store
 from storage_node.gateway.aistore.jobs import GET_BATCH, Stopping
 from storage_node.gateway.aistore.recent_jobs import RecentJobs, Stopped
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.reading import begun
 from storage_node.gateway.request import Response
 from storage_node.gateway.spool import IN_MEMORY_BYTES
@@ -29,7 +29,7 @@ MAX_BODY_BYTES = 32 << 20
 _CHUNK_BYTES = 1 << 20
 
 
-def get_batch(request: Request) -> Response:
+def get_batch(request: AisRequest) -> Response:
     """Answer GetBatch. Raises Refusal for what is known before the answer begins."""
     plan = batch_plan(request.json, request.bucket, request.provider, request.query.get("coloc", ""))
     for provider, name in plan.buckets:

@@ -10,7 +10,7 @@ from typing import Protocol
 import xxhash
 
 from storage_node.gateway.aistore.errors import AISError
-from storage_node.gateway.spool import BodyMemory, Spool
+from storage_node.gateway.spool import BodyMemory, BodySpool
 
 CHECKSUM_TYPE, CHECKSUM_VALUE = "ais-checksum-type", "ais-checksum-value"
 
@@ -20,7 +20,7 @@ class _Hasher(Protocol):
     def hexdigest(self) -> str: ...
 
 
-class Body(Spool):
+class AisBody(BodySpool):
     """The bytes of a request. Use `feed` for what arrives, then `finish`; always `close`."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Body(Spool):
         memory: BodyMemory,
         announced_bytes: int | None = None,
     ) -> None:
-        """`announced_bytes`: see `Spool`. Raises AISError for a checksum of an unknown type."""
+        """`announced_bytes`: see `BodySpool`. Raises AISError for a checksum of an unknown type."""
         self._want = ""
         self._hasher: _Hasher | None = None
         self._type = headers.get(CHECKSUM_TYPE, "").strip().lower()
@@ -44,7 +44,7 @@ class Body(Spool):
         super().__init__(folder=folder, most_bytes=most_bytes, memory=memory, announced_bytes=announced_bytes)
 
     def feed(self, pieces: Sequence[bytes]) -> None:
-        """Take what arrived next. Raises Refusal, as `Spool.write` does."""
+        """Take what arrived next. Raises Refusal, as `BodySpool.write` does."""
         self.write(*pieces)
         if self._hasher is not None:
             for piece in pieces:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from ais_loader.errors import BucketExists
 from ais_loader.objects.bucket import Bucket
-from storage_node.gateway.aistore.bucket_props import change_props, props_of, require_defaults
+from ais_loader.transport.base import BucketInfo
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.providers import provider_of
-from storage_node.gateway.aistore.request import Request, json_response, text_response
+from storage_node.gateway.aistore.request import AisRequest, json_response, text_response
 from storage_node.gateway.names import check_prefix
 from storage_node.gateway.request import Response
 
@@ -20,12 +21,70 @@ BUCKET_PROPS, BUCKET_SUMMARY, JOB_ID = "ais-bucket-props", "ais-bucket-summ", "a
 _RUNNING = 202
 
 
+ALL_ACCESS = str(2**64 - 1)
+
+
+def props_of(info: BucketInfo) -> dict[str, Any]:
+    """Return a bucket's properties in AIStore's terms."""
+    nothing = {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}}
+    return {
+        "provider": provider_of(info),
+        "backend_bck": nothing,
+        "checksum": {"type": "crc32c", "validate_cold_get": False, "validate_warm_get": True},
+        "versioning": {"enabled": True, "validate_warm_get": False, "synchronize": False},
+        "mirror": {"enabled": info.copies > 1, "copies": info.copies, "burst_buffer": 0},
+        "ec": {"enabled": False, "data_slices": 0, "parity_slices": 0, "objsize_limit": 0},
+        "lru": {"enabled": info.remote is not None},
+        "access": ALL_ACCESS,
+        "features": "0",
+        "bid": str(int(info.uuid.replace("-", "")[:15] or "0", 16)),
+        "created": "0",
+        "write_policy": {"data": "", "md": ""},
+    }
+
+
+def change_props(bucket: Bucket, wanted: Mapping[str, Any]) -> None:
+    """Change a bucket's properties. Raises AISError, and changes nothing, if one has no meaning here."""
+    current = props_of(bucket.info())
+    copies = _copies(wanted, current)
+    if copies != current["mirror"]["copies"]:
+        bucket.set(copies=copies)
+
+
+def require_defaults(wanted: Mapping[str, Any]) -> int:
+    """Return the number of copies that a new bucket is to have. Raises AISError for properties without a meaning."""
+    return _copies(wanted, props_of(BucketInfo("", "0", 1)))
+
+
+def _copies(wanted: Mapping[str, Any], current: Mapping[str, Any]) -> int:
+    """Return the number of copies that properties ask for. Raises AISError for any other change."""
+    mirror = wanted.get("mirror") or {}
+    _require_same({**wanted, "mirror": {}}, current, "")
+    if not isinstance(mirror, dict) or mirror.keys() - {"enabled", "copies", "burst_buffer"}:
+        raise unsupported("this property of mirror")
+    copies = 1 if mirror.get("enabled") is False else mirror.get("copies", current["mirror"]["copies"])
+    if type(copies) is not int or (copies == 1 and mirror.get("enabled")):
+        raise AISError(400, "mirror: need the number of copies, 2 or more if it is enabled")
+    return copies
+
+
+def _require_same(wanted: Mapping[str, Any], current: Mapping[str, Any], place: str) -> None:
+    for key, value in wanted.items():
+        if value in (None, "", {}):
+            continue
+        found = current.get(key)
+        if isinstance(value, dict) and isinstance(found, dict):
+            _require_same(value, found, f"{place}{key}.")
+        elif value != found:
+            raise unsupported(f"the property {place}{key}={str(value)[:80]!r} of a bucket")
+
+
 def bucket_value(name: str, provider: str) -> dict[str, Any]:
     """Return a bucket as values of calls name it."""
     return {"name": name, "provider": provider, "namespace": {"uuid": "", "name": ""}}
 
 
-def list_buckets(request: Request) -> Response:
+def list_buckets(request: AisRequest) -> Response:
     """Answer a list of buckets: those of a provider, or of all if none is named, and only `name` if that is given."""
     wanted = request.provider if request.query.get("provider") else ""
     name = request.json.get("name") if isinstance(request.json, dict) else None
@@ -33,7 +92,7 @@ def list_buckets(request: Request) -> Response:
     return json_response([bucket_value(*one) for one in found if wanted in ("", one[1])])
 
 
-def create(request: Request) -> Response:
+def create(request: AisRequest) -> Response:
     """Create a bucket. Raises AISError."""
     if request.provider != "ais":
         raise unsupported(f"creating {request.bucket_url}: remote buckets are created with ais-loader")
@@ -45,7 +104,7 @@ def create(request: Request) -> Response:
     return Response()
 
 
-def destroy(request: Request) -> Response:
+def destroy(request: AisRequest) -> Response:
     """Delete a bucket and its objects. Raises AISError for a remote bucket, whose objects are not this store's."""
     info = request.open_bucket().info()
     if info.remote is not None:
@@ -54,7 +113,7 @@ def destroy(request: Request) -> Response:
     return Response()
 
 
-def head(request: Request) -> Response:
+def head(request: AisRequest) -> Response:
     """Answer with a bucket's properties, and with its summary if that is asked for."""
     bucket = request.open_bucket()
     headers = {BUCKET_PROPS: json.dumps(props_of(bucket.info()))}
@@ -74,13 +133,13 @@ def head(request: Request) -> Response:
     return Response(headers=headers)
 
 
-def set_props(request: Request) -> Response:
+def set_props(request: AisRequest) -> Response:
     """Change a bucket's properties. Raises AISError."""
     change_props(request.open_bucket(), request.value)
     return Response()
 
 
-def summary(request: Request) -> Response:
+def summary(request: AisRequest) -> Response:
     """Answer with a bucket's summary. The first answer is only the id of a job, as clients expect."""
     bucket = request.open_bucket()
     if not request.value.get("uuid"):
@@ -89,7 +148,7 @@ def summary(request: Request) -> Response:
     return json_response([_summary(bucket, request.provider, _prefix(request))])
 
 
-def summaries(request: Request) -> Response:
+def summaries(request: AisRequest) -> Response:
     """Answer with the summaries of all buckets of a provider, or of all if none is named. Raises AISError."""
     if not request.value.get("uuid"):
         return _job()
@@ -103,7 +162,7 @@ def _job() -> Response:
     return text_response(f"summary-{uuid.uuid4().hex[:12]}", _RUNNING)
 
 
-def _prefix(request: Request) -> str:
+def _prefix(request: AisRequest) -> str:
     prefix = request.value.get("prefix") or ""
     if not isinstance(prefix, str):
         raise AISError(400, "prefix: need a string")

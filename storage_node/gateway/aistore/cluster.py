@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from storage_node.gateway.aistore.bucket_props import props_of
+from storage_node.gateway.aistore.buckets import props_of
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.providers import provider_of
-from storage_node.gateway.aistore.request import Request, json_response, text_response
+from storage_node.gateway.aistore.request import AisRequest, json_response, text_response
 from storage_node.gateway.request import Response
 
 PROXY, TARGET = "gateway", "store"
@@ -27,13 +27,13 @@ _AIS_API = "5.0.0"
 _STARTED_NS = time.monotonic_ns()
 
 
-def health(request: Request) -> Response:
+def health(request: AisRequest) -> Response:
     """Answer a health check: a gateway that answers is ready."""
     up_ns = str(time.monotonic_ns() - _STARTED_NS)
     return Response(headers={"ais-cluster-uptime": up_ns, "ais-node-uptime": up_ns})
 
 
-def node(request: Request, kind: str) -> dict[str, object]:
+def node(request: AisRequest, kind: str) -> dict[str, object]:
     """Return a node of the map: both have the address at which the client has reached the gateway."""
     try:
         address = urlsplit(request.base_url)
@@ -51,7 +51,7 @@ def node(request: Request, kind: str) -> dict[str, object]:
     return {"daemon_id": name, "daemon_type": kind, **nets, "flags": 0, "id_digest": digest}
 
 
-def smap_of(request: Request) -> dict[str, object]:
+def smap_of(request: AisRequest) -> dict[str, object]:
     """Return the map of the cluster, the same from all gateways but for the address."""
     proxy = node(request, "proxy")
     return {
@@ -64,16 +64,16 @@ def smap_of(request: Request) -> dict[str, object]:
     }
 
 
-def _store_id(request: Request) -> str:
+def _store_id(request: AisRequest) -> str:
     return hashlib.sha256(request.client.url.encode()).hexdigest()[:10]
 
 
-def smap(request: Request) -> Response:
+def smap(request: AisRequest) -> Response:
     """Answer a request for the map."""
     return json_response(smap_of(request))
 
 
-def cluster_config(request: Request) -> Response:
+def cluster_config(request: AisRequest) -> Response:
     """Answer a request for the settings of the cluster, with those that clients read."""
     # Colours in which `ais` shows how much is used.
     space = {"cleanupwm": 80, "lowwm": 90, "highwm": 95, "out_of_space": 98}
@@ -82,19 +82,19 @@ def cluster_config(request: Request) -> Response:
     return json_response({**sections, **shown, "space": space})
 
 
-def backends(request: Request) -> Response:
+def backends(request: AisRequest) -> Response:
     """Answer a request for the kinds of remote storage that buckets can be in."""
     return json_response([])
 
 
-def _node_asked(request: Request) -> str:
+def _node_asked(request: AisRequest) -> str:
     name = request.headers.get("ais-node-id", "")
     if name not in (PROXY, TARGET):
         raise AISError(404, f"node {name[:80]!r} does not exist")
     return name
 
 
-def node_status(request: Request) -> Response:
+def node_status(request: AisRequest) -> Response:
     """Answer a request for the status of a node. Raises AISError."""
     name = _node_asked(request)
     kind = "proxy" if name == PROXY else "target"
@@ -114,7 +114,7 @@ def node_status(request: Request) -> Response:
     return json_response(status)
 
 
-def _capacity(request: Request) -> dict[str, Any]:
+def _capacity(request: AisRequest) -> dict[str, Any]:
     """Return the drives and their sum."""
     drives = request.client.describe().get("drives")
     rows = [row for row in drives if isinstance(row, dict)] if isinstance(drives, list) else []
@@ -130,19 +130,19 @@ def _capacity(request: Request) -> dict[str, Any]:
     }
 
 
-def mountpaths(request: Request) -> Response:
+def mountpaths(request: AisRequest) -> Response:
     """Answer a request for the drives of a node. The drives of all nodes of the store are those of the one target."""
     paths = _capacity(request)["mountpaths"] if _node_asked(request) == TARGET else {}
     return json_response({"available": [*paths], "waiting_dd": [], "disabled": []})
 
 
-def disks(request: Request) -> Response:
+def disks(request: AisRequest) -> Response:
     """Answer a request for the use of a node's disks: their capacity. Rates of reads and writes are not known here."""
     capacity = _capacity(request) if _node_asked(request) == TARGET else {}
     return json_response({"AllDiskStats": {}, **capacity})
 
 
-def bucket_metadata(request: Request) -> Response:
+def bucket_metadata(request: AisRequest) -> Response:
     """Answer a request for the properties of all buckets."""
     providers: dict[str, dict[str, dict[str, object]]] = {}
     for info in request.client.buckets():
@@ -150,7 +150,7 @@ def bucket_metadata(request: Request) -> Response:
     return json_response({"providers": providers, "uuid": _store_id(request), "version": "1"})
 
 
-def remote_clusters(request: Request) -> Response:
+def remote_clusters(request: AisRequest) -> Response:
     """Answer a request for attached clusters of AIStore: there are none."""
     return json_response({"a": [], "ver": 0})
 
@@ -189,13 +189,13 @@ def _system() -> dict[str, Any]:
     }
 
 
-def metric_names(request: Request) -> Response:
+def metric_names(request: AisRequest) -> Response:
     """Answer a request for a node's metrics: none, as the nodes of the store export their own. Raises AISError."""
     _node_asked(request)
     return json_response({})
 
 
-def node_log(request: Request) -> Response:
+def node_log(request: AisRequest) -> Response:
     """Answer a request for the log of a node. It is not kept: a gateway logs to its standard error. Raises AISError."""
     text = f"{_node_asked(request)}: the gateway and the nodes of the store log to their standard error\n"
     if request.query.get("severity") not in (None, "", "info"):

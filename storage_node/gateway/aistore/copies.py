@@ -16,9 +16,9 @@ from ais_loader.objects.multipart import MultipartUpload
 from ais_loader.transport.base import BucketInfo
 from ais_loader.values.entry import ObjectInfo
 from storage_node.gateway.aistore.errors import AISError, bucket_not_found
-from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
+from storage_node.gateway.aistore.jobs import JobOutcome, Stopping, answer_when_done
 from storage_node.gateway.aistore.providers import check_bucket_name, keeps_copies, provider_named
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.names import check_prefix, name_of
 from storage_node.gateway.request import Response
 
@@ -49,7 +49,7 @@ class Copying:
     """Objects of a remote source are fetched again."""
 
     @classmethod
-    def of(cls, request: Request) -> Copying:
+    def of(cls, request: AisRequest) -> Copying:
         """Raises AISError."""
         value = request.value
         texts = [value.get(name) or "" for name in ("prefix", "prepend")]
@@ -80,7 +80,7 @@ class Copying:
         return self.prepend + name
 
 
-def places(request: Request, name: str, provider: object, *, create: bool) -> Bucket:
+def places(request: AisRequest, name: str, provider: object, *, create: bool) -> Bucket:
     """Return the bucket that copies go to. One of AIStore's own is created. Raises Refusal."""
     check_bucket_name(name)
     if not isinstance(provider, str):
@@ -101,7 +101,9 @@ def uname(text: str) -> tuple[str, str, str]:
     return provider, parts[2], parts[3] if len(parts) > 3 else ""
 
 
-def copied(source: Bucket, target: Bucket, names: Iterable[str], copying: Copying, *, missing_fails: bool) -> Outcome:
+def copied(
+    source: Bucket, target: Bucket, names: Iterable[str], copying: Copying, *, missing_fails: bool
+) -> JobOutcome:
     """Copy objects by their names. One that fails does not stop the others. Raises retryable errors, Stopped."""
     made, size_bytes = 0, 0
     failure: errors.LoaderError | None = None
@@ -139,16 +141,16 @@ def copied(source: Bucket, target: Bucket, names: Iterable[str], copying: Copyin
             take_first()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-    return Outcome.of(made, size_bytes, failure)
+    return JobOutcome.of(made, size_bytes, failure)
 
 
-def copy_bucket(request: Request) -> Response:
+def copy_bucket(request: AisRequest) -> Response:
     """Answer `copy-bck`. Objects that are there already, with the same bytes, are left alone. Raises Refusal."""
     source, copying = request.named_bucket(request.bucket, request.provider, must_exist=True), Copying.of(request)
     provider, name, _ = uname(request.query.get("bck_to", ""))
     target = places(request, name, provider, create=not copying.is_dry)
 
-    def action(stopping: Stopping) -> Outcome:
+    def action(stopping: Stopping) -> JobOutcome:
         if copying.is_dry or copying.extensions or (copying.is_latest and keeps_copies(source)):
             names = (info.name for info in stopping.until(source.objects(copying.prefix)))
             outcome = copied(source, target, names, copying, missing_fails=False)
@@ -161,13 +163,13 @@ def copy_bucket(request: Request) -> Response:
 
 
 def synchronized(
-    outcome: Outcome,
+    outcome: JobOutcome,
     source: Bucket,
     target: Bucket,
     copying: Copying,
     stopping: Stopping,
     names: Iterable[str] | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """Delete the copies of objects that the source has no more, after a copy with `synchronize` that had no error.
 
     Args:
@@ -181,7 +183,7 @@ def synchronized(
     for result in target.iter_delete_many(stopping.until(surplus), on_error="yield"):
         if isinstance(result, errors.LoaderError) and not isinstance(result, errors.ObjectNotFound):
             failure = failure or result
-    return Outcome.of(outcome.objects, outcome.size_bytes, failure)
+    return JobOutcome.of(outcome.objects, outcome.size_bytes, failure)
 
 
 def _surplus(source: Bucket, target: Bucket, copying: Copying) -> Iterator[str]:
@@ -204,7 +206,9 @@ def _missing(source: Bucket, names: Iterable[str], copying: Copying) -> Iterator
                 yield copying.name(name)
 
 
-def _all_copied(source: Bucket, target: Bucket, prefix: str, to: str, stopping: Stopping, *, remove: bool) -> Outcome:
+def _all_copied(
+    source: Bucket, target: Bucket, prefix: str, to: str, stopping: Stopping, *, remove: bool
+) -> JobOutcome:
     done, size_bytes = 0, 0
     failure: errors.LoaderError | None = None
     transport = source._transport
@@ -215,10 +219,10 @@ def _all_copied(source: Bucket, target: Bucket, prefix: str, to: str, stopping: 
                 failure = failure or result
             elif result is not None:
                 done, size_bytes = done + 1, size_bytes + result.size_bytes
-    return Outcome.of(done, size_bytes, failure)
+    return JobOutcome.of(done, size_bytes, failure)
 
 
-def move_bucket(request: Request) -> Response:
+def move_bucket(request: AisRequest) -> Response:
     """Answer `move-bck`: the objects are renamed one by one, and the empty bucket is deleted.
 
     An upload in the target marks a rename that has not ended, so that repeating the rename finishes it. Raises Refusal.
@@ -234,13 +238,13 @@ def move_bucket(request: Request) -> Response:
         raise AISError(409, f"{request.bucket_url}: the bucket has snapshots")
     target, mark = _target_of_rename(request, info, name)
 
-    def action(stopping: Stopping) -> Outcome:
+    def action(stopping: Stopping) -> JobOutcome:
         done, size_bytes = 0, 0
         for last in range(_DELETE_TRIES, 0, -1):
             outcome = _all_copied(source, target, "", "", stopping, remove=True)
             done, size_bytes = done + outcome.objects, size_bytes + outcome.size_bytes
             if outcome.error:
-                return Outcome(done, size_bytes, outcome.error)
+                return JobOutcome(done, size_bytes, outcome.error)
             try:
                 request.client.delete_bucket(source.name)
                 break
@@ -248,12 +252,12 @@ def move_bucket(request: Request) -> Response:
                 if last == 1:
                     raise
         mark.abort()
-        return Outcome(done, size_bytes)
+        return JobOutcome(done, size_bytes)
 
     return answer_when_done(request.recent_jobs, request.action, action)
 
 
-def _target_of_rename(request: Request, info: BucketInfo, name: str) -> tuple[Bucket, MultipartUpload]:
+def _target_of_rename(request: AisRequest, info: BucketInfo, name: str) -> tuple[Bucket, MultipartUpload]:
     """Return the bucket to which another is renamed, and the mark in it. Raises AISError for a bucket that is used.
 
     An empty bucket with the same settings is taken: it may have been made right before an interruption.
@@ -275,7 +279,7 @@ def _target_of_rename(request: Request, info: BucketInfo, name: str) -> tuple[Bu
     return target, target.multipart(_RENAME_MARK, metadata={_RENAMED_FROM: info.name})
 
 
-def rename_object(request: Request) -> Response:
+def rename_object(request: AisRequest) -> Response:
     """Answer `rename-obj`. Raises Refusal."""
     to = request.json.get("name")
     if not isinstance(to, str) or not to:
@@ -287,7 +291,7 @@ def rename_object(request: Request) -> Response:
     return Response()
 
 
-def copy_object(request: Request) -> Response:
+def copy_object(request: AisRequest) -> Response:
     """Answer `PUT ?object_to=`. Raises Refusal."""
     provider, name, key = uname(request.query["object_to"])
     source = request.open_bucket()

@@ -22,7 +22,7 @@ from storage_node.gateway.aistore.copies import Copying, places, uname
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.groups import selection
 from storage_node.gateway.aistore.jobs import ETL_BUCKET, ETL_OBJECTS, new_store_job, store_job
-from storage_node.gateway.aistore.request import Request, json_response, text_response
+from storage_node.gateway.aistore.request import AisRequest, json_response, text_response
 from storage_node.gateway.request import Response
 
 MAX_INIT_BYTES = 64 << 20
@@ -58,7 +58,7 @@ class ServerTransform:
         return bytes(self._server.transform(str(data) if self._by_path else bytes(data), origin, text))
 
 
-def init(request: Request) -> Response:
+def init(request: AisRequest) -> Response:
     """Answer a request for a new transform, given as a server class of AIStore's SDK. Raises Refusal."""
     message = request.json if isinstance(request.json, dict) else {}
     name = message.get("name")
@@ -118,7 +118,7 @@ def _seconds(text: object) -> float:
     return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 
 
-def _named(request: Request, call: Callable[[str], Any]) -> Any:
+def _named(request: AisRequest, call: Callable[[str], Any]) -> Any:
     if not request.rest:
         raise AISError(400, "need the name of an etl")
     name = request.rest[0]
@@ -128,7 +128,7 @@ def _named(request: Request, call: Callable[[str], Any]) -> Any:
         raise AISError(404, f"etl job {name} does not exist", "ErrETLNotFound") from None
 
 
-def list_all(request: Request) -> Response:
+def list_all(request: AisRequest) -> Response:
     """Answer a request for all transforms."""
     return json_response([_row(info) for info in request.client.etl.list()])
 
@@ -144,7 +144,7 @@ def _row(info: TransformInfo) -> dict[str, Any]:
     }
 
 
-def about_one(request: Request) -> Response:
+def about_one(request: AisRequest) -> Response:
     """Answer requests for a transform, `/v1/etl/NAME`, and for its logs, `/v1/etl/NAME/logs`. Raises AISError."""
     if request.rest[1:2] == ("logs",):
         logs = _named(request, request.client.etl.log)
@@ -164,7 +164,7 @@ def about_one(request: Request) -> Response:
     return json_response(answer)
 
 
-def change(request: Request) -> Response:
+def change(request: AisRequest) -> Response:
     """Answer `/v1/etl/NAME/start` and `stop`. Raises AISError."""
     calls = {"start": request.client.etl.start, "stop": request.client.etl.stop}
     if len(request.rest) != 2 or request.rest[1] not in calls:
@@ -173,7 +173,7 @@ def change(request: Request) -> Response:
     return Response()
 
 
-def delete(request: Request) -> Response:
+def delete(request: AisRequest) -> Response:
     """Answer a request to delete a transform. Raises AISError."""
     _named(request, request.client.etl.delete)
     return Response()
@@ -182,14 +182,14 @@ def delete(request: Request) -> Response:
 # -- objects
 
 
-def transformed(request: Request) -> Response:
+def transformed(request: AisRequest) -> Response:
     """Answer `GET ?etl_name=`. Raises Refusal."""
     bucket = request.open_bucket()
     data = _running(lambda: bucket.get(request.name, etl=stages(request)), request)
     return Response(headers={"content-type": "application/octet-stream"}, body=data)
 
 
-def copy_transformed(request: Request) -> Response:
+def copy_transformed(request: AisRequest) -> Response:
     """Answer `PUT ?object_to=&etl_name=`. Raises Refusal."""
     _, name, key = uname(request.query.get("object_to", ""))
     request.named_bucket(name, must_exist=True)
@@ -198,7 +198,7 @@ def copy_transformed(request: Request) -> Response:
     return Response()
 
 
-def stages(request: Request) -> Etl:
+def stages(request: AisRequest) -> Etl:
     """Return the transforms that a query names. Raises AISError."""
     names = [request.query["etl_name"], *filter(None, request.query.get("etl_pipeline", "").split(","))]
     first = Stage(names[0], _args(request.query.get("etl_args", "")))
@@ -215,7 +215,7 @@ def _args(text: str) -> dict[str, Any] | None:
     return args if isinstance(args, dict) and "etl_args" not in args else {"etl_args": text}
 
 
-def _running(call: Callable[[], Any], request: Request) -> Any:
+def _running(call: Callable[[], Any], request: AisRequest) -> Any:
     try:
         return call()
     except errors.TransformNotFound:
@@ -225,13 +225,13 @@ def _running(call: Callable[[], Any], request: Request) -> Any:
 # -- jobs
 
 
-def transform_bucket(request: Request) -> Response:
+def transform_bucket(request: AisRequest) -> Response:
     """Answer `etl-bck`. Raises Refusal."""
     provider, name, _ = uname(request.query.get("bck_to", ""))
     return _job(request, ETL_BUCKET, name, provider, None)
 
 
-def transform_objects(request: Request) -> Response:
+def transform_objects(request: AisRequest) -> Response:
     """Answer `etl-listrange`. Raises Refusal."""
     to = request.value.get("tobck")
     if not isinstance(to, dict) or not isinstance(to.get("name"), str):
@@ -242,7 +242,9 @@ def transform_objects(request: Request) -> Response:
     return _job(request, ETL_OBJECTS, to["name"], to.get("provider") or "", list(chosen.names()))
 
 
-def _job(request: Request, kind: str, name: str, provider: str, names: list[str] | None, prefix: str = "") -> Response:
+def _job(
+    request: AisRequest, kind: str, name: str, provider: str, names: list[str] | None, prefix: str = ""
+) -> Response:
     """Start a job of the store. A dry run transforms all objects, and stores nothing."""
     value, copying = request.value, Copying.of(request)
     if copying.synchronizes:

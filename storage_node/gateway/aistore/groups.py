@@ -11,8 +11,8 @@ from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from storage_node.gateway.aistore.copies import Copying, copied, places, synchronized
 from storage_node.gateway.aistore.errors import AISError
-from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.jobs import JobOutcome, Stopping, answer_when_done
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.names import check_prefix, name_of
 from storage_node.gateway.request import Response
 
@@ -37,7 +37,7 @@ class Selection:
         return (info.name for info in bucket.objects(self.prefix))
 
 
-def selection(request: Request) -> Selection:
+def selection(request: AisRequest) -> Selection:
     """Return what a request selects. Raises Refusal."""
     value = request.value
     listed, template = value.get("objnames"), value.get("template")
@@ -89,23 +89,23 @@ def expand(template: str) -> Callable[[], Iterator[str]]:
     return names
 
 
-def delete_objects(request: Request) -> Response:
+def delete_objects(request: AisRequest) -> Response:
     """Answer `delete-listrange`. Objects that are not there are no failures. Raises Refusal."""
     bucket, chosen = _bucket(request), selection(request)
 
-    def action(stopping: Stopping) -> Outcome:
+    def action(stopping: Stopping) -> JobOutcome:
         deleted, failure = 0, None
         for result in bucket.iter_delete_many(stopping.until(chosen.of(bucket)), on_error="yield"):
             if not isinstance(result, errors.LoaderError):
                 deleted += 1
             elif not isinstance(result, errors.ObjectNotFound):
                 failure = failure or result
-        return Outcome.of(deleted, 0, failure)
+        return JobOutcome.of(deleted, 0, failure)
 
     return answer_when_done(request.recent_jobs, request.action, action)
 
 
-def copy_objects(request: Request) -> Response:
+def copy_objects(request: AisRequest) -> Response:
     """Answer `copy-listrange`. Raises Refusal."""
     bucket, chosen, copying = _bucket(request), selection(request), Copying.of(request)
     target = request.value.get("tobck")
@@ -113,7 +113,7 @@ def copy_objects(request: Request) -> Response:
         raise AISError(400, "tobck: need a bucket")
     to = places(request, target["name"], target.get("provider") or "", create=not copying.is_dry)
 
-    def action(stopping: Stopping) -> Outcome:
+    def action(stopping: Stopping) -> JobOutcome:
         names = stopping.until(chosen.of(bucket))
         outcome = copied(bucket, to, names, copying, missing_fails=chosen.is_list and not copying.goes_on)
         if chosen.is_list:  # as in AIStore, only what a template selects is synchronized
@@ -125,34 +125,34 @@ def copy_objects(request: Request) -> Response:
     return answer_when_done(request.recent_jobs, request.action, action)
 
 
-def prefetch_objects(request: Request) -> Response:
+def prefetch_objects(request: AisRequest) -> Response:
     """Answer `prefetch-listrange`: remote objects are stored before they are read. Raises Refusal."""
     bucket, chosen = _remote(request), selection(request)
 
-    def action(stopping: Stopping) -> Outcome:
+    def action(stopping: Stopping) -> JobOutcome:
         names = None if chosen.names is None else stopping.until(chosen.names())
         summary = bucket.warm(names, prefix=chosen.prefix, on_error="return", progress=lambda _: stopping.check())
         failures = [
             one.error for one in summary.failures if chosen.is_list or not isinstance(one.error, errors.ObjectNotFound)
         ]
-        return Outcome.of(summary.warmed, summary.size_bytes, next(iter(failures), None))
+        return JobOutcome.of(summary.warmed, summary.size_bytes, next(iter(failures), None))
 
     return answer_when_done(request.recent_jobs, request.action, action)
 
 
-def evict_objects(request: Request) -> Response:
+def evict_objects(request: AisRequest) -> Response:
     """Answer `evict-listrange`: stored copies of remote objects are removed. Raises Refusal."""
     bucket, chosen = _remote(request), selection(request)
 
-    def action(stopping: Stopping) -> Outcome:
+    def action(stopping: Stopping) -> JobOutcome:
         names = None if chosen.names is None else stopping.until(chosen.names())
         summary = bucket.evict(names, prefix=chosen.prefix)
-        return Outcome(summary.copies, summary.size_bytes)
+        return JobOutcome(summary.copies, summary.size_bytes)
 
     return answer_when_done(request.recent_jobs, request.action, action)
 
 
-def evict_bucket(request: Request) -> Response:
+def evict_bucket(request: AisRequest) -> Response:
     """Answer `evict-remote-bck`. The bucket itself stays, whatever `keep_bck_md` says: it has no other description.
 
     Raises Refusal.
@@ -161,11 +161,11 @@ def evict_bucket(request: Request) -> Response:
     return Response()
 
 
-def _bucket(request: Request) -> Bucket:
+def _bucket(request: AisRequest) -> Bucket:
     return request.named_bucket(request.bucket, request.provider, must_exist=True)
 
 
-def _remote(request: Request) -> Bucket:
+def _remote(request: AisRequest) -> Bucket:
     bucket = _bucket(request)
     if bucket.info().remote is None:
         raise AISError(400, f"{request.bucket_url}: {request.action} is for remote buckets")

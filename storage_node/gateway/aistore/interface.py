@@ -8,10 +8,10 @@ from typing import Any
 from ais_loader.errors import LoaderError
 from ais_loader.objects.client import Client
 from storage_node.gateway.aistore.accounts import client_for
-from storage_node.gateway.aistore.bodies import Body
+from storage_node.gateway.aistore.bodies import AisBody
 from storage_node.gateway.aistore.errors import AISError, error_response, of_store
 from storage_node.gateway.aistore.providers import check_bucket_name, provider_named
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.aistore.router import Route, route
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.errors import Refusal, S3Error
@@ -40,11 +40,11 @@ class Admitted:
 
     def __init__(
         self,
-        begin: Callable[[Client], Request],
+        begin: Callable[[Client], AisRequest],
         route: Route,
         client: Client | Callable[[], Client],
         access_key: str,
-        body: Body | None,
+        body: AisBody | None,
     ) -> None:
         """`begin` makes the request of a client. The client may be a function that opens it, which `check` calls."""
         self.body = body
@@ -119,8 +119,8 @@ def admit(
     base_url = f"{scheme}://{headers.get('host', '')}"
     provider = provider_named(parameters)
 
-    def begin(client: Client) -> Request:
-        return Request(
+    def begin(client: Client) -> AisRequest:
+        return AisRequest(
             *(method, path, parameters, headers, found.bucket, found.key, client, base_url),
             rest=found.rest,
             provider=provider,
@@ -146,5 +146,5 @@ def admit(
             raise S3Error("EntityTooLarge", f"the body has more than {found.limit_bytes:,} bytes", status=413)
         checked = headers if found.body == "bytes" else {}
         announced = int(length) if length is not None else None
-        body = Body(checked, folder=spool, most_bytes=found.limit_bytes, memory=memory, announced_bytes=announced)
+        body = AisBody(checked, folder=spool, most_bytes=found.limit_bytes, memory=memory, announced_bytes=announced)
     return Admitted(begin, found, client, access_key, body)

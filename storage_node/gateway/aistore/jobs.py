@@ -24,7 +24,7 @@ from ais_loader.transforms.transform_job import TransformJob, find_job, list_job
 from storage_node.gateway.aistore.cluster import TARGET
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.recent_jobs import RecentJob, RecentJobs, Stopped
-from storage_node.gateway.aistore.request import Request, json_response, text_response
+from storage_node.gateway.aistore.request import AisRequest, json_response, text_response
 from storage_node.gateway.request import Response
 
 Thing = TypeVar("Thing")
@@ -58,7 +58,7 @@ _IDLING = frozenset(("copy-listrange", "archive", GET_BATCH))
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """The end of an action."""
 
     objects: int = 0
@@ -67,7 +67,7 @@ class Outcome:
     """Name of the class of the first error; "" if all went well."""
 
     @classmethod
-    def of(cls, objects: int, size_bytes: int, error: BaseException | None) -> Outcome:
+    def of(cls, objects: int, size_bytes: int, error: BaseException | None) -> JobOutcome:
         return cls(objects, size_bytes, "" if error is None else type(error).__name__)
 
     @property
@@ -97,7 +97,7 @@ class Stopping:
             yield item
 
 
-def answer_when_done(jobs: RecentJobs, kind: str, action: Callable[[Stopping], Outcome]) -> Response:
+def answer_when_done(jobs: RecentJobs, kind: str, action: Callable[[Stopping], JobOutcome]) -> Response:
     """Run an action, and answer with an id that says how it ended. Raises what the action raises, if it does so soon.
 
     Args:
@@ -113,9 +113,9 @@ def answer_when_done(jobs: RecentJobs, kind: str, action: Callable[[Stopping], O
         try:
             outcome = action(stopping)
         except Stopped as error:
-            outcome = Outcome.of(0, 0, error)
+            outcome = JobOutcome.of(0, 0, error)
         except Exception as error:  # noqa: BLE001 - raised where the answer is made
-            failure, outcome = error, Outcome.of(0, 0, error)
+            failure, outcome = error, JobOutcome.of(0, 0, error)
         id = _id(kind, job.began_ms, outcome)
         job.end(outcome.objects, outcome.size_bytes, outcome.ending, id)
         if failure is None:
@@ -127,10 +127,10 @@ def answer_when_done(jobs: RecentJobs, kind: str, action: Callable[[Stopping], O
     wait([done], _AT_ONCE_S)
     if done.done():
         return text_response(done.result())
-    return Response(headers={"content-type": "text/plain; charset=utf-8"}, body=_Pieces(job, done, stopping))
+    return Response(headers={"content-type": "text/plain; charset=utf-8"}, body=_AnswerPieces(job, done, stopping))
 
 
-class _Pieces:
+class _AnswerPieces:
     """An id in pieces: zeros, which mean nothing, while the action runs, and then the id itself.
 
     The action is told to end when this is closed or dropped, even if no piece has been read.
@@ -164,7 +164,7 @@ class _Pieces:
         self._stopping.stop()
 
 
-def _id(kind: str, began_ms: int, outcome: Outcome) -> str:
+def _id(kind: str, began_ms: int, outcome: JobOutcome) -> str:
     ended_ms = max(began_ms, time.time_ns() // 1_000_000)
     numbers = (ended_ms, ended_ms - began_ms, outcome.objects, outcome.size_bytes, secrets.randbelow(36**2))
     parts = [f"{_MARK}{_DIGITS[_KINDS.index(kind)]}{_in_36(numbers[0])}", *map(_in_36, numbers[1:])]
@@ -180,7 +180,7 @@ def _in_36(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AisJob:
     """A job as clients see it."""
 
     id: str
@@ -233,7 +233,7 @@ def _time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _of_id(text: str) -> Job | None:
+def _of_id(text: str) -> AisJob | None:
     """Return the job that an id of the gateway describes."""
     id = text.lstrip(_FILLER)
     numbers = id.split("-")
@@ -246,50 +246,50 @@ def _of_id(text: str) -> Job | None:
     except (ValueError, IndexError, OverflowError, OSError):
         return None
     error = numbers[5] if len(numbers) == 6 else ""
-    ending = Outcome(error=error).ending
-    return Job(
+    ending = JobOutcome(error=error).ending
+    return AisJob(
         *(text, kind, max(1, ended_ms - took_ms), max(1, ended_ms), objects, size_bytes, ending),
         is_stopped=error == Stopped.__name__,
     )
 
 
-def _of_process(job: RecentJob) -> Job:
+def _of_process(job: RecentJob) -> AisJob:
     error = "stopped" if job.is_stopped else job.error
-    return Job(
+    return AisJob(
         *(job.id, job.kind, job.began_ms, job.ended_ms, job.objects, job.size_bytes, error),
         is_stopped=job.is_stopped,
         is_listed_as_running=not job.ended_ms or (job.kind in _IDLING and not job.is_stopped),
     )
 
 
-def new_store_job(request: Request, kind: str) -> str:
+def new_store_job(request: AisRequest, kind: str) -> str:
     """Return the name of a new job of the store, with a mark of the access key that may list and stop it."""
     return f"{kind}-{_mark(request)}{secrets.token_hex(4)}"
 
 
-def _mark(request: Request) -> str:
+def _mark(request: AisRequest) -> str:
     key = request.access_key
     return f"{hashlib.sha256(key.encode()).hexdigest()[:8]}-" if key else ""
 
 
-def _is_of_another(request: Request, name: str) -> bool:
+def _is_of_another(request: AisRequest, name: str) -> bool:
     """Whether a job of the store is that of another access key. Nodes cannot tell keys apart that have no tokens."""
     found = _MARKED.match(name)
     return found is not None and _mark(request) not in ("", found[1])
 
 
-def store_job(request: Request, name: str) -> TransformJob:
+def store_job(request: AisRequest, name: str) -> TransformJob:
     """Return a job of the store. Raises JobNotFound, also for one of another access key."""
     if _is_of_another(request, name):
         raise errors.JobNotFound(f"there is no job {name!r}")
     return find_job(request.client._transport, name)
 
 
-def _store_jobs(request: Request) -> list[TransformJob]:
+def _store_jobs(request: AisRequest) -> list[TransformJob]:
     return [job for job in list_jobs(request.client._transport) if not _is_of_another(request, job.name)]
 
 
-def _of_store(job: TransformJob) -> Job:
+def _of_store(job: TransformJob) -> AisJob:
     counts = job.counts
     kind = ETL_OBJECTS if job.name.startswith(f"{ETL_OBJECTS}-") else ETL_BUCKET
     is_stopped = job.state == "stopped"
@@ -299,7 +299,7 @@ def _of_store(job: TransformJob) -> Job:
     if is_stopped:
         error = "stopped"
     ended_ms = 0 if job.state == "running" else time.time_ns() // 1_000_000
-    return Job(
+    return AisJob(
         *(job.name, kind, 0, ended_ms, counts.transformed, counts.output_bytes, error),
         is_stopped=is_stopped,
         is_listed_as_running=not ended_ms,
@@ -309,7 +309,7 @@ def _of_store(job: TransformJob) -> Job:
 # -- calls
 
 
-def _asked(request: Request) -> tuple[str, str, bool]:
+def _asked(request: AisRequest) -> tuple[str, str, bool]:
     """Return the id and the kind that a request names, and whether it asks for running jobs only."""
     fields = request.json if isinstance(request.json, dict) else {}
     if isinstance(fields.get("value"), dict):
@@ -324,7 +324,7 @@ def _asked(request: Request) -> tuple[str, str, bool]:
     return texts[0] or request.query.get("uuid", ""), texts[1], lower.get("show_active") is True
 
 
-def _found(request: Request, id: str) -> Job | None:
+def _found(request: AisRequest, id: str) -> AisJob | None:
     job = _of_id(id)
     if job is not None:
         return job
@@ -336,7 +336,7 @@ def _found(request: Request, id: str) -> Job | None:
         return None
 
 
-def _known(request: Request) -> list[Job]:
+def _known(request: AisRequest) -> list[AisJob]:
     """Return the jobs that a request asks for by their kind: those of the store, and the client's in this process."""
     _, kind, _ = _asked(request)
     jobs = [_of_store(job) for job in _store_jobs(request)]
@@ -344,13 +344,13 @@ def _known(request: Request) -> list[Job]:
     return [job for job in jobs if kind in ("", job.kind)]
 
 
-def _active(request: Request) -> list[Job]:
+def _active(request: AisRequest) -> list[AisJob]:
     """Return the known jobs, without those that have ended if the request says so."""
     is_active = _asked(request)[2]
     return [job for job in _known(request) if not (is_active and job.ended_ms)]
 
 
-def status(request: Request) -> Response:
+def status(request: AisRequest) -> Response:
     """Answer `what=status`, about one job. Raises AISError if there is no such job."""
     id, kind, _ = _asked(request)
     if not id:
@@ -361,7 +361,7 @@ def status(request: Request) -> Response:
     return json_response(job.status)
 
 
-def snapshots(request: Request) -> Response:
+def snapshots(request: AisRequest) -> Response:
     """Answer `what=qryxstats`, about one job or all of a kind. Raises AISError if there is no such job."""
     id, kind, _ = _asked(request)
     if not id:
@@ -373,30 +373,30 @@ def snapshots(request: Request) -> Response:
     return json_response({TARGET: [job.snapshot]})
 
 
-def statuses(request: Request) -> Response:
+def statuses(request: AisRequest) -> Response:
     """Answer `what=status_all`."""
     return json_response([job.status for job in _active(request)])
 
 
-def running(request: Request) -> Response:
+def running(request: AisRequest) -> Response:
     """Answer `what=running_all`. As in AIStore, jobs of some kinds stay in this list for a while, as idle ones."""
     return json_response([f"{job.kind}[{job.id}]" for job in _known(request) if job.is_listed_as_running])
 
 
-def none_of_others(_: Request) -> Response:
+def none_of_others(_: AisRequest) -> Response:
     """Answer a request for a list of downloads or sorts, which `ais show job` sends: there are none here."""
     return json_response([])
 
 
-def start(request: Request) -> Response:
+def start(request: AisRequest) -> Response:
     """Answer `start`. Raises AISError for a kind that has no meaning here."""
     _, kind, _ = _asked(request)
     if kind not in _BY_ITSELF:
         raise unsupported(f'job "{kind[:40]}"')
-    return answer_when_done(request.recent_jobs, _BY_ITSELF[kind], lambda _: Outcome())
+    return answer_when_done(request.recent_jobs, _BY_ITSELF[kind], lambda _: JobOutcome())
 
 
-def stop(request: Request) -> Response:
+def stop(request: AisRequest) -> Response:
     """Answer `stop`, of one job or all of a kind. What an action has done stays. Raises AISError for an unknown job."""
     id, kind, _ = _asked(request)
     if not id:

@@ -14,7 +14,7 @@ from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import ARCHIVE_EXTENSIONS, split_member
 from storage_node.gateway.aistore import attributes
 from storage_node.gateway.aistore.errors import AISError
-from storage_node.gateway.aistore.request import Request, json_response
+from storage_node.gateway.aistore.request import AisRequest, json_response
 from storage_node.gateway.listing import page
 from storage_node.gateway.names import key_of
 from storage_node.gateway.request import Response
@@ -48,7 +48,7 @@ _TOKEN_MARK = "\0"
 """Separates an archive and its member in the token of a page that ends within the archive."""
 
 
-def list_objects(request: Request) -> Response:
+def list_objects(request: AisRequest) -> Response:
     """Answer with a page of a bucket's objects. Raises AISError."""
     asked = _Asked(request.value)
     bucket = request.open_bucket()

@@ -6,19 +6,19 @@ from ais_loader.errors import ObjectNotFound
 from ais_loader.objects.multipart import MultipartUpload
 from storage_node.gateway import attributes as stored
 from storage_node.gateway.aistore.errors import AISError
-from storage_node.gateway.aistore.request import Request, text_response
+from storage_node.gateway.aistore.request import AisRequest, text_response
 from storage_node.gateway.errors import S3Error
 from storage_node.gateway.multipart import crc32c_of, open_upload
 from storage_node.gateway.objects import part_number
 from storage_node.gateway.request import Response
 
 
-def begin(request: Request) -> Response:
+def begin(request: AisRequest) -> Response:
     """Begin an upload, and answer with its id."""
     return text_response(request.open_bucket().multipart(request.name).id)
 
 
-def upload_of(request: Request, upload_id: str) -> MultipartUpload:
+def upload_of(request: AisRequest, upload_id: str) -> MultipartUpload:
     """Return an upload. Raises AISError if it has been completed or aborted, or never begun."""
     try:
         return open_upload(request.open_bucket(), request.key, upload_id)
@@ -28,11 +28,11 @@ def upload_of(request: Request, upload_id: str) -> MultipartUpload:
         raise _no_upload(request, upload_id) from None
 
 
-def _no_upload(request: Request, upload_id: str) -> AISError:
+def _no_upload(request: AisRequest, upload_id: str) -> AISError:
     return AISError(404, f"upload {upload_id[:64]!r} of {request.url} does not exist", "ErrNotFound")
 
 
-def put_part(request: Request) -> Response:
+def put_part(request: AisRequest) -> Response:
     """Store a part, or replace it. Raises Refusal."""
     number, upload_id, body = part_number(request.query["partNumber"]), request.query.get("uploadId", ""), request.body
     if body is None or not body.size_bytes:
@@ -45,7 +45,7 @@ def put_part(request: Request) -> Response:
     return Response()
 
 
-def complete(request: Request) -> Response:
+def complete(request: AisRequest) -> Response:
     """Make the object from all of its parts, joined by their numbers. Raises AISError."""
     upload_id = request.query.get("uploadId", "")
     rows = request.json.get("value") if isinstance(request.json, dict) else None
@@ -68,7 +68,7 @@ def complete(request: Request) -> Response:
     return Response()
 
 
-def abort(request: Request) -> Response:
+def abort(request: AisRequest) -> Response:
     """Abort an upload. Raises AISError."""
     upload_of(request, request.query["uploadId"]).abort()
     return Response()

@@ -1,14 +1,16 @@
-"""Calls on single objects: put, get, head, delete, custom metadata."""
+"""Calls on single objects: put, get, head, delete, custom metadata. Unlike S3, AIStore refuses an invalid range."""
 
 from __future__ import annotations
+
+import re
 
 from ais_loader.errors import VersionConflict
 from storage_node.gateway import attributes as stored
 from storage_node.gateway.aistore import attributes
 from storage_node.gateway.aistore.archive_reads import get_matching, get_member
+from storage_node.gateway.aistore.errors import range_error
 from storage_node.gateway.aistore.providers import keeps_copies
-from storage_node.gateway.aistore.ranges import read_range
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.reading import Reading, with_current
 from storage_node.gateway.request import Response
 
@@ -16,7 +18,26 @@ _OCTETS = "application/octet-stream"
 _TRIES = 10
 
 
-def put(request: Request) -> Response:
+_RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})\Z", re.ASCII)
+
+
+def read_range(header: str, size_bytes: int) -> tuple[int, int]:
+    """Return start and length of a range, cut at the end of the object. Raises AISError with 416."""
+    match = _RANGE.match(header.strip())
+    if match is None or match[1] == match[2] == "":
+        raise range_error(f"invalid range {header[:80]!r}: need one, bytes=FIRST-LAST", size_bytes)
+    if not match[1]:
+        length = min(int(match[2]), size_bytes)
+        start = size_bytes - length
+    else:
+        start = int(match[1])
+        length = min(int(match[2]) if match[2] else size_bytes - 1, size_bytes - 1) - start + 1
+    if length <= 0:
+        raise range_error(f"range {header[:80]!r} of {size_bytes} bytes is not satisfiable", size_bytes)
+    return start, length
+
+
+def put(request: AisRequest) -> Response:
     """Store an object. Raises AISError."""
     name, body = request.name, request.body
     bucket = request.open_bucket()
@@ -26,7 +47,7 @@ def put(request: Request) -> Response:
     return Response(headers=attributes.headers_of(info))
 
 
-def get(request: Request) -> Response:
+def get(request: AisRequest) -> Response:
     """Read an object, a range of it, or members of an archive. Raises AISError."""
     query = request.query
     if query.get("archregx") or query.get("archmode"):
@@ -52,7 +73,7 @@ def get(request: Request) -> Response:
     return with_current(lambda: Reading(bucket, request.name, is_part=is_part), answer)
 
 
-def head(request: Request) -> Response:
+def head(request: AisRequest) -> Response:
     """Answer with properties of an object. Raises AISError."""
     text = request.query.get("props", "")
     props = attributes.props_named(text or "checksum,atime,version,custom,location,copies,chunked")
@@ -67,13 +88,13 @@ def head(request: Request) -> Response:
     return Response(200, headers, size_bytes=info.size_bytes, repeated=repeated)
 
 
-def delete(request: Request) -> Response:
+def delete(request: AisRequest) -> Response:
     """Delete an object. Raises AISError, also if there is none."""
     request.open_bucket().delete(request.name)
     return Response()
 
 
-def set_custom(request: Request) -> Response:
+def set_custom(request: AisRequest) -> Response:
     """Add to an object's custom metadata, or replace them. Raises AISError."""
     bucket, custom = request.open_bucket(), request.value
     replaces = request.query.get("set-new-custom") == "true"

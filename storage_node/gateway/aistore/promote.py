@@ -8,13 +8,13 @@ from ais_loader import errors
 from ais_loader.values.promote import PromoteResult
 from ais_loader.values.urls import is_remote
 from storage_node.gateway.aistore.errors import AISError, unsupported
-from storage_node.gateway.aistore.jobs import Outcome, Stopping, answer_when_done
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.jobs import JobOutcome, Stopping, answer_when_done
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.names import check_prefix
 from storage_node.gateway.request import Response
 
 
-def promote(request: Request) -> Response:
+def promote(request: AisRequest) -> Response:
     """Answer `promote`. Nodes promote only from the folders that their operator has named. Raises Refusal."""
     value = request.value
     source = value.get("src") or request.json.get("name")
@@ -27,7 +27,7 @@ def promote(request: Request) -> Response:
     bucket = request.named_bucket(request.bucket, request.provider, must_exist=True)
     file = posixpath.basename(source.rstrip("/"))
 
-    def action(stopping: Stopping) -> Outcome:
+    def action(stopping: Stopping) -> JobOutcome:
         done, size_bytes = 0, 0
         failure: errors.LoaderError | None = None
         made: list[PromoteResult] = []
@@ -47,6 +47,6 @@ def promote(request: Request) -> Response:
         if to and not to.endswith("/") and [one.name for one in made] == [to + file]:
             # A single file becomes the object that is named, not one below this prefix.
             bucket.rename(to + file, to)
-        return Outcome.of(done, size_bytes, failure)
+        return JobOutcome.of(done, size_bytes, failure)
 
     return answer_when_done(request.recent_jobs, request.action, action)

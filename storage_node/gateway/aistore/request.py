@@ -15,11 +15,11 @@ from storage_node.gateway.request import RequestHead, Response
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
-    from storage_node.gateway.aistore.bodies import Body
+    from storage_node.gateway.aistore.bodies import AisBody
 
 
 @dataclass(slots=True)
-class Request(RequestHead):
+class AisRequest(RequestHead):
     """A request that has been verified, and whose body has arrived."""
 
     base_url: str
@@ -28,7 +28,7 @@ class Request(RequestHead):
     """Other components of the path, decoded."""
     provider: str = "ais"
     """The provider that the client named, in AIStore's longest form, or "ais"."""
-    body: Body | None = None
+    body: AisBody | None = None
     """None if the call takes none."""
     json: Any = None
     """The body of a call that takes JSON; None if there was none."""

@@ -20,20 +20,19 @@ from storage_node.gateway.aistore import (
     multipart,
     objects,
     promote,
-    shards,
 )
 from storage_node.gateway.aistore.errors import AISError, unsupported
-from storage_node.gateway.aistore.request import Request
+from storage_node.gateway.aistore.request import AisRequest
 from storage_node.gateway.bodies import MAX_BYTES
 from storage_node.gateway.parsing import decoded
 from storage_node.gateway.request import Response
 
 _MESSAGE_BYTES = 8 << 20
-Answer = Callable[[Request], Response]
+Answer = Callable[[AisRequest], Response]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AisCall:
     """A call of the API. The first in the table that fits a request answers it."""
 
     method: str
@@ -69,91 +68,93 @@ class Call:
 
 
 def _refused(what: str) -> Answer:
-    def refuse(_: Request) -> Response:
+    def refuse(_: AisRequest) -> Response:
         raise unsupported(what)
 
     return refuse
 
 
-CALLS: tuple[Call, ...] = (
+CALLS: tuple[AisCall, ...] = (
     # -- cluster
-    Call("GET", "health", cluster.health),
-    Call("HEAD", "health", cluster.health),
-    Call("GET", "daemon", cluster.smap, having="what=smap"),
-    Call("GET", "daemon", cluster.bucket_metadata, having="what=bmd"),
-    Call("GET", "cluster", cluster.smap, having="what=smap"),
-    Call("GET", "cluster", cluster.cluster_config, having="what=cluster_config"),
-    Call("GET", "cluster", cluster.backends, having="what=backends"),
-    Call("GET", "cluster", cluster.remote_clusters, having="what=remote"),
-    Call("GET", "reverse/daemon", cluster.node_status, having="what=node_status"),
-    Call("GET", "reverse/daemon", cluster.node_log, having="what=log"),
-    Call("GET", "reverse/daemon", cluster.metric_names, having="what=metrics"),
-    Call("GET", "reverse/daemon", cluster.mountpaths, having="what=mountpaths"),
-    Call("GET", "reverse/daemon", cluster.disks, having="what=disk"),
+    AisCall("GET", "health", cluster.health),
+    AisCall("HEAD", "health", cluster.health),
+    AisCall("GET", "daemon", cluster.smap, having="what=smap"),
+    AisCall("GET", "daemon", cluster.bucket_metadata, having="what=bmd"),
+    AisCall("GET", "cluster", cluster.smap, having="what=smap"),
+    AisCall("GET", "cluster", cluster.cluster_config, having="what=cluster_config"),
+    AisCall("GET", "cluster", cluster.backends, having="what=backends"),
+    AisCall("GET", "cluster", cluster.remote_clusters, having="what=remote"),
+    AisCall("GET", "reverse/daemon", cluster.node_status, having="what=node_status"),
+    AisCall("GET", "reverse/daemon", cluster.node_log, having="what=log"),
+    AisCall("GET", "reverse/daemon", cluster.metric_names, having="what=metrics"),
+    AisCall("GET", "reverse/daemon", cluster.mountpaths, having="what=mountpaths"),
+    AisCall("GET", "reverse/daemon", cluster.disks, having="what=disk"),
     # -- batches
-    Call("GET", "ml/moss", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES, is_batch=True),
-    Call("GET", "ml/moss/B", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES, is_batch=True),
+    AisCall("GET", "ml/moss", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES, is_batch=True),
+    AisCall("GET", "ml/moss/B", batch.get_batch, body="json", most_bytes=batch.MAX_BODY_BYTES, is_batch=True),
     # -- many objects
-    Call("DELETE", "buckets/B", groups.delete_objects, action="delete-listrange"),
-    Call("DELETE", "buckets/B", groups.evict_objects, action="evict-listrange"),
-    Call("DELETE", "buckets/B", groups.evict_bucket, action="evict-remote-bck"),
-    Call("POST", "buckets/B", groups.copy_objects, action="copy-listrange"),
-    Call("POST", "buckets/B", groups.prefetch_objects, action="prefetch-listrange"),
-    Call("POST", "buckets/B", copies.copy_bucket, action="copy-bck"),
-    Call("POST", "buckets/B", copies.move_bucket, action="move-bck"),
-    Call("POST", "buckets/B", etl.transform_bucket, action="etl-bck"),
-    Call("POST", "buckets/B", etl.transform_objects, action="etl-listrange"),
-    Call("PUT", "buckets/B", archives.archive_objects, action="archive"),
-    Call("POST", "objects/B", promote.promote, action="promote"),
+    AisCall("DELETE", "buckets/B", groups.delete_objects, action="delete-listrange"),
+    AisCall("DELETE", "buckets/B", groups.evict_objects, action="evict-listrange"),
+    AisCall("DELETE", "buckets/B", groups.evict_bucket, action="evict-remote-bck"),
+    AisCall("POST", "buckets/B", groups.copy_objects, action="copy-listrange"),
+    AisCall("POST", "buckets/B", groups.prefetch_objects, action="prefetch-listrange"),
+    AisCall("POST", "buckets/B", copies.copy_bucket, action="copy-bck"),
+    AisCall("POST", "buckets/B", copies.move_bucket, action="move-bck"),
+    AisCall("POST", "buckets/B", etl.transform_bucket, action="etl-bck"),
+    AisCall("POST", "buckets/B", etl.transform_objects, action="etl-listrange"),
+    AisCall("PUT", "buckets/B", archives.archive_objects, action="archive"),
+    AisCall("POST", "objects/B", promote.promote, action="promote"),
     # -- one object
-    Call("GET", "objects/B/O", etl.transformed, having="etl_name"),
-    Call("PUT", "objects/B/O", etl.copy_transformed, having="etl_name"),
-    Call("PUT", "objects/B/O", copies.copy_object, having="object_to"),
-    Call("POST", "objects/B/O", copies.rename_object, action="rename-obj"),
-    Call("POST", "objects/B/O", promote.promote, action="promote"),
+    AisCall("GET", "objects/B/O", etl.transformed, having="etl_name"),
+    AisCall("PUT", "objects/B/O", etl.copy_transformed, having="etl_name"),
+    AisCall("PUT", "objects/B/O", copies.copy_object, having="object_to"),
+    AisCall("POST", "objects/B/O", copies.rename_object, action="rename-obj"),
+    AisCall("POST", "objects/B/O", promote.promote, action="promote"),
     # -- jobs
-    Call("GET", "cluster", jobs.status, having="what=status", body="json"),
-    Call("GET", "cluster", jobs.snapshots, having="what=qryxstats", body="json"),
-    Call("GET", "cluster", jobs.statuses, having="what=status_all", body="json"),
-    Call("GET", "cluster", jobs.running, having="what=running_all", body="json"),
-    Call("PUT", "cluster", jobs.start, action="start"),
-    Call("PUT", "cluster", jobs.stop, action="stop"),
-    Call("GET", "download", jobs.none_of_others, body="json"),
-    Call("GET", "sort", jobs.none_of_others),
+    AisCall("GET", "cluster", jobs.status, having="what=status", body="json"),
+    AisCall("GET", "cluster", jobs.snapshots, having="what=qryxstats", body="json"),
+    AisCall("GET", "cluster", jobs.statuses, having="what=status_all", body="json"),
+    AisCall("GET", "cluster", jobs.running, having="what=running_all", body="json"),
+    AisCall("PUT", "cluster", jobs.start, action="start"),
+    AisCall("PUT", "cluster", jobs.stop, action="stop"),
+    AisCall("GET", "download", jobs.none_of_others, body="json"),
+    AisCall("GET", "sort", jobs.none_of_others),
     # -- transforms
-    Call("GET", "etl", etl.list_all),
-    Call("PUT", "etl", etl.init, body="json", most_bytes=etl.MAX_INIT_BYTES),
-    Call("GET", "etl/*", etl.about_one),
-    Call("POST", "etl/*", etl.change),
-    Call("DELETE", "etl/*", etl.delete),
+    AisCall("GET", "etl", etl.list_all),
+    AisCall("PUT", "etl", etl.init, body="json", most_bytes=etl.MAX_INIT_BYTES),
+    AisCall("GET", "etl/*", etl.about_one),
+    AisCall("POST", "etl/*", etl.change),
+    AisCall("DELETE", "etl/*", etl.delete),
     # -- buckets
-    Call("GET", "buckets", buckets.list_buckets, action="list"),
-    Call("GET", "buckets", buckets.list_buckets, body="json"),
-    Call("GET", "buckets", buckets.summaries, action="summary-bck"),
-    Call("GET", "buckets/B", listing.list_objects, action="list"),
-    Call("GET", "buckets/B", buckets.summary, action="summary-bck"),
-    Call("POST", "buckets/B", buckets.create, action="create-bck"),
-    Call("DELETE", "buckets/B", buckets.destroy, action="destroy-bck"),
-    Call("HEAD", "buckets/B", buckets.head),
-    Call("HEAD", "buckets/B/O", buckets.head, having="bsumm_remote"),
-    Call("PATCH", "buckets/B", buckets.set_props, action="set-bprops"),
+    AisCall("GET", "buckets", buckets.list_buckets, action="list"),
+    AisCall("GET", "buckets", buckets.list_buckets, body="json"),
+    AisCall("GET", "buckets", buckets.summaries, action="summary-bck"),
+    AisCall("GET", "buckets/B", listing.list_objects, action="list"),
+    AisCall("GET", "buckets/B", buckets.summary, action="summary-bck"),
+    AisCall("POST", "buckets/B", buckets.create, action="create-bck"),
+    AisCall("DELETE", "buckets/B", buckets.destroy, action="destroy-bck"),
+    AisCall("HEAD", "buckets/B", buckets.head),
+    AisCall("HEAD", "buckets/B/O", buckets.head, having="bsumm_remote"),
+    AisCall("PATCH", "buckets/B", buckets.set_props, action="set-bprops"),
     # -- objects
-    Call("PUT", "objects/B/O", multipart.put_part, having="partNumber", body="bytes"),
-    Call("PUT", "objects/B/O", append.append, having="append_type", body="bytes"),
-    Call("PUT", "objects/B/O", shards.put_member, having="archpath", body="bytes", most_bytes=shards.MAX_MEMBER_BYTES),
-    Call("PUT", "objects/B/O", objects.put, body="bytes"),
-    Call("GET", "objects/B/O", objects.get),
-    Call("HEAD", "objects/B/O", objects.head),
-    Call("DELETE", "objects/B/O", multipart.abort, having="uploadId", body="json"),
-    Call("DELETE", "objects/B/O", objects.delete, body="json"),
-    Call("PATCH", "objects/B/O", objects.set_custom, body="json"),
-    Call("POST", "objects/B/O", multipart.complete, action="mpt-complete"),
-    Call("POST", "objects/B/O", multipart.begin, action="mpt-upload"),
+    AisCall("PUT", "objects/B/O", multipart.put_part, having="partNumber", body="bytes"),
+    AisCall("PUT", "objects/B/O", append.append, having="append_type", body="bytes"),
+    AisCall(
+        "PUT", "objects/B/O", archives.put_member, having="archpath", body="bytes", most_bytes=archives.MAX_MEMBER_BYTES
+    ),
+    AisCall("PUT", "objects/B/O", objects.put, body="bytes"),
+    AisCall("GET", "objects/B/O", objects.get),
+    AisCall("HEAD", "objects/B/O", objects.head),
+    AisCall("DELETE", "objects/B/O", multipart.abort, having="uploadId", body="json"),
+    AisCall("DELETE", "objects/B/O", objects.delete, body="json"),
+    AisCall("PATCH", "objects/B/O", objects.set_custom, body="json"),
+    AisCall("POST", "objects/B/O", multipart.complete, action="mpt-complete"),
+    AisCall("POST", "objects/B/O", multipart.begin, action="mpt-upload"),
     # -- not here
-    Call("*", "download/*", _refused("download")),
-    Call("*", "sort/*", _refused("dsort")),
-    Call("*", "authn/*", _refused("authn")),
-    Call("*", "cluster/*", _refused("changing the cluster")),
+    AisCall("*", "download/*", _refused("download")),
+    AisCall("*", "sort/*", _refused("dsort")),
+    AisCall("*", "authn/*", _refused("authn")),
+    AisCall("*", "cluster/*", _refused("changing the cluster")),
 )
 """All calls. Calls of one method and place stand together, those that are selected before those that are not."""
 
@@ -162,7 +163,7 @@ CALLS: tuple[Call, ...] = (
 class Route:
     """The calls that a request may be, before its body is known, and what its path names."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[AisCall, ...]
     bucket: str = ""
     key: str = ""
     rest: tuple[str, ...] = ()
@@ -176,7 +177,7 @@ class Route:
     def limit_bytes(self) -> int:
         return max(call.limit_bytes for call in self.calls)
 
-    def choose(self, action: str) -> Call:
+    def choose(self, action: str) -> AisCall:
         """Return the call for the action in the body. Raises AISError for an unknown action."""
         for call in self.calls:
             if call.action == action or (not call.action and len(self.calls) == 1):
@@ -212,7 +213,7 @@ _NAMED = {"B": "bucket", "O": "key", "*": "rest"}
 
 def route(method: str, path: str, query: Mapping[str, str]) -> Route:
     """Return the calls that fit a request, by its path below /v1/ as it was sent. Raises AISError."""
-    found: list[Call] = []
+    found: list[AisCall] = []
     named: dict[str, str] = {}
     methods: set[str] = set()
     for call in CALLS:

@@ -19,7 +19,7 @@ from storage_node.gateway.errors import Refusal, S3Error
 from storage_node.gateway.server.access_log import AccessLog
 from storage_node.gateway.server.counters import GatewayCounters
 from storage_node.gateway.server.exchange import MALFORMED, Exchange
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from storage_node.limits.pace import Pace
 from storage_node.limits.peers import peer_of_address
 

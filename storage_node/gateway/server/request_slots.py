@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from storage_node.gateway.errors import S3Error
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from storage_node.limits.call_slots import TENANT_SHARE, CallSlot, CallSlots, limit_of_tenant
 
 _LOOK_INTERVAL_S = 0.25

@@ -13,9 +13,9 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.values.urls import is_remote
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import serve_until, stopper
-from storage_node.gateway.server.metrics import METRICS
+from storage_node.gateway.server.counters import METRICS
 from storage_node.gateway.server.plan import GatewayPlan
-from storage_node.gateway.server.workers import Workers
+from storage_node.gateway.server.workers import GatewayWorkers
 from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.ops.serve import share_freed_memory
 
@@ -50,7 +50,7 @@ def run_gateway(
     if ends_with_input:
         threading.Thread(target=_stop_at_end_of_input, name="gateway-input", daemon=True).start()
     if processes > 1:
-        workers = Workers(plan, listener, processes)
+        workers = GatewayWorkers(plan, listener, processes)
         try:
             with metrics_served(metrics_host, metrics_port, METRICS, workers.counters) as port:
                 announce(port)

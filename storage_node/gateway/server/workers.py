@@ -28,7 +28,7 @@ _END_TIMEOUT_S = 5.0
 """How long a process may take to end beyond the time for running requests."""
 
 
-class _Worker:
+class _GatewayWorker:
     """One process and its control pipe."""
 
     def __init__(self, plan: GatewayPlan, listener: socket.socket, number: int) -> None:
@@ -71,17 +71,17 @@ class _Worker:
         return None
 
 
-class Workers:
+class GatewayWorkers:
     """The processes of a gateway. Belongs to the main thread; `counters` may be called from any."""
 
     def __init__(self, plan: GatewayPlan, listener: socket.socket, count: int) -> None:
         """Start them. Raises LoaderError if one of them cannot serve."""
         self._plan, self._listener = plan, listener
         self._failures = [0] * count
-        self._workers: list[_Worker | None] = []
+        self._workers: list[_GatewayWorker | None] = []
         try:
             for number in range(count):
-                self._workers.append(_Worker(plan, listener, number))
+                self._workers.append(_GatewayWorker(plan, listener, number))
             for worker in self._workers:
                 assert worker is not None
                 worker.wait_until_ready()
@@ -145,7 +145,7 @@ class Workers:
                     log.warning("a process of the gateway cannot serve: %s", error)
                     worker.process.join(_END_TIMEOUT_S)
 
-    def _bury(self, number: int, worker: _Worker) -> float:
+    def _bury(self, number: int, worker: _GatewayWorker) -> float:
         """Note a process that has ended, and return after how many seconds to start another."""
         self._workers[number] = None
         worker.process.join()
@@ -163,7 +163,7 @@ class Workers:
 
     def _replace(self, number: int) -> bool:
         try:
-            self._workers[number] = _Worker(self._plan, self._listener, number)
+            self._workers[number] = _GatewayWorker(self._plan, self._listener, number)
         except OSError as error:
             log.warning("a process of the gateway cannot start: %s", error)
             return False

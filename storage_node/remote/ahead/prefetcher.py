@@ -18,8 +18,8 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.call_slots import current_tenant
+from storage_node.limits.single_flight import Urgency, current_urgency
 from storage_node.limits.tasks import keep_going
-from storage_node.limits.urgency import Urgency, current_urgency
 from storage_node.remote.ahead.plans import Expected, PlannedKey, Plans
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.names import object_name_fault

@@ -22,8 +22,7 @@ from storage_node.remote.archives.cold_archives import ColdArchives
 from storage_node.remote.archives.cold_index import ColdIndex
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.archives.large_object import LargeObject
-from storage_node.remote.drivers.remote_changed import RemoteChanged
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.remote_object import RemoteChanged, RemoteObject
 from storage_node.remote.location.backends import Backends
 from storage_node.store.archives.kinds import require_archive
 from storage_node.store.read.frame_plan import check_range

@@ -16,7 +16,7 @@ from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
 from storage_node.remote.archives.sparse_source import SparseSource
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits
+from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, ArchiveLimits
 from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.zip_directory import find_directory, method_of, read_entries
 
@@ -24,7 +24,7 @@ TAIL_BYTES = 128 << 10
 """Bytes to read from the end first: the longest comment, and the directory of about a thousand members."""
 
 
-def index_directory(source: SparseSource, limits: Limits = DEFAULT_LIMITS) -> MemberIndex:
+def index_directory(source: SparseSource, limits: ArchiveLimits = DEFAULT_LIMITS) -> MemberIndex:
     """Index a zip by its directory. The offset of a member is that of its local header; its checksum is its CRC-32.
 
     Raises MissingBytes, and what indexing a stored zip raises: ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge.

@@ -18,8 +18,7 @@ from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.remote.arriving.arrival import Arrival, Read
 from storage_node.remote.arriving.arrivals import Topic
-from storage_node.remote.drivers.remote_changed import RemoteChanged
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.remote_object import RemoteChanged, RemoteObject
 from storage_node.store.read.frame_plan import check_range
 
 WINDOW_BYTES = 8 << 20

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.limits.single_flight import current_urgency
 from storage_node.limits.tasks import keep_going
-from storage_node.limits.urgency import current_urgency
 from storage_node.limits.wakeup import Wakeup
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.copies.eviction_order import EvictionOrder, NeededAt

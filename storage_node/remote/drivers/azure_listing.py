@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import unquote
 
 from ais_loader.errors import Unsupported
-from storage_node.limits.bounded_xml import Element, Source, parse
+from storage_node.limits.bounded_xml import Element, XmlSource, parse
 from storage_node.remote.drivers.driver import KeyPage, ListedKey, RequestFailure
 from storage_node.remote.drivers.failures import message
 from storage_node.remote.drivers.listing_request import not_advancing, page_of
@@ -86,7 +86,7 @@ class AzureListing:
             self._markers.popitem(last=False)
 
 
-def _parsed(source: Source, above: str) -> tuple[list[ListedKey], str, int]:
+def _parsed(source: XmlSource, above: str) -> tuple[list[ListedKey], str, int]:
     """Return the keys of an answer, the marker of the next page, and the number of directory markers."""
     keys, markers = [], 0
 

@@ -15,7 +15,7 @@ from ais_loader.wire.remote import Remote
 from storage_node.remote.drivers.credentials import Credentials
 from storage_node.remote.drivers.gate import Gate, Place
 from storage_node.rights.scopes import matches
-from storage_node.settings.host_patterns import ANY, HostPatterns, Origin
+from storage_node.settings.host_patterns import ANY, HostPatterns, UrlOrigin
 
 DEFAULT_REGION = "us-east-1"
 _ENDPOINTS = {
@@ -42,8 +42,8 @@ class Destination:
         self.url = (remote.endpoint or named or self._default()).rstrip("/")
         """URL of the service, without the bucket; of a web server, that of the remote."""
         try:
-            self.origin = Origin.of(self.url)
-            self._is_named = named != "" and Origin.of(named) == self.origin
+            self.origin = UrlOrigin.of(self.url)
+            self._is_named = named != "" and UrlOrigin.of(named) == self.origin
             self._of_profile = HostPatterns(tuple(credentials.values.get("hosts", ())), "https")
         except ValueError as error:
             raise RemoteDenied(f"{remote.url}: {credentials.profile}: {error}") from None
@@ -147,7 +147,7 @@ class Destination:
                 return scheme == "gs"
 
 
-def _web_proxy(origin: Origin) -> str:
+def _web_proxy(origin: UrlOrigin) -> str:
     """Return the URL of the environment's proxy for a server; "" if there is none."""
     server = f"{origin.host}:{origin.port}"
     if origin.host == "localhost" or origin.host.startswith("127.") or urllib.request.proxy_bypass(server):

@@ -43,8 +43,7 @@ from storage_node.remote.drivers.driver import (
     RequestFailure,
 )
 from storage_node.remote.drivers.failures import message
-from storage_node.remote.drivers.remote_changed import RemoteChanged
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.remote_object import RemoteChanged, RemoteObject
 
 T = TypeVar("T")
 

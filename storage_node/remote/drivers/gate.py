@@ -21,7 +21,7 @@ from socketserver import ThreadingTCPServer
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from storage_node.settings.host_patterns import HostPatterns, Origin
+from storage_node.settings.host_patterns import HostPatterns, UrlOrigin
 
 log = logging.getLogger(__name__)
 _CONNECT_S = 5.0
@@ -31,7 +31,7 @@ _BUFFER_BYTES = 1 << 18
 class Place(NamedTuple):
     """A server that may be reached."""
 
-    origin: Origin
+    origin: UrlOrigin
     hosts: HostPatterns | None
     """Permits its addresses; None permits all, for a server that the operator named."""
 
@@ -58,13 +58,13 @@ class Gate:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._server: _Server | None = None
+        self._server: _GateServer | None = None
 
     def url(self, place: Place) -> str:
         """Return the URL of the proxy, with the key of a place."""
         with self._lock:
             if self._server is None:
-                self._server = _Server(("127.0.0.1", 0), _Connection)
+                self._server = _GateServer(("127.0.0.1", 0), _GateConnection)
                 threading.Thread(target=self._server.serve_forever, name="gate", daemon=True).start()
             key = self._server.keys.setdefault(place, secrets.token_hex(16))
             self._server.places[key] = place
@@ -82,7 +82,7 @@ class Gate:
             server.server_close()
 
 
-class _Server(ThreadingTCPServer):
+class _GateServer(ThreadingTCPServer):
     daemon_threads, block_on_close, request_queue_size = True, False, 128
 
     def __init__(self, *arguments: object) -> None:
@@ -94,16 +94,16 @@ class _Server(ThreadingTCPServer):
         """Either side has closed the connection."""
 
 
-class _Connection(BaseHTTPRequestHandler):
+class _GateConnection(BaseHTTPRequestHandler):
     """A connection of a client: a tunnel, or requests of HTTP. A second thread copies the answers."""
 
     protocol_version, timeout = "HTTP/1.1", _CONNECT_S
-    server: _Server
+    server: _GateServer
     _target: socket.socket | None = None
 
     def _pass_on(self) -> None:
         is_tunnel = self.command == "CONNECT"
-        origin = Origin.of(f"https://{self.path}" if is_tunnel else self.path)
+        origin = UrlOrigin.of(f"https://{self.path}" if is_tunnel else self.path)
         key = base64.b64decode(self.headers.get("proxy-authorization", "").removeprefix("Basic ")).decode()
         place = self.server.places.get(key.removeprefix("gate:"))
         try:

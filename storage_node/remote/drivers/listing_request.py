@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ais_loader.errors import RemoteUnavailable
-from storage_node.limits.bounded_xml import Source
+from storage_node.limits.bounded_xml import XmlSource
 from storage_node.limits.pace import Pace
 from storage_node.remote.drivers import driver
 from storage_node.remote.drivers.driver import RequestFailure
@@ -30,7 +30,7 @@ async def page_of(
     place: str,
     stores: ObjectStores,
     secrets: Sequence[str],
-    parse: Callable[[Source], T],
+    parse: Callable[[XmlSource], T],
 ) -> T:
     """Return the page that `parse` makes of the answer to a GET.
 
@@ -49,7 +49,7 @@ async def page_of(
     proxy = stores.way.get("proxy_url", "")
     try:
         return await asyncio.to_thread(_get, url, headers, stores.timeout_s, proxy, parse)
-    except _Refused as refused:
+    except _ListingRefused as refused:
         raise failure_of_answer(refused.status, refused.body, place, scheme, secrets) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
@@ -65,7 +65,7 @@ def not_advancing(place: str, after: str, secrets: Sequence[str]) -> RequestFail
     return RequestFailure(RemoteUnavailable(message(place, reason, secrets)))
 
 
-class _Refused(Exception):
+class _ListingRefused(Exception):
     """The answer has another status than 200."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -73,18 +73,18 @@ class _Refused(Exception):
         self.status, self.body = status, body.decode(errors="replace")
 
 
-def _get(url: str, headers: Mapping[str, str], timeout_s: float, proxy: str, parse: Callable[[Source], T]) -> T:
+def _get(url: str, headers: Mapping[str, str], timeout_s: float, proxy: str, parse: Callable[[XmlSource], T]) -> T:
     way = [urllib.request.ProxyHandler({"http": proxy, "https": proxy})] if proxy else []
     opener = urllib.request.build_opener(_NoRedirects, _Http, _Https, *way)
     request = urllib.request.Request(url, headers=dict(headers))
     try:
         with contextlib.closing(opener.open(request, timeout=timeout_s)) as answer:
             if answer.status != 200:
-                raise _Refused(answer.status, answer.read(_REFUSAL_BYTES))
+                raise _ListingRefused(answer.status, answer.read(_REFUSAL_BYTES))
             return parse(answer)
     except urllib.error.HTTPError as error:
         with error:
-            raise _Refused(error.code, error.read(_REFUSAL_BYTES)) from None
+            raise _ListingRefused(error.code, error.read(_REFUSAL_BYTES)) from None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -119,7 +119,7 @@ class _PacedAnswer(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_PacedReads(self.fp.detach()))
 
 
-class _Connection(http.client.HTTPConnection):
+class _ListingConnection(http.client.HTTPConnection):
     response_class = _PacedAnswer
 
 
@@ -129,7 +129,7 @@ class _TlsConnection(http.client.HTTPSConnection):
 
 class _Http(urllib.request.HTTPHandler):
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Connection, request)
+        return self.do_open(_ListingConnection, request)
 
 
 class _Https(urllib.request.HTTPSHandler):

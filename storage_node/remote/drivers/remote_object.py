@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ais_loader.errors import RemoteUnavailable
+
 _MADE_UP = "modified-"
 
 
@@ -36,3 +38,8 @@ class RemoteObject:
     """The user's metadata. Listings leave it out, and so do files."""
     headers: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Those of `CONTENT_HEADERS` that the storage sends."""
+
+
+class RemoteChanged(RemoteUnavailable):
+    """The remote object was replaced or deleted after its first bytes were read. Reading it again returns the new
+    version."""

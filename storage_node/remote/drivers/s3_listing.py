@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from urllib.parse import quote, unquote_plus
 
-from storage_node.limits.bounded_xml import Source, parse
+from storage_node.limits.bounded_xml import XmlSource, parse
 from storage_node.remote.drivers.driver import KeyPage, ListedKey
 from storage_node.remote.drivers.listing_request import page_of
 from storage_node.remote.drivers.object_stores import ObjectStores
@@ -40,7 +40,7 @@ async def _page(stores: ObjectStores, prefix: str, after: str, secrets: Sequence
     )
 
 
-def _parsed(source: Source, above: str) -> KeyPage:
+def _parsed(source: XmlSource, above: str) -> KeyPage:
     """Return the page in an answer. `above`: prefix of all keys, which is removed."""
     rows: list[tuple[str, ...]] = []
     names = ("Key", "Size", "ETag", "LastModified")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -22,16 +23,17 @@ from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.inventory import (
     PREFIX,
     ROWS,
+    Block,
     BlockIndex,
     Description,
     Row,
     changed_name,
     current_name,
     encoded,
+    rows_of,
 )
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.drivers.remote_object import RemoteObject
-from storage_node.remote.inventory.row_run import RowRun
 from storage_node.remote.inventory.split_listing import ListedRange, SplitListing
 from storage_node.remote.location.skipped_names import SkippedNames
 from storage_node.store.spooled import Spooled, spool_for
@@ -47,6 +49,41 @@ STREAMS = 16
 PROGRESS_S = 0.5
 """Time between two reports of progress."""
 MARKS_AT_ONCE = 32
+
+
+_HEAD = struct.Struct("<III")
+"""Count of rows, and lengths of their names and of their details."""
+
+
+class RowRun:
+    """Belongs to one thread at a time. Raises DriveFull, DriveFailed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._spool: Spooled | None = None
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Append rows, at least one, whose names are increasing and follow those before."""
+        if self._spool is None:
+            self._spool = spool_for(self._store, "an inventory")
+        block = encoded(rows)
+        self._spool.write(_HEAD.pack(block.length, len(block.names), len(block.details)) + block.names + block.details)
+
+    def __iter__(self) -> Iterator[Row]:
+        if self._spool is None:
+            return
+        source, at = self._spool.source, 0
+        while at < source.size_bytes:
+            count, names, details = _HEAD.unpack(source.pread(_HEAD.size, at))
+            at += _HEAD.size
+            content = source.pread(names + details, at)
+            at += names + details
+            yield from rows_of(Block(count, content[:names], content[names:]))
+
+    def close(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
 
 
 class InventoryWriter:

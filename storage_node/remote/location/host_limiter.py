@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from ais_loader.wire.backoff import Backoff
-from storage_node.limits.urgency import Urgency, current_urgency
+from storage_node.limits.single_flight import Urgency, current_urgency
 
 THROTTLED = Backoff(0.1, 10.0, jitter=0.5)
 """Pauses of all requests to a host after it has throttled some."""

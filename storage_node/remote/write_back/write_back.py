@@ -55,7 +55,7 @@ Key = tuple[bytes, str]
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingUpload:
     """A pending upload, guarded by the lock of its WriteBack."""
 
     upload: PendingUpload
@@ -99,7 +99,7 @@ class WriteBack:
         self._owners = owners
         self._uploader = Uploader(store, read)
         self._lock = threading.Lock()
-        self._pending: dict[Key, _Waiting] = {}  # guarded by _lock, as are _ready and _bytes
+        self._pending: dict[Key, _WaitingUpload] = {}  # guarded by _lock, as are _ready and _bytes
         self._ready: deque[Key] = deque()
         self._bucket_uuids: set[bytes] = set()
         """Buckets that have had pending uploads."""
@@ -144,10 +144,10 @@ class WriteBack:
                 return
             since_s = before.since_s if before is not None and not before.is_conflict else time.time()
             self._drop(key)
-            self._add(key, _Waiting(upload, since_s))
+            self._add(key, _WaitingUpload(upload, since_s))
         self._wake.set()
 
-    def _add(self, key: Key, waiting: _Waiting) -> None:
+    def _add(self, key: Key, waiting: _WaitingUpload) -> None:
         self._bucket_uuids.add(key[0])
         self._pending[key] = waiting
         self._bytes += waiting.counted_bytes
@@ -162,14 +162,14 @@ class WriteBack:
             key, upload = (bucket_uuid, name), pending_upload(bucket_uuid, name, entry)
             if upload is None:
                 continue
-            waiting = _Waiting(upload, entry.modified_ns / 1e9)
+            waiting = _WaitingUpload(upload, entry.modified_ns / 1e9)
             with self._lock:
                 if key in self._pending:
                     continue
                 self._add(key, waiting)
             self._drop_ended(key, waiting)  # a change between the look and here was not noted
 
-    def _drop_ended(self, key: Key, waiting: _Waiting) -> bool:
+    def _drop_ended(self, key: Key, waiting: _WaitingUpload) -> bool:
         """Drop a pending upload if the store has none for its name. Returns whether the store has none. Waits for a
         drive."""
         try:
@@ -383,7 +383,7 @@ class WriteBack:
                 continue
             self._start(bucket, key, waiting)
 
-    def _start(self, bucket: RemoteBucket, key: Key, waiting: _Waiting) -> None:
+    def _start(self, bucket: RemoteBucket, key: Key, waiting: _WaitingUpload) -> None:
         self._running.add(key)
         task = asyncio.create_task(self._upload(bucket, key, waiting))
         self._uploads.add(task)
@@ -398,7 +398,7 @@ class WriteBack:
                 self._ready.append(key)
         self._wake.set()
 
-    async def _upload(self, bucket: RemoteBucket, key: Key, waiting: _Waiting) -> None:
+    async def _upload(self, bucket: RemoteBucket, key: Key, waiting: _WaitingUpload) -> None:
         error: LoaderError | None = None
         step: Step | None = None
         try:
@@ -422,7 +422,7 @@ class WriteBack:
         self._note_end(bucket, key, waiting, step, error)
 
     def _note_end(
-        self, bucket: RemoteBucket, key: Key, tried: _Waiting, step: Step | None, error: LoaderError | None
+        self, bucket: RemoteBucket, key: Key, tried: _WaitingUpload, step: Step | None, error: LoaderError | None
     ) -> None:
         with self._lock:
             now = self._pending.get(key)
@@ -457,7 +457,7 @@ class WriteBack:
             await asyncio.gather(*(self._ask_owner(endpoint, keys) for endpoint, keys in asked.items()))
 
     async def _ask_owner(self, endpoint: str, keys: Iterable[Key]) -> None:
-        by_bucket: dict[bytes, list[_Waiting]] = {}
+        by_bucket: dict[bytes, list[_WaitingUpload]] = {}
         with self._lock:
             for key in keys:
                 if (one := self._pending.get(key)) is not None:
@@ -475,7 +475,7 @@ class WriteBack:
                     continue
                 await self._take_state(bucket, key, one, states[at])
 
-    async def _take_state(self, bucket: RemoteBucket, key: Key, one: _Waiting, state: pb.UploadState) -> None:
+    async def _take_state(self, bucket: RemoteBucket, key: Key, one: _WaitingUpload, state: pb.UploadState) -> None:
         if state.kind == pb.UploadState.DONE:
             settle = self._store.uploads.settle
             try:
@@ -497,7 +497,7 @@ class WriteBack:
         elif state.kind == pb.UploadState.PENDING or not await self._ended(key, one):
             self._later(key, ASK_S)
 
-    async def _ended(self, key: Key, waiting: _Waiting) -> bool:
+    async def _ended(self, key: Key, waiting: _WaitingUpload) -> bool:
         """See `_drop_ended`. Two threads may have noted changes of the store in another order than they were made."""
         return bool(await self._read(self._drop_ended, key, waiting))
 

@@ -19,7 +19,7 @@ from storage_node.store.archives.gzip_points import GzipPoints, build_gzip_point
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.inflating import Decoder, GzipDecoder
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
-from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits, Member, require_readable
+from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, ArchiveLimits, Member, require_readable
 from storage_node.store.archives.restart import (
     MAX_STRETCH_BYTES,
     RestartView,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class ShardIndexer:
     """Indexer of a shard whose bytes are streamed through it, as in a PUT. A zip is only read in `finish`."""
 
-    def __init__(self, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, name: str, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
         self._name, self._limits = name, limits
         self._head = bytearray()
         self._size = 0
@@ -93,7 +93,7 @@ class ShardIndexer:
                 self._tar.feed(piece)
 
 
-def index_shard(source: ByteSource, name: str, limits: Limits = DEFAULT_LIMITS) -> MemberIndex:
+def index_shard(source: ByteSource, name: str, limits: ArchiveLimits = DEFAULT_LIMITS) -> MemberIndex:
     """Index a shard that is already stored. Raises as ShardIndexer does."""
     indexer = ShardIndexer(name, limits)
     if recognise(name, source.pread(MAGIC_BYTES, 0)) is ArchiveKind.ZIP:
@@ -106,7 +106,7 @@ def index_shard(source: ByteSource, name: str, limits: Limits = DEFAULT_LIMITS) 
 class Archive:
     """One shard and its index."""
 
-    def __init__(self, source: ByteSource, index: MemberIndex, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, source: ByteSource, index: MemberIndex, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
         """`source` must be what `index` was built from. MemberIndex.open checks that for files.
 
         Raises ArchiveIndexError, LibraryMissing.
@@ -222,7 +222,7 @@ def _readable_before(pieces: Iterator[bytes]) -> Iterator[bytes]:
         raise ArchiveDamaged(f"the bytes are not those that were indexed: {error}") from None
 
 
-def decoder_for(kind: ArchiveKind, limits: Limits = DEFAULT_LIMITS) -> Decoder:
+def decoder_for(kind: ArchiveKind, limits: ArchiveLimits = DEFAULT_LIMITS) -> Decoder:
     """Create the decoder of a compressed tar. Raises LibraryMissing if the compression library is not installed."""
     if kind is ArchiveKind.TAR_GZ:
         return GzipDecoder(limits)
@@ -237,7 +237,7 @@ def decoder_for(kind: ArchiveKind, limits: Limits = DEFAULT_LIMITS) -> Decoder:
     raise ValueError(f"{kind.name} is no compressed tar")
 
 
-def unpacked(kind: ArchiveKind, chunks: Iterable[Buffer], limits: Limits = DEFAULT_LIMITS) -> Iterator[bytes]:
+def unpacked(kind: ArchiveKind, chunks: Iterable[Buffer], limits: ArchiveLimits = DEFAULT_LIMITS) -> Iterator[bytes]:
     """Iterate over the tar inside a compressed one, in pieces. Raises as `Decoder.feed` and `finish` do."""
     decoder = decoder_for(kind, limits)
     for chunk in chunks:

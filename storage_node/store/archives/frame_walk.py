@@ -15,7 +15,7 @@ from enum import IntEnum
 from ais_loader.errors import ArchiveDamaged
 from storage_node.store.archives.inflating import Decoder
 from storage_node.store.archives.kinds import is_skippable
-from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+from storage_node.store.archives.member import DEFAULT_LIMITS, ArchiveLimits
 
 _MAGIC_BYTES = 4
 
@@ -37,7 +37,7 @@ class FrameWalk(Decoder):
 
     format_name: str
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
         super().__init__(limits)
         self._held = bytearray()
         self._part, self._need = Part.MAGIC, _MAGIC_BYTES

@@ -28,7 +28,7 @@ from ais_loader.errors import ArchiveIndexError, ArchiveIndexStale, MemberNotFou
 from ais_loader.name_matching import did_you_mean
 from storage_node.store.archives.index_format import (
     HEADER_BYTES,
-    Body,
+    IndexBody,
     IndexHead,
     ShardState,
     decode_body,
@@ -68,7 +68,7 @@ class MemberIndex:
     def __init__(self, head: IndexHead, data: memoryview) -> None:
         self._head = head
         self._data = data
-        self._body: Body = decode_body(head, data)
+        self._body: IndexBody = decode_body(head, data)
         # Python integers come out of a memoryview several times faster than out of an array.
         self._hashes = data[: 8 * head.members].cast("Q")
 

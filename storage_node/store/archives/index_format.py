@@ -54,7 +54,7 @@ class IndexHead(NamedTuple):
     """Whether a tar has members that cannot be read. A zip always has the column of methods."""
 
 
-class Body(NamedTuple):
+class IndexBody(NamedTuple):
     """Views of one buffer; the columns are those of table.Columns."""
 
     hashes: npt.NDArray[np.uint64]
@@ -128,7 +128,7 @@ def encode_body(columns: MemberColumns, kind: ArchiveKind, plan: bytes) -> bytes
     return b"".join([*parts, _aligned(columns.names), _aligned(plan)])
 
 
-def decode_body(head: IndexHead, data: memoryview) -> Body:
+def decode_body(head: IndexHead, data: memoryview) -> IndexBody:
     """Decode the bytes after the header. Raises ArchiveIndexError for anything that `encode_body` would not write."""
     n = head.members
     is_zip = head.kind is ArchiveKind.ZIP
@@ -147,7 +147,7 @@ def decode_body(head: IndexHead, data: memoryview) -> Body:
         views.append(data[at : at + length])
         at += _align(length)
     sizes = np.frombuffer(views[2], "<u8")
-    body = Body(
+    body = IndexBody(
         hashes=np.frombuffer(views[0], "<u8"),
         offsets=np.frombuffer(views[1], "<u8"),
         sizes=sizes,
@@ -163,7 +163,7 @@ def decode_body(head: IndexHead, data: memoryview) -> Body:
     return body
 
 
-def _check(head: IndexHead, body: Body) -> None:
+def _check(head: IndexHead, body: IndexBody) -> None:
     n, content = head.members, np.uint64(head.content_bytes)
     listed = np.zeros(n, np.bool_)
     if n and bool((body.listing < n).all()):
@@ -186,7 +186,7 @@ def _check(head: IndexHead, body: Body) -> None:
             raise ArchiveIndexError(f"a member index with matching checksums, but {lie}")
 
 
-def _is_text(body: Body) -> bool:
+def _is_text(body: IndexBody) -> bool:
     """Whether all names are UTF-8 and none begins within a character. Decoded in pieces: they may take a GiB."""
     octets = np.frombuffer(body.names, "u1")
     begins = body.name_at[:-1][body.name_at[:-1] < body.name_at[1:]]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
-from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+from storage_node.store.archives.member import DEFAULT_LIMITS, ArchiveLimits
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -56,7 +56,7 @@ class RestartPoints:
 class Decoder(ABC):
     """Base class of decoders of one compressed stream. Counts its input and output."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
         self.limits = limits
         self.packed_bytes = 0
         self.content_bytes = 0
@@ -94,7 +94,7 @@ class Decoder(ABC):
 class GzipDecoder(Decoder):
     """Decoder of consecutive gzip members (RFC 1952); zeros may follow the last. zlib checks CRC-32 and length."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
         super().__init__(limits)
         self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
         self._started = False

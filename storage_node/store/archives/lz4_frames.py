@@ -17,7 +17,7 @@ import xxhash
 from ais_loader.errors import ArchiveDamaged, ArchiveUnsupported, LibraryMissing
 from ais_loader.extras import needs
 from storage_node.store.archives.frame_walk import FrameWalk, Part
-from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+from storage_node.store.archives.member import DEFAULT_LIMITS, ArchiveLimits
 
 with needs("lz4", "lz4 archives", LibraryMissing):
     import lz4.block  # type: ignore[import-untyped]
@@ -37,7 +37,7 @@ _IN_FRAME, _BLOCK_SUMS, _CONTENT_SUM = 0x80, 0x10, 0x08
 class Lz4Decoder(FrameWalk):
     format_name = "lz4"
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, resume: int = AT_FRAME) -> None:
+    def __init__(self, limits: ArchiveLimits = DEFAULT_LIMITS, resume: int = AT_FRAME) -> None:
         """`resume`: the flags of the restart point at which the input will begin."""
         super().__init__(limits)
         self._linked = self._block_sums = self._content_sum = self._plain = False

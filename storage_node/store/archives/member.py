@@ -50,7 +50,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ArchiveLimits:
     """Maximum resources that one archive may use on a node. Beyond them ArchiveTooLarge is raised."""
 
     members: int = 10_000_000
@@ -80,7 +80,7 @@ class Limits:
         return self.free_bytes + self.expansion * packed_bytes
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ArchiveLimits()
 
 
 def require_readable(member: Member) -> Member:

@@ -20,7 +20,7 @@ import numpy as np
 from ais_loader.errors import ArchiveDamaged, ArchiveIndexError
 from storage_node.store.archives.inflating import RestartPoints
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import Limits
+from storage_node.store.archives.member import ArchiveLimits
 from storage_node.store.archives.source import ByteSource, chunks_of, read_exactly
 
 MAX_STRETCH_BYTES = 16 << 20
@@ -56,7 +56,7 @@ class RestartView:
     """View of a tar.zst or tar.lz4."""
 
     def __init__(
-        self, source: ByteSource, kind: ArchiveKind, plan: memoryview, content_bytes: int, limits: Limits
+        self, source: ByteSource, kind: ArchiveKind, plan: memoryview, content_bytes: int, limits: ArchiveLimits
     ) -> None:
         self._source, self._kind = source, kind
         self._limits = replace(limits, free_bytes=max(1, content_bytes))  # indexing has ruled out a bomb

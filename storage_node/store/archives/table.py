@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from ais_loader.errors import ArchiveTooLarge
-from storage_node.store.archives.member import STORED, Limits, text_of
+from storage_node.store.archives.member import STORED, ArchiveLimits, text_of
 
 _FILE, _LINK, _OTHER = 0, 1, 2
 _SLICED_AT_ONCE = 1 << 16
@@ -46,7 +46,7 @@ class MemberColumns(NamedTuple):
 
 
 class MemberTable:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ArchiveLimits) -> None:
         self._limits = limits
         self._kinds = bytearray()
         self._offsets = array("Q")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
-from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+from storage_node.store.archives.member import DEFAULT_LIMITS, ArchiveLimits
 from storage_node.store.archives.source import ByteSource, chunks_of, read_exactly
 from storage_node.store.archives.tar_header import (
     BLOCK_BYTES,
@@ -39,7 +39,9 @@ class TarEnd(NamedTuple):
     """The requested names that the tar contains, in its order; directories without their trailing slash."""
 
 
-def find_end(source: ByteSource, name: str, wanted: Collection[bytes] = (), limits: Limits = DEFAULT_LIMITS) -> TarEnd:
+def find_end(
+    source: ByteSource, name: str, wanted: Collection[bytes] = (), limits: ArchiveLimits = DEFAULT_LIMITS
+) -> TarEnd:
     """Find the append position of the tar `name`; it is 0 for an empty one.
 
     Raises ArchiveUnsupported for a compressed tar, a zip, or a tar to which members cannot be added; NotAnArchive,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ais_loader.errors import ArchiveDamaged, ArchiveError, ArchiveTooLarge
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import CONTINUED, DEFAULT_LIMITS, SPARSE, Limits
+from storage_node.store.archives.member import CONTINUED, DEFAULT_LIMITS, SPARSE, ArchiveLimits
 from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.tar_header import (
     BLOCK_BYTES,
@@ -54,7 +54,7 @@ _MAP_GOES_ON, _MAP_GOES_ON_AGAIN = 482, 504
 
 
 class TarIndexer:
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._table = MemberTable(limits)
         self._at = 0  # bytes of the tar seen so far

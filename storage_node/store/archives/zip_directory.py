@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported
-from storage_node.store.archives.member import ENCRYPTED, PATCHED, STORED, Limits
+from storage_node.store.archives.member import ENCRYPTED, PATCHED, STORED, ArchiveLimits
 from storage_node.store.archives.source import CHUNK_BYTES, ByteSource, read_exactly
 
 _END = struct.Struct("<4s4H2LH")
@@ -55,7 +55,7 @@ class Directory(NamedTuple):
     """Number of bytes before the zip that its own offsets do not count."""
 
 
-def find_directory(source: ByteSource, limits: Limits) -> Directory:
+def find_directory(source: ByteSource, limits: ArchiveLimits) -> Directory:
     size = source.size_bytes
     tail_at = max(0, size - _END.size - _MAX_COMMENT_BYTES)
     tail = read_exactly(source, size - tail_at, tail_at)

@@ -16,7 +16,7 @@ import numpy as np
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import DEFAULT_LIMITS, READABLE, STORED, Limits
+from storage_node.store.archives.member import DEFAULT_LIMITS, READABLE, STORED, ArchiveLimits
 from storage_node.store.archives.source import ByteSource, chunks_of
 from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.zip_directory import data_offset, find_directory, method_of, read_entries
@@ -25,7 +25,7 @@ from storage_node.store.checksum import crc32c
 PIECE_BYTES = 1 << 20
 
 
-def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberIndex:
+def index_zip(source: ByteSource, limits: ArchiveLimits = DEFAULT_LIMITS) -> MemberIndex:
     """Index a zip. Raises ArchiveDamaged, ArchiveTooLarge; ArchiveUnsupported for a part of several volumes."""
     directory = find_directory(source, limits)
     if directory.entries > limits.members:

@@ -15,7 +15,7 @@ from typing import Any
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported, LibraryMissing
 from ais_loader.extras import needs
 from storage_node.store.archives.frame_walk import FrameWalk, Part
-from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+from storage_node.store.archives.member import DEFAULT_LIMITS, ArchiveLimits
 
 with needs("zstandard", "zstd archives", LibraryMissing):
     import zstandard
@@ -30,7 +30,7 @@ _kept = threading.local()  # one per thread; creating it costs as much as decomp
 class ZstdDecoder(FrameWalk):
     format_name = "zstd"
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
         super().__init__(limits)
         self._library = zstandard.ZstdDecompressor(max_window_size=limits.window_bytes)
         self._frame: Any = None

@@ -17,7 +17,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.spool import Spool
-from storage_node.etl.values import Content, Destination, Origin, PutResult
+from storage_node.etl.values import Content, Origin, PutResult, ResultDestination
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.node.loop_kit import settle
@@ -57,7 +57,7 @@ class Upper:
         call: batch_pb.TransformCall,
         origin: Origin,
         content: Content,
-        destination: Destination,
+        destination: ResultDestination,
         versions: Sequence[bytes] = (),
     ) -> PutResult:
         raise NotImplementedError

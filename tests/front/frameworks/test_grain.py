@@ -13,8 +13,8 @@ import pytest
 from ais_loader import Client, Item, Lines, MapDataset
 from ais_loader.integrations.grain import Source
 from ais_loader.testing import throwaway_node, throwaway_store
-from ais_loader.transport.base import FrameStream
 from ais_loader.transport.embedded import EmbeddedTransport
+from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 COUNT = 200

@@ -15,7 +15,7 @@ import xxhash
 
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.table import table

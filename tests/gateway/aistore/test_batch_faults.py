@@ -11,7 +11,7 @@ import pytest
 from ais_loader.testing import NodeProcess
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.limits import Limits
+from storage_node.gateway.server.options import Limits
 from tests.gateway.aistore.calls import ask, call, connection, succeeded
 from tests.gateway.aistore.test_batch import batch, entry
 from tests.gateway.conftest import ACCOUNT, Served

@@ -18,7 +18,7 @@ from ais_loader.values.urls import is_remote
 from storage_node.gateway.aistore import jobs, recent_jobs
 from storage_node.gateway.aistore.errors import AISError
 from storage_node.gateway.aistore.groups import expand
-from storage_node.gateway.aistore.jobs import Outcome, Stopping
+from storage_node.gateway.aistore.jobs import JobOutcome, Stopping
 from tests.gateway.aistore.calls import action, call, job_of, succeeded
 from tests.gateway.aistore.conftest import BEARER, Answer
 from tests.gateway.conftest import ACCOUNT, Served
@@ -342,7 +342,7 @@ def test_a_running_action_is_stopped(served: Served, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(jobs, "_AT_ONCE_S", 0.0)
     ended = threading.Event()
 
-    def endless(stopping: Stopping) -> Outcome:
+    def endless(stopping: Stopping) -> JobOutcome:
         try:
             while True:
                 stopping.check()
@@ -419,9 +419,9 @@ def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest
     monkeypatch.setattr(jobs, "_ALIVE_S", 0.01)
     going_on = threading.Event()
 
-    def long(_: Stopping) -> Outcome:
+    def long(_: Stopping) -> JobOutcome:
         assert going_on.wait(60)
-        return Outcome(3, 1 << 60)
+        return JobOutcome(3, 1 << 60)
 
     response = jobs.answer_when_done(jobs_of(served), "copy-bck", long)
     pieces = response.body
@@ -441,7 +441,7 @@ def test_a_long_action_fails(served: Served, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(jobs, "_AT_ONCE_S", 0.0)
     going_on = threading.Event()
 
-    def failing(_: Stopping) -> Outcome:
+    def failing(_: Stopping) -> JobOutcome:
         assert going_on.wait(60)
         raise errors.DriveFull("full")
 
@@ -456,7 +456,7 @@ def test_a_client_that_leaves_ends_its_action(served: Served, monkeypatch: pytes
     monkeypatch.setattr(jobs, "_ALIVE_S", 0.01)
     ended = threading.Event()
 
-    def endless(stopping: Stopping) -> Outcome:
+    def endless(stopping: Stopping) -> JobOutcome:
         try:
             while True:
                 stopping.check()

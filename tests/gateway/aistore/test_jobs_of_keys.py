@@ -14,7 +14,7 @@ import pytest
 from ais_loader.errors import JobNotFound
 from ais_loader.transforms.transform_job import JobCounts
 from storage_node.gateway.aistore import jobs, recent_jobs
-from storage_node.gateway.aistore.jobs import Outcome, Stopping
+from storage_node.gateway.aistore.jobs import JobOutcome, Stopping
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.keys import Account
 from storage_node.gateway.serve import GatewayThread
@@ -61,10 +61,10 @@ def test_keys_that_share_a_client_have_jobs_of_their_own(tmp_path: Path, monkeyp
     with closing(Clients(str(tmp_path / "store"), keys.values())) as clients, GatewayThread(clients, keys) as gateway:
         a, b = (Ais(gateway.port, f"Bearer {key}:secret") for key in keys)
 
-        def endless(stopping: Stopping) -> Outcome:
+        def endless(stopping: Stopping) -> JobOutcome:
             assert stopped.wait(60)
             stopping.check()
-            return Outcome()
+            return JobOutcome()
 
         response = jobs.answer_when_done(recent_jobs.recent_jobs(clients.of(keys["a"]), "a"), "copy-bck", endless)
         (copy,) = [

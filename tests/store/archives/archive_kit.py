@@ -18,7 +18,7 @@ import zstandard
 
 from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.index import MemberIndex
-from storage_node.store.archives.member import DEFAULT_LIMITS, Limits, Member
+from storage_node.store.archives.member import DEFAULT_LIMITS, ArchiveLimits, Member
 from storage_node.store.archives.source import ByteSource, BytesSource
 from storage_node.store.archives.tar_index import TarIndexer
 from tests.store.archives.seekable_zstd import reframe
@@ -91,7 +91,7 @@ def index_of(tar: bytes, borders: Sequence[int] = ()) -> MemberIndex:
     return indexer.finish()
 
 
-def open_archive(source: ByteSource, name: str, limits: Limits = DEFAULT_LIMITS) -> Archive:
+def open_archive(source: ByteSource, name: str, limits: ArchiveLimits = DEFAULT_LIMITS) -> Archive:
     """Open an object as an archive, with an index made for it."""
     return Archive(source, index_shard(source, name, limits), limits)
 

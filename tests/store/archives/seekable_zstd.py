@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ais_loader.errors import LibraryMissing
 from ais_loader.extras import needs
-from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
+from storage_node.store.archives.member import DEFAULT_LIMITS, ArchiveLimits
 from storage_node.store.archives.tar_index import TarIndexer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def reframe(
     level: int = 3,
     min_frame_bytes: int = MIN_FRAME_BYTES,
     max_frame_bytes: int = MAX_FRAME_BYTES,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ArchiveLimits = DEFAULT_LIMITS,
 ) -> Iterator[bytes]:
     """Iterate over the frames of the tar in `chunks`, and finally the seek table. One frame is held in memory at a
     time.
@@ -66,7 +66,7 @@ def reframe(
         yield struct.pack("<II", SKIPPABLE_MAGIC, len(table)) + table
 
 
-def _cut(chunks: Iterable[Buffer], least: int, most: int, limits: Limits) -> Iterator[bytes]:
+def _cut(chunks: Iterable[Buffer], least: int, most: int, limits: ArchiveLimits) -> Iterator[bytes]:
     parser = TarIndexer(limits)
     held = bytearray()
     held_at = 0

@@ -32,7 +32,7 @@ from ais_loader.errors import (
 from ais_loader.extras import install_command
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard, unpacked
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
-from storage_node.store.archives.member import Limits
+from storage_node.store.archives.member import ArchiveLimits
 from storage_node.store.archives.restart import MAX_STRETCH_BYTES
 from storage_node.store.archives.source import BytesSource, chunks_of
 from storage_node.store.archives.zstd_frames import MAX_BLOCK_BYTES
@@ -156,7 +156,7 @@ def test_frames_that_are_skipped_cost_a_reader_nothing(way: str) -> None:
 def test_what_has_no_restart_points_is_read_through_a_copy(way: str) -> None:
     tar = make_tar([("a", content(1, 1000)), ("b", bytes(MAX_STRETCH_BYTES)), ("c", content(2, 1000))])
     name, data = PACKERS[way][0], PACKERS[way][1](tar)
-    archive = open_archive(BytesSource(data), name, limits=Limits(expansion=100_000))
+    archive = open_archive(BytesSource(data), name, limits=ArchiveLimits(expansion=100_000))
     assert (archive.needs_copy, archive.stretch_bytes) == (True, len(tar))
     copy = BytesSource(b"".join(archive.content()))
     assert read_member(archive.on_copy(copy), "c") == content(2, 1000) == read_member(archive, "c")
@@ -199,13 +199,13 @@ def test_a_bomb_is_stopped_long_before_it_has_unpacked() -> None:
         pieces = 0
         with pytest.raises(ArchiveTooLarge, match="a bomb"):
             for piece in unpacked(
-                recognise(name, bomb[:MAGIC_BYTES]), [bomb], Limits(expansion=20, free_bytes=1 << 20)
+                recognise(name, bomb[:MAGIC_BYTES]), [bomb], ArchiveLimits(expansion=20, free_bytes=1 << 20)
             ):
                 assert len(piece) <= 4 << 20
                 pieces += len(piece)
         assert pieces <= (1 << 20) + 20 * len(bomb) < 9_000_000
         with pytest.raises(ArchiveTooLarge, match="a bomb"):
-            index_shard(BytesSource(bomb), name, Limits(expansion=20, free_bytes=1 << 20))
+            index_shard(BytesSource(bomb), name, ArchiveLimits(expansion=20, free_bytes=1 << 20))
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_pieces_stay_small_whatever_a_block_claims() -> None:
     tar = make_tar([("zeros", bytes(20_000_000))])
     for name, data in packed_in_every_way(tar).values():
         kind = recognise(name, data[:MAGIC_BYTES])
-        largest = max(len(piece) for piece in unpacked(kind, [data], Limits(expansion=100_000)))
+        largest = max(len(piece) for piece in unpacked(kind, [data], ArchiveLimits(expansion=100_000)))
         assert largest <= (2 * MAX_BLOCK_BYTES if kind is ArchiveKind.TAR_ZST else 4 << 20)
 
 
@@ -253,7 +253,9 @@ def test_variants_that_are_not_read_are_refused_by_name() -> None:
     )
     stream = wide.compressobj()
     with pytest.raises(ArchiveTooLarge, match="needs a window of 134217728 bytes"):
-        list(unpacked(ArchiveKind.TAR_ZST, [stream.compress(TAR) + stream.flush()], Limits(window_bytes=1 << 20)))
+        list(
+            unpacked(ArchiveKind.TAR_ZST, [stream.compress(TAR) + stream.flush()], ArchiveLimits(window_bytes=1 << 20))
+        )
 
 
 @table("header", [b"\x00\xff", b"\x00\xa0", b"\xe0" + b"\xff" * 8, b"\xa0\0\0\0\x10"])

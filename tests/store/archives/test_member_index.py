@@ -22,7 +22,7 @@ from storage_node.store.archives.archive import index_shard
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import HEADER_BYTES, ShardState
 from storage_node.store.archives.kinds import ArchiveKind
-from storage_node.store.archives.member import Limits, Member
+from storage_node.store.archives.member import ArchiveLimits, Member
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.tar_index import TarIndexer
@@ -98,7 +98,7 @@ def test_names_of_one_hash_are_told_apart() -> None:
         assert served(tar) == {"c": b"3", "aa": b"4", "dd": b"5", "bb": b"6"}
         answers = index_of(tar).find_many(["dd", "aa", "ee", "bb", "c", "ccc"])
         assert answers.found.tolist() == [True, True, False, True, True, False]
-        table = MemberTable(Limits())
+        table = MemberTable(ArchiveLimits())
         for name in (b"one", b"two", b"six"):
             table.add_file(name, len(table), 0, 0)
         table.add_link(b"link", b"two")
@@ -107,7 +107,7 @@ def test_names_of_one_hash_are_told_apart() -> None:
 
 @pytest.mark.slow
 def test_a_name_written_and_linked_to_a_hundred_thousand_times_takes_no_longer_than_as_many_names() -> None:
-    table = MemberTable(Limits())
+    table = MemberTable(ArchiveLimits())
     for at in range(130_000):
         table.add_file(b"a", at, 1, 1)
     for _ in range(130_000):
@@ -119,7 +119,7 @@ def test_a_name_written_and_linked_to_a_hundred_thousand_times_takes_no_longer_t
 @settings(max_examples=examples(80), deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from("flo"), st.sampled_from("abcd"), st.sampled_from("abcd")), max_size=25))
 def test_the_last_entry_of_a_name_wins_as_a_dictionary_would_have_it(steps: list[tuple[str, str, str]]) -> None:
-    table, model = MemberTable(Limits()), dict[str, int]()
+    table, model = MemberTable(ArchiveLimits()), dict[str, int]()
     for number, (kind, name, target) in enumerate(steps):
         if kind == "f":
             table.add_file(name.encode(), number, 0, 0)
@@ -306,7 +306,7 @@ def test_a_prefix_finds_what_comparing_each_name_finds(prefix: str) -> None:
 
 
 def test_a_prefix_is_found_over_more_members_than_are_compared_at_once() -> None:
-    table = MemberTable(Limits())
+    table = MemberTable(ArchiveLimits())
     for at in range(40_000):
         table.add_file(b"%02d/%05d" % (at % 64, at), at * 512, 5, 0)
     index = MemberIndex.of(table.finish(), ArchiveKind.TAR, 40_000 * 512)

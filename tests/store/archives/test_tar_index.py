@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported, LoaderError, MemberNotFound
 from storage_node.store.archives.archive import Archive
-from storage_node.store.archives.member import Limits
+from storage_node.store.archives.member import ArchiveLimits
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
@@ -295,13 +295,13 @@ def test_the_rest_of_a_file_of_another_volume_is_refused_and_takes_no_other() ->
 @table(
     ("limits", "message"),
     [
-        (Limits(members=2), "more than 2 entries"),
-        (Limits(name_bytes=50), "a name of 600 bytes"),
-        (Limits(names_bytes=500), "names take more than 500"),
-        (Limits(header_bytes=100), "an extended header of"),
+        (ArchiveLimits(members=2), "more than 2 entries"),
+        (ArchiveLimits(name_bytes=50), "a name of 600 bytes"),
+        (ArchiveLimits(names_bytes=500), "names take more than 500"),
+        (ArchiveLimits(header_bytes=100), "an extended header of"),
     ],
 )
-def test_limits_hold(limits: Limits, message: str) -> None:
+def test_limits_hold(limits: ArchiveLimits, message: str) -> None:
     indexer = TarIndexer(limits)
     with pytest.raises(ArchiveTooLarge, match=message):
         indexer.feed(make_tar([("a", b""), ("b", b""), ("x" * 600, b"")]))

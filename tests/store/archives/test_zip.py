@@ -23,7 +23,7 @@ from ais_loader.errors import (
     MemberCorrupt,
 )
 from storage_node.store.archives.archive import Archive, index_shard
-from storage_node.store.archives.member import Limits
+from storage_node.store.archives.member import ArchiveLimits
 from storage_node.store.archives.source import BytesSource
 from storage_node.store.checksum import crc32c
 from tests.example_count import examples
@@ -238,9 +238,9 @@ def test_a_bomb_is_stopped_by_what_it_claims() -> None:
     bomb = in_zip({"zeros": bytes(20_000_000)})
     assert len(bomb) < 20_000_000 / 900
     with pytest.raises(ArchiveTooLarge, match="a bomb"):
-        index_shard(BytesSource(bomb), "s.zip", Limits(free_bytes=1 << 20))
+        index_shard(BytesSource(bomb), "s.zip", ArchiveLimits(free_bytes=1 << 20))
     with pytest.raises(ArchiveTooLarge, match="3 entries; at most 2"):
-        index_shard(BytesSource(in_zip(dict.fromkeys("abc", b""))), "s.zip", Limits(members=2))
+        index_shard(BytesSource(in_zip(dict.fromkeys("abc", b""))), "s.zip", ArchiveLimits(members=2))
 
 
 def test_a_member_that_changed_under_its_index_is_found_out() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from storage_node.store.files.error_counters import ErrorCounters
-from storage_node.store.files.group_sync import SYNCS_AT_ONCE, Syncs
-from storage_node.store.files.object_files import ObjectFolders
+from storage_node.store.files.object_files import SYNCS_AT_ONCE, ObjectFolders, Syncs
 
 
 @pytest.fixture
