@@ -181,6 +181,7 @@ class NodeServer:
             if self._makes_secret and not self.config.listen.cert_file and not self.config.listen.peer_secret_file:
                 self.config = self.config.replace(peer_secret_file=str(_own_secret(self._store)))
             check_folders(self._store, self.config)
+            self._allow_readers(self._store)
             files = tls_files(self.config)
             self._credentials = ChannelCredentials(files) if files is not None else None
         except BaseException:
@@ -197,6 +198,20 @@ class NodeServer:
                 self._store.close()
             raise failure
         return self
+
+    def _allow_readers(self, store: Store) -> None:
+        """Let clients of `node:///` URLs read from the drives without this node, unless it has to see what is read."""
+        config, membership = self.config, self.membership
+        limits = config.limits
+        store.allow_readers(
+            membership.view is None
+            and not config.listen.token_key_file
+            and not config.audit.logs_reads
+            and config.listen.metrics_port is None
+            and not limits.tenant_requests_per_s
+            and not limits.tenant_bytes_per_s
+        )
+        membership.on_change(lambda view: store.allow_readers(False))
 
     def _abandon(self) -> None:
         """Stop a node that took too long to start, even if it has started in the meantime."""

@@ -39,6 +39,7 @@ ais_loader.transport.cluster
 storage_node
 ais_loader.transport.embedded_puts ais_loader.transport.embedded_streams
 ais_loader.transport.embedded
+ais_loader.transport.same_host
 ais_loader.transforms
 ais_loader.objects ais_loader.objects.remote
 ais_loader

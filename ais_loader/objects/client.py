@@ -99,11 +99,13 @@ def connect(
             from ais_loader.transport.cluster.transport import RemoteTransport
             from ais_loader.transport.grpc.channel import read_ca
             from ais_loader.transport.read_only import ReadOnlyTransport
+            from ais_loader.transport.same_host import SameHostTransport
         if chosen.ca:
             read_ca(chosen.ca)
         if text.startswith(NODE_SCHEME):
-            text = _start_node(store_folders(text), create=mode == "a")
-        nodes = RemoteTransport(text, chosen)
+            nodes: RemoteTransport = SameHostTransport(_start_node(store_folders(text), create=mode == "a"), chosen)
+        else:
+            nodes = RemoteTransport(text, chosen)
         return Client(cast(Transport, ReadOnlyTransport(nodes)) if mode == "r" else nodes)
     if ca is not None:
         raise errors.InvalidRequest(f"ca={os.fspath(ca)!r} goes with grpcs://host:port, not with {text!r}")

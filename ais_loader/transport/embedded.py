@@ -589,6 +589,17 @@ class EmbeddedTransport(BucketListings):
     def refresh(self) -> None:
         self._store_here().refresh()
 
+    def is_current(self, buckets: Iterable[str]) -> bool:
+        """Make a reader see every change that a writer of this host has acknowledged, and return whether it may answer
+        for the writer: False for remote buckets, missing ones, and right after a change.
+
+        Raises Unsupported if the writer has to see every read, and other errors of the store.
+        """
+        store = self._store_here()
+        if not store.follow():
+            return False
+        return all((found := store.find_bucket(name)) is not None and found.remote is None for name in buckets)
+
     def describe(self) -> dict[str, object]:
         store = self._store_here()
         pending = self._remote.pending(None, "", 0.0) if self._remote is not None else []

@@ -66,7 +66,8 @@ class ClusterOptions:
     """
     lane: LaneChoice = "auto"
     """How batches and small objects are read and objects are stored: "auto" uses a plain socket beside gRPC if the node
-    can be reached through one, which is faster; "grpc" never does.
+    can be reached through one, which is faster; "grpc" never does. A client of `node:///` reads from the folder itself
+    only with "auto".
     """
     hedge_budget: float = 0.05
     """The share of entries that may also be requested from a second node when the first is unusually slow. 0 disables

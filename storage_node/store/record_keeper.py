@@ -107,6 +107,9 @@ class RecordKeeper:
         except BaseException:
             self._take_back(record, live)
             raise
+        finally:
+            for drive in live:
+                drive.note_change()
         self._follow(record, also)
 
     def _take_back(self, record: StoreRecord, drives: Sequence[Drive]) -> None:

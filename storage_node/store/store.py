@@ -166,6 +166,17 @@ class Store:
             with contextlib.suppress(DriveFailed, StoreFormatError):
                 drive.catch_up()
 
+    def follow(self) -> bool:
+        """Make a reader see every change that a writer of this host has acknowledged; see `Drive.follow`. Raises
+        DriveFailed also if a drive is missing."""
+        drives = self.drive_set
+        return all(drives.at(slot).follow(drives.refresh) for slot in drives.placement.slots)
+
+    def allow_readers(self, allowed: bool) -> None:
+        """See `Drive.allow_readers`. Drives that are added later allow none."""
+        for drive in self.drive_set.live():
+            drive.allow_readers(allowed)
+
     @property
     def store_uuid(self) -> str:
         return self.record.current.store_uuid

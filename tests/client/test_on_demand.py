@@ -403,9 +403,10 @@ def test_workers_of_a_data_loader_share_it(shared: str, context: str) -> None:
     assert [data for batch in loader for data in batch] == list(OBJECTS.values())
     assert pid_of(shared) == before
     stop(drive_of(shared))
-    assert [data for batch in loader for data in batch] == list(OBJECTS.values())  # a worker has started it
-    after = pid_of(shared)
-    assert after != before
-    del loader  # ends the workers, but not what they have started
+    assert [data for batch in loader for data in batch] == list(OBJECTS.values())  # read from the folder
     with connect(shared) as client:
+        after = client.describe()["pid"]
+        assert after != before
+        assert [data for batch in loader for data in batch] == list(OBJECTS.values())
+        del loader  # ends the workers
         assert client.describe()["pid"] == after

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from conformance_kit import MiB, contents, fill, names_in, samples
 
 from ais_loader import Bucket, Client, Entry, SnapshotInfo, connect, errors
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
+from tests.conformance.conftest import url_of
 from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
@@ -19,17 +19,14 @@ pytestmark = pytest.mark.slow
 MEMBERS = {"a.wav": b"first", "b.wav": seeded_bytes(3000, seed=2)}
 
 
-@pytest.fixture(params=["embedded", "grpc", "cluster"])
+@pytest.fixture(params=["embedded", "grpc", "same host", "cluster"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, way: str) -> str:
-    if way == "embedded":
-        path: Path = request.getfixturevalue("embedded_path")
-        return f"file://{path}"
-    return str(request.getfixturevalue("node" if way == "grpc" else "shared_cluster").url)
+    return url_of(request, way)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive.clean_shutdown import Mark, MarkWriter, read_mark
 from storage_node.store.drive.locking import hold, lock_holder
 from storage_node.store.drive.log_guard import LogGuard, copy_for_salvage
+from storage_node.store.drive.published_commits import PublishedCommits
 from storage_node.store.drive.rocksdb_options import catalog_options, leak
 from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, ErrorCounters
 from storage_node.store.files.object_files import drive_error
@@ -145,9 +146,12 @@ class Catalog:
         self.machine_went_down = mark is not None and mark.machine_went_down
         """Whether the machine went down while the previous writer had the drive open."""
         self._high_water: MarkWriter | None = None
+        self.published: PublishedCommits | None = None
+        """Writers only: the commits, for readers in other processes."""
         if writable:
             try:
                 self._high_water = MarkWriter(path, mark)
+                self.published = PublishedCommits(path)
             except OSError as error:
                 self._db.close()
                 raise self._open_error(error) from error
@@ -333,6 +337,9 @@ class Catalog:
         synced = 0
         if self._is_stopped:
             self._open_anew()
+        counted = self.published if is_commit else None
+        if counted is not None:
+            counted.begin()
         try:
             if sync:
                 # Other threads may write before or after this without syncing. Everything up to here is synced with it.
@@ -340,16 +347,20 @@ class Catalog:
                 self._db.write(batch, self._synced)
             else:
                 self._db.write(batch)
+            if is_commit:
+                self._advance(synced)
         except Exception as error:
             self._stop(error)
             found = self._error(error, "committing to the catalog")
             if isinstance(found, DriveFull):
                 self.no_room_s = time.monotonic()
             raise found from error
+        finally:
+            if counted is not None:
+                counted.end()
         self.no_room_s = None
         if is_commit:
             self.mark.committed()
-            self._advance(synced)
 
     def _advance(self, synced: int) -> None:
         if self._high_water is not None:
@@ -461,6 +472,8 @@ class Catalog:
     def give_up(self, why: str) -> None:
         """Close. Current readers and later callers get DriveFailed with this reason."""
         self._given_up = why
+        if self.published is not None:
+            self.published.refuse()
         self.close()
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from ais_loader.errors import (
     StoreFormatError,
     StoreNotFound,
     StoreReadOnly,
+    Unsupported,
 )
 from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import OpenArchives, ShardLimits
@@ -38,6 +40,7 @@ from storage_node.store.drive.ended_versions import GRACE_S, Garbage, Retention,
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.locations import Locations
+from storage_node.store.drive.published_commits import FollowedCommits
 from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction
 from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.drive.transactions import Transactions
@@ -54,6 +57,9 @@ Durability: TypeAlias = Literal["process", "power"]
 READER_STALENESS_S = 1.0
 """Maximum time until a reader sees a commit of a writer in another process. It sees those of a writer in its own
 process at once, and catches up before it reports a miss."""
+FOLLOW_INTERVAL_S = 0.05
+"""Minimum time between two catch-ups of a reader that can ask the writer instead. A catch-up forgets the locations of
+objects: beside a writer that commits all the time, reads would cost more than the writer's answers."""
 
 
 class Drive:
@@ -128,6 +134,10 @@ class Drive:
         self._seen: object = None
         """Readers only: the commit mark at the last catch-up."""
         self._caught_up_at = time.monotonic()
+        self._catching_up = threading.Lock()
+        self._followed: FollowedCommits | None = None
+        self._followed_to = 0
+        """Readers only: a number of commits that had ended before a catch-up; 0 before the first `follow`."""
         self._clock = clock or VersionClock()
         if writable:
             try:
@@ -235,10 +245,37 @@ class Drive:
 
     def catch_up(self) -> None:
         """Read what the writer has committed; does nothing in the writer itself."""
-        seen = self.catalog.mark.latest
-        if self.catalog.catch_up():
-            self._cache.forget()
-        self._seen, self._caught_up_at = seen, time.monotonic()
+        # One at a time: who finds nothing new must not answer from what another thread is about to forget.
+        with self._catching_up:
+            seen = self.catalog.mark.latest
+            if self.catalog.catch_up():
+                self._cache.forget()
+            self._seen, self._caught_up_at = seen, time.monotonic()
+
+    def follow(self, refresh: Callable[[], object]) -> bool:
+        """Make a reader see every commit that a writer of this host has acknowledged to anybody. Returns False if there
+        was one since it caught up a moment ago: the writer is to be asked.
+
+        `refresh` makes the reader see changes of the store record, which are published with the commits. Raises
+        Unsupported if the writer has to be asked for everything; DriveFailed, StoreFormatError, Closed.
+        """
+        self._require_open()
+        followed = self._followed
+        if followed is None:
+            try:
+                followed = self._followed = FollowedCommits(self.catalog.path)
+            except (OSError, ValueError) as error:
+                raise Unsupported(f"{self.root}: the writer publishes no commits: {error}") from error
+        if not followed.is_allowed:
+            raise Unsupported(f"{self.root}: the writer lets nobody read beside it")
+        begun, ended = followed.numbers()
+        if begun != self._followed_to:
+            if self._followed_to and time.monotonic() - self._caught_up_at < FOLLOW_INTERVAL_S:
+                return False
+            refresh()
+            self.catch_up()
+            self._followed_to = ended
+        return True
 
     def _is_behind(self) -> bool:
         """Whether a reader has to catch up before it may answer from what it has."""
@@ -387,6 +424,19 @@ class Drive:
         """Raises StoreReadOnly, Closed."""
         self._require_writable()
         return self._changes.generations
+
+    def allow_readers(self, allowed: bool) -> None:
+        """Let processes of this user and host read beside this one without asking it, or no longer. Has no effect on a
+        drive that is full or cannot be written: its readers ask."""
+        if (published := self.catalog.published) is not None:
+            with contextlib.suppress(OSError):
+                (published.allow if allowed else published.refuse)()
+
+    def note_change(self) -> None:
+        """Make the readers that this drive allows read the store record again."""
+        if (published := self.catalog.published) is not None:
+            published.begin()
+            published.end()
 
     def quiet(self) -> contextlib.ExitStack:
         """Return a context in which no commit and no deletion runs. The caller must do neither."""
