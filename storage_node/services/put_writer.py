@@ -19,6 +19,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import condition_of
 from storage_node.store.format import CatalogEntry
+from storage_node.store.small_puts import put_small
 from storage_node.store.store import Store
 from storage_node.store.write import Upload, check_announced, check_content
 
@@ -51,30 +52,7 @@ class PutWriter:
         return await self._writes.put_many(objects, self._store_here)
 
     async def _store_here(self, objects: Sequence[pb.SmallObject]) -> list[Result]:
-        return await self._node.read(self._put_group, objects)
-
-    def _put_group(self, objects: Sequence[pb.SmallObject]) -> list[Result]:
-        uploads: list[Upload | errors.LoaderError] = []
-        for small in objects:
-            checksum = small.checksum if small.HasField("checksum") else None
-            try:
-                uploads.append(
-                    self._store.stage(
-                        small.bucket,
-                        small.name,
-                        [small.data],
-                        dict(small.metadata),
-                        checksum=checksum,
-                        condition=condition_of(small),
-                        grouped=True,
-                    )
-                )
-            except errors.LoaderError as error:
-                uploads.append(error)
-        return [
-            stored if isinstance(stored, errors.LoaderError) else info_of(small.bucket, small.name, stored)
-            for small, stored in zip(objects, self._store.commit_many(uploads), strict=True)
-        ]
+        return await self._node.read(put_small, self._store, objects)
 
     async def _store_small(self, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest]) -> pb.ObjectInfo:
         """Store a small object together with others that arrive at the same time. Raises LoaderError."""
