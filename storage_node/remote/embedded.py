@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
+from functools import partial
 
 from ais_loader.errors import NotFound, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -28,6 +29,7 @@ from storage_node.settings.config import ServerConfig
 from storage_node.settings.host_patterns import ANY
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
+from storage_node.store.small_puts import put_small
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 from storage_node.store.write import check_announced, check_content
@@ -50,7 +52,14 @@ class EmbeddedRemote:
         settings = ServerConfig().replace(remote_hosts=(ANY,)).remote
         plans, channels = Plans(), Channels(Caller())
         host = TierHost(
-            self._store, Membership(b""), channels, thread.read, self._store_object, self._delete_copy, file_roots=None
+            self._store,
+            Membership(b""),
+            channels,
+            thread.read,
+            self._store_object,
+            partial(thread.read, put_small, self._store),
+            self._delete_copy,
+            file_roots=None,
         )
         self.tier = RemoteTier(host, settings, plans.needed_at)
         self.write_back = self.tier.write_back
