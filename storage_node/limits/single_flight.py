@@ -24,7 +24,11 @@ class SingleFlight:
         self._flights: dict[Hashable, _Flight] = {}
 
     async def join(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait for the flight of this key, which begins if there is none. A caller that is cancelled leaves it.
+        """Wait for the flight of this key. A caller that is cancelled leaves it."""
+        await asyncio.shield(self.flight(key, begin))
+
+    def flight(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Return the flight of this key, which begins if there is none. It is shared, so never cancel it.
 
         A flight becomes as urgent as the most urgent of its callers.
         """
@@ -37,7 +41,7 @@ class SingleFlight:
             task.add_done_callback(lambda done: self._landed(key, done))
         elif urgency.is_urgent:
             flight.urgency.is_urgent = True
-        await asyncio.shield(flight.task)
+        return flight.task
 
     def _landed(self, key: Hashable, flight: asyncio.Task[None]) -> None:
         # What does not exist now may exist in a moment.
