@@ -110,6 +110,8 @@ class RemoteRequests:
         self._opened = None
 
     async def driver(self) -> tuple[Driver, HostLimiter]:
+        if self._opened is not None:
+            return self._opened
         async with self._opening:
             if self._opened is None:
                 driver = await asyncio.to_thread(self._open_driver)
