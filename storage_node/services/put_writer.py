@@ -16,6 +16,7 @@ from storage_node.context.node import Node
 from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.call_slots import current_tenant
 from storage_node.store.checksum import crc32c
+from storage_node.store.chunked_put import put_chunks
 from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import condition_of
 from storage_node.store.format import CatalogEntry
@@ -65,9 +66,11 @@ class PutWriter:
             groups = self._groups[tenant] = PutGroups(self.store_group, 0.0, groups=_GROUPS, stall_s=_STALL_S)
         return await groups.put(small)
 
-    async def store_chunks(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
-        """Store an object whose bytes arrive in chunks, from this node itself. Raises LoaderError; StaleMap, and what
-        `begin_put` raises, before a chunk is taken."""
+    async def store_chunks(self, header: pb.PutHeader, chunks: AsyncIterator[bytes | memoryview]) -> pb.ObjectInfo:
+        """Store an object whose bytes arrive in chunks, from this node itself. Raises LoaderError; StaleMap before a
+        chunk is taken."""
+        if self._writes.replica_set(header.bucket) is None:
+            return await put_chunks(self._store, self._node.read, header, chunks)
         async with aclosing(_messages(header, chunks)) as messages:
             return await self._stream(await anext(messages), messages)
 
@@ -154,13 +157,15 @@ class _Received:
         self.checksum = crc32c(data, self.checksum)
 
 
-async def _messages(header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> AsyncGenerator[pb.PutRequest, None]:
+async def _messages(
+    header: pb.PutHeader, chunks: AsyncIterator[bytes | memoryview]
+) -> AsyncGenerator[pb.PutRequest, None]:
     yield pb.PutRequest(header=header)
     size_bytes, checksum = 0, 0
     async for chunk in chunks:
         size_bytes += len(chunk)
         checksum = crc32c(chunk, checksum)
-        yield pb.PutRequest(data=chunk)
+        yield pb.PutRequest(data=bytes(chunk))
     yield pb.PutRequest(end=pb.PutEnd(size_bytes=size_bytes, checksum=checksum))
 
 

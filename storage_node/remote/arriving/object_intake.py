@@ -29,7 +29,7 @@ STALL_S = 0.01
 class StoreObject(Protocol):
     """Stores an object, in this store or in the cluster."""
 
-    async def __call__(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
+    async def __call__(self, header: pb.PutHeader, chunks: AsyncIterator[bytes | memoryview]) -> pb.ObjectInfo:
         """Raises LoaderError."""
 
 
@@ -111,13 +111,13 @@ class ObjectIntake:
 
     async def _arriving_chunks(
         self, bucket: RemoteBucket, arriving: RemoteRead, arrival: Arrival | None
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[bytes | memoryview, None]:
         """Yield the rest of an object, after readers who wait for it have got it."""
         async for chunk in arriving:
             self._arrivals.note((bucket.uuid, arriving.info.name))
             if arrival is not None:
                 await arrival.write(chunk)
-            yield bytes(chunk)
+            yield chunk
 
     async def _kept_chunks(self, arrival: Arrival) -> AsyncGenerator[bytes, None]:
         chunks = arrival.chunks()
