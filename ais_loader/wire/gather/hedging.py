@@ -77,7 +77,7 @@ class Silences:
         self._samples.append(waited_s)
         self._seen += 1
         if len(self._samples) >= _AT_LEAST and self._seen % _EVERY in (0, _AT_LEAST):
-            self._high_s = sorted(self._samples)[int(_QUANTILE * len(self._samples))]
+            self._high_s = sorted(self._samples)[int(_QUANTILE * (len(self._samples) - 1))]
 
     def limit_s(self, *, last: bool) -> float:
         """Return how long a wait must be to count as slow; less if it is the last one of a batch."""

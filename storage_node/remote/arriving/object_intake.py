@@ -21,7 +21,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 
 MEMORY_BYTES = 32 << 20
-"""Bytes of small objects that are arriving, or wait for their commit."""
+"""Largest sum of small objects that are arriving, or wait for their commit."""
 STALL_S = 0.01
 """See `PutGroups`."""
 
