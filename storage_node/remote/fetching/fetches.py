@@ -15,6 +15,7 @@ from ais_loader.errors import LoaderError, RemoteUnavailable
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
+from storage_node.limits.tasks import retrieve
 from storage_node.remote.arriving.relay import Relay, relayed
 from storage_node.remote.copies.object_metadata import is_copy
 from storage_node.remote.fetching.loads import Loads
@@ -51,6 +52,9 @@ class Fetches:
             raise RemoteUnavailable(
                 f"{bucket.name}/{name}: nothing came from {bucket.remote.url} for {self.timeout_s:g} s"
             ) from None
+        finally:
+            flight.add_done_callback(retrieve)
+            flight.cancel()
 
     def _flight(
         self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool = False
@@ -94,4 +98,4 @@ class Fetches:
 
     async def ahead(self, bucket: RemoteBucket, name: str, version: str) -> None:
         """Call `fetch` for a reader that comes later, who is not counted as waiting. Raises what `fetch` raises."""
-        await asyncio.shield(self._flight(bucket, name, version))
+        await self._flight(bucket, name, version)
