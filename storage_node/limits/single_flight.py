@@ -18,7 +18,7 @@ class _Flight(NamedTuple):
     task: asyncio.Task[None]
     urgency: Urgency
     began_s: float
-    """By the loop's clock."""
+    """When it began, by the loop's clock."""
 
 
 class SingleFlight:
