@@ -46,12 +46,11 @@ def serve() -> None:
         with connection, connection.makefile("rb") as lines:
             while line := lines.readline():
                 size_bytes = int(line.split()[1].decode().partition("?")[0].rpartition("/")[2])
-                start, end = 0, size_bytes
+                start, end, status = 0, size_bytes, "200 OK"
                 while (header := lines.readline()) not in (b"\r\n", b""):
                     if header.lower().startswith(b"range:"):
                         first, _, last = header.decode().partition("=")[2].strip().partition("-")
-                        start, end = int(first), min(size_bytes, int(last) + 1)
-                status = "206 Partial Content" if end - start < size_bytes else "200 OK"
+                        start, end, status = int(first), min(size_bytes, int(last) + 1), "206 Partial Content"
                 head = (
                     f"HTTP/1.1 {status}\r\nContent-Length: {end - start}\r\n"
                     f'Content-Range: bytes {start}-{end - 1}/{size_bytes}\r\nETag: "one"\r\n'

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from ais_loader.errors import NotFound
+from ais_loader.errors import NotFound, RemoteUnavailable
 from storage_node.limits.tasks import retrieve
 
 # Urgency of a fetch: whether a reader waits for it, or a loader will need the object later.
@@ -30,10 +30,15 @@ _READER = Urgency(True)
 current_urgency: ContextVar[Urgency] = ContextVar("current_urgency", default=_READER)
 """Urgency of the running task."""
 
+OLD_S = 1.0
+"""Callers that come within this time share a failure."""
+
 
 class _Flight(NamedTuple):
     task: asyncio.Task[None]
     urgency: Urgency
+    began_s: float
+    """When it began, by the loop's clock."""
 
 
 class SingleFlight:
@@ -44,27 +49,52 @@ class SingleFlight:
         self._flights: dict[Hashable, _Flight] = {}
 
     async def join(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait for the flight of this key, which begins if there is none. A caller that is cancelled leaves it.
+        """Wait for the flight of this key; see `flight`. A caller that is cancelled leaves it."""
+        await self.flight(key, begin)
 
-        A flight becomes as urgent as the most urgent of its callers.
+    def flight(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[None]:
+        """Return the outcome of this key's flight, which begins if there is none. To cancel it leaves the flight.
+
+        A flight becomes as urgent as the most urgent of its callers. One that had been in progress for `OLD_S` may be
+        waiting for what has recovered since: if it ends as unavailable, the caller gets the outcome of a newer one.
         """
+        flight, is_new = self._begun(key, begin)
+        if is_new or flight.task.done() or asyncio.get_running_loop().time() - flight.began_s < OLD_S:
+            return asyncio.shield(flight.task)
+        return asyncio.ensure_future(self._outlasted(key, flight, begin))
+
+    def _begun(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> tuple[_Flight, bool]:
         urgency = current_urgency.get()
         flight = self._flights.get(key)
-        if flight is None:
-            task = asyncio.create_task(begin(), name=f"flight {key}")
-            flight = self._flights[key] = _Flight(task, urgency)
-            task.add_done_callback(retrieve)
-            task.add_done_callback(lambda done: self._landed(key, done))
-        elif urgency.is_urgent:
-            flight.urgency.is_urgent = True
-        await asyncio.shield(flight.task)
+        if flight is not None:
+            if urgency.is_urgent:
+                flight.urgency.is_urgent = True
+            return flight, False
+        task = asyncio.create_task(begin(), name=f"flight {key}")
+        flight = self._flights[key] = _Flight(task, urgency, asyncio.get_running_loop().time())
+        task.add_done_callback(retrieve)
+        task.add_done_callback(lambda _: self._landed(key, flight))
+        return flight, True
 
-    def _landed(self, key: Hashable, flight: asyncio.Task[None]) -> None:
+    async def _outlasted(self, key: Hashable, old: _Flight, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await asyncio.shield(old.task)
+        except RemoteUnavailable:
+            self._forget(key, old)
+            newer, _ = self._begun(key, begin)
+            await asyncio.shield(newer.task)
+
+    def _landed(self, key: Hashable, flight: _Flight) -> None:
+        task = flight.task
         # What does not exist now may exist in a moment.
-        if flight.cancelled() or flight.exception() is None or isinstance(flight.exception(), NotFound):
-            self._flights.pop(key, None)
+        if task.cancelled() or task.exception() is None or isinstance(task.exception(), NotFound):
+            self._forget(key, flight)
         else:
-            asyncio.get_running_loop().call_later(self._failure_kept_s, self._flights.pop, key, None)
+            asyncio.get_running_loop().call_later(self._failure_kept_s, self._forget, key, flight)
+
+    def _forget(self, key: Hashable, flight: _Flight) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
 
     async def settle(self, keys: Iterable[Hashable]) -> None:
         """Wait until the flights of these keys that are in progress have ended, however they end."""

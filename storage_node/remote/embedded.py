@@ -6,13 +6,13 @@ that reads beside it cannot store what it fetches, and reads only what is stored
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
+from functools import partial
 
 from ais_loader.errors import NotFound, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
-from ais_loader.wire.object_info import info_of
 from ais_loader.wire.remote import Remote
 from storage_node.context.channels import Caller, Channels
 from storage_node.context.membership import Membership
@@ -26,11 +26,12 @@ from storage_node.remote.tier_context import TierHost
 from storage_node.remote.write_back.refusals import require_none, same_place
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.host_patterns import ANY
-from storage_node.store.checksum import crc32c
-from storage_node.store.drive.preconditions import condition_of, parse_condition
+from storage_node.store.chunked_put import put_chunks
+from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.small_puts import put_small
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
-from storage_node.store.write import check_announced, check_content
+from storage_node.store.write import check_announced
 
 _READERS = 4
 CLOSE_S = 10.0
@@ -50,7 +51,14 @@ class EmbeddedRemote:
         settings = ServerConfig().replace(remote_hosts=(ANY,)).remote
         plans, channels = Plans(), Channels(Caller())
         host = TierHost(
-            self._store, Membership(b""), channels, thread.read, self._store_object, self._delete_copy, file_roots=None
+            self._store,
+            Membership(b""),
+            channels,
+            thread.read,
+            partial(put_chunks, self._store, thread.read),
+            partial(thread.read, put_small, self._store),
+            self._delete_copy,
+            file_roots=None,
         )
         self.tier = RemoteTier(host, settings, plans.needed_at)
         self.write_back = self.tier.write_back
@@ -119,13 +127,13 @@ class EmbeddedRemote:
             async with self.write_back.admitted(bucket, header.name, spool.size_bytes):
                 await self.write_back.mark(bucket, header)
                 async with aclosing(self._chunks(spool)) as chunks:
-                    return await self._store_object(header, chunks)
+                    return await self.tier.host.store_object(header, chunks)
         async with self.tier.writing.hold([(bucket.uuid, header.name)]):
             async with aclosing(self._chunks(spool)) as chunks:
                 metadata = await self.tier.writes.put(bucket, header, chunks, spool.size_bytes)
             copy = pb.PutHeader(bucket=header.bucket, name=header.name, metadata=metadata, condition=header.condition)
             async with aclosing(self._chunks(spool)) as chunks:
-                return await self._store_object(copy, chunks)
+                return await self.tier.host.store_object(copy, chunks)
 
     async def _chunks(self, spool: Spooled) -> AsyncGenerator[bytes, None]:
         chunks = spool.chunks()
@@ -151,23 +159,6 @@ class EmbeddedRemote:
         if wait_s:
             self.run(self.write_back.flush(bucket_uuid, prefix, wait_s))
         return self.write_back.rows(bucket_uuid, prefix)
-
-    async def _store_object(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
-        read = self._thread.read
-        upload = await read(self._store.begin_put, header.bucket, header.name, dict(header.metadata))
-        try:
-            upload.require(condition_of(header))
-            checksum = size_bytes = 0
-            async for chunk in chunks:
-                await read(upload.write, chunk)
-                checksum, size_bytes = crc32c(chunk, checksum), size_bytes + len(chunk)
-            check_content(upload, size_bytes, checksum)
-            entry = await read(upload.commit)
-        except BaseException:
-            if not upload.has_ended:
-                await read(upload.abort)
-            raise
-        return info_of(header.bucket, header.name, entry)
 
     async def _delete_copy(self, bucket: RemoteBucket, name: str, version: str) -> None:
         def delete() -> None:

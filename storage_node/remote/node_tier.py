@@ -6,7 +6,9 @@ import functools
 from pathlib import Path
 
 from ais_loader.errors import NotFound, VersionConflict
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.replication.put_groups import PutGroup
 from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.ahead.plans import Plans
@@ -16,8 +18,14 @@ from storage_node.remote.tier_context import TierHost
 from storage_node.store.drive.preconditions import parse_condition
 
 
-def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject, plans: Plans) -> RemoteTier:
-    """Make the tier of a node. `store_object`: stores a fetched object here, or on its owners."""
+def node_tier(
+    node: Node,
+    writes: WriteCoordinator,
+    store_object: StoreObject,
+    put_group: PutGroup[pb.ObjectInfo],
+    plans: Plans,
+) -> RemoteTier:
+    """Make the tier of a node. `store_object`, `put_group`: store fetched objects here, or on their owners."""
     settings = node.config.remote
 
     async def delete_object(bucket: RemoteBucket, name: str, version: str) -> None:
@@ -36,6 +44,7 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject, p
         writes.channels,
         node.read,
         store_object,
+        put_group,
         delete_object,
         file_roots=tuple(map(Path, settings.file_roots)),
     )

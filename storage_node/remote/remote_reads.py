@@ -54,7 +54,7 @@ class RemoteReads:
         await self._space.hold(bucket, name)
 
     async def _ensure(self, bucket: RemoteBucket, name: str) -> None:
-        version = await self._read(self._copies.version_to_fetch, bucket, name)
+        version = await self._copies.version_to_fetch(bucket, name)
         if version is not None:
             await self._fetches.fetch(bucket, name, version)
 
@@ -131,7 +131,7 @@ class RemoteReads:
             await self.ensure(bucket, name)
             return None
         await self._space.hold(bucket, name, self._fetches.timeout_s)
-        stale = await self._read(self._copies.version_to_fetch, bucket, name)
+        stale = await self._copies.version_to_fetch(bucket, name)
         part = None
         if stale:
             await self._fetches.fetch(bucket, name, stale)

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from storage_node.cluster.replication.put_groups import PutGroup
 from storage_node.context.channels import Channels
 from storage_node.context.membership import Membership
 from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
@@ -39,6 +41,8 @@ class TierHost:
     """Runs a function that may wait for a drive, off the event loop."""
     store_object: StoreObject
     """Stores a fetched object."""
+    put_group: PutGroup[pb.ObjectInfo]
+    """Stores small fetched objects together."""
     delete_object: Callable[[RemoteBucket, str, str], Awaitable[None]]
     """Deletes an object that is gone from the remote storage, if it still has this version."""
     file_roots: tuple[Path, ...] | None

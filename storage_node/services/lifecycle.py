@@ -160,7 +160,8 @@ class NodeLifecycle:
             compare=lambda: self.repair.compare_all(),
         )
         put_writer = PutWriter(node, writes)
-        self.remote = node_tier(node, writes, put_writer.store_chunks, plans := Plans())
+        plans = Plans()
+        self.remote = node_tier(node, writes, put_writer.store_chunks, put_writer.store_group, plans)
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
         self.objects = ObjectsService(node, writes, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)

@@ -16,9 +16,11 @@ from storage_node.context.node import Node
 from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.call_slots import current_tenant
 from storage_node.store.checksum import crc32c
+from storage_node.store.chunked_put import put_chunks
 from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import condition_of
 from storage_node.store.format import CatalogEntry
+from storage_node.store.small_puts import put_small
 from storage_node.store.store import Store
 from storage_node.store.write import Upload, check_announced, check_content
 
@@ -51,30 +53,7 @@ class PutWriter:
         return await self._writes.put_many(objects, self._store_here)
 
     async def _store_here(self, objects: Sequence[pb.SmallObject]) -> list[Result]:
-        return await self._node.read(self._put_group, objects)
-
-    def _put_group(self, objects: Sequence[pb.SmallObject]) -> list[Result]:
-        uploads: list[Upload | errors.LoaderError] = []
-        for small in objects:
-            checksum = small.checksum if small.HasField("checksum") else None
-            try:
-                uploads.append(
-                    self._store.stage(
-                        small.bucket,
-                        small.name,
-                        [small.data],
-                        dict(small.metadata),
-                        checksum=checksum,
-                        condition=condition_of(small),
-                        grouped=True,
-                    )
-                )
-            except errors.LoaderError as error:
-                uploads.append(error)
-        return [
-            stored if isinstance(stored, errors.LoaderError) else info_of(small.bucket, small.name, stored)
-            for small, stored in zip(objects, self._store.commit_many(uploads), strict=True)
-        ]
+        return await self._node.read(put_small, self._store, objects)
 
     async def _store_small(self, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest]) -> pb.ObjectInfo:
         """Store a small object together with others that arrive at the same time. Raises LoaderError."""
@@ -87,9 +66,11 @@ class PutWriter:
             groups = self._groups[tenant] = PutGroups(self.store_group, 0.0, groups=_GROUPS, stall_s=_STALL_S)
         return await groups.put(small)
 
-    async def store_chunks(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
-        """Store an object whose bytes arrive in chunks, from this node itself. Raises LoaderError; StaleMap, and what
-        `begin_put` raises, before a chunk is taken."""
+    async def store_chunks(self, header: pb.PutHeader, chunks: AsyncIterator[bytes | memoryview]) -> pb.ObjectInfo:
+        """Store an object whose bytes arrive in chunks, from this node itself. Raises LoaderError; StaleMap before a
+        chunk is taken."""
+        if self._writes.replica_set(header.bucket) is None:
+            return await put_chunks(self._store, self._node.read, header, chunks)
         async with aclosing(_messages(header, chunks)) as messages:
             return await self._stream(await anext(messages), messages)
 
@@ -176,13 +157,15 @@ class _Received:
         self.checksum = crc32c(data, self.checksum)
 
 
-async def _messages(header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> AsyncGenerator[pb.PutRequest, None]:
+async def _messages(
+    header: pb.PutHeader, chunks: AsyncIterator[bytes | memoryview]
+) -> AsyncGenerator[pb.PutRequest, None]:
     yield pb.PutRequest(header=header)
     size_bytes, checksum = 0, 0
     async for chunk in chunks:
         size_bytes += len(chunk)
         checksum = crc32c(chunk, checksum)
-        yield pb.PutRequest(data=chunk)
+        yield pb.PutRequest(data=bytes(chunk))
     yield pb.PutRequest(end=pb.PutEnd(size_bytes=size_bytes, checksum=checksum))
 
 

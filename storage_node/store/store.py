@@ -314,7 +314,8 @@ class Store:
         try:
             if condition is not None:
                 upload.require(condition)
-                upload.settled()  # fail before receiving the bytes, if possible
+                if not grouped:
+                    upload.settled()  # fail before receiving the bytes, if possible
             for chunk in chunks:
                 upload.write(chunk)
             if size_bytes is not None or checksum is not None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ais_loader import Entry
+from ais_loader import Entry, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from tests.remote.conftest import RemoteBucket
-from tests.remote.fault_proxy import FaultProxy
+from ais_loader.testing.waiting import eventually
+from storage_node.limits import single_flight
+from storage_node.limits.single_flight import SingleFlight
+from storage_node.remote import embedded
+from storage_node.settings.config import ServerConfig
+from tests.remote.conftest import SETTINGS, RemoteBucket
+from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
 
 pytestmark = pytest.mark.slow
@@ -38,3 +47,28 @@ def test_a_single_object_waits_as_well(cold: Bucket, remote_bucket: RemoteBucket
     with proxy.held("GET", remote_bucket.path("en/000.bin")) as held:
         threading.Timer(7.0, held.release).start()
         assert cold.get("en/000.bin", timeout_s=5.0) == data_of(0)
+
+
+def test_a_reader_that_comes_later_does_not_get_the_failure_of_a_fetch_begun_before(
+    remote_bucket: RemoteBucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    filled(remote_bucket, 1)
+    has_come, outlasted = threading.Event(), SingleFlight._outlasted
+
+    async def noted(*arguments: Any) -> None:
+        has_come.set()
+        await outlasted(*arguments)
+
+    monkeypatch.setattr(single_flight, "OLD_S", 0.0)
+    monkeypatch.setattr(SingleFlight, "_outlasted", noted)
+    monkeypatch.setattr(embedded, "ServerConfig", partial(ServerConfig, **SETTINGS, remote_retry_s=3.0))
+    with connect(tmp_path / "store") as client, ThreadPoolExecutor(2) as pool:
+        bucket = client.create_bucket("b", remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
+        with proxy.on("GET", "*", Fault(status=500)) as failing:
+            first = pool.submit(bucket.get, "en/000.bin")
+            eventually(lambda: failing.matched > 0)
+            later = pool.submit(bucket.get, "en/000.bin")
+            assert has_come.wait(60)
+            with pytest.raises(errors.RemoteUnavailable):
+                first.result(60)
+        assert later.result(60) == data_of(0)

@@ -20,6 +20,7 @@ from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.store.read.object_reader import open_object
+from storage_node.store.small_puts import put_small
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
 
@@ -114,25 +115,7 @@ class OwnStore:
         return b""
 
     async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
-        return await self._work(self._put_small, objects)
-
-    def _put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
-        uploads: list[Upload | LoaderError] = []
-        for small in objects:
-            try:
-                uploads.append(
-                    self._store.stage(
-                        small.bucket,
-                        small.name,
-                        [small.data],
-                        dict(small.metadata),
-                        checksum=small.checksum,
-                        grouped=True,
-                    )
-                )
-            except LoaderError as error:
-                uploads.append(error)
-        done = self._store.commit_many(uploads)
+        done = await self._work(put_small, self._store, objects)
         return [one if isinstance(one, LoaderError) else stored_of(one) for one in done]
 
     async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:

@@ -23,20 +23,16 @@ class Topic:
         self.readers = 0
         self.arrival: Arrival | None = None
         """The last one that has begun."""
-        self._moved = asyncio.Event()
+        self._moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def tell(self) -> None:
         """Wake up all readers."""
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._moved.set_result(None)
+        self._moved = asyncio.get_running_loop().create_future()
 
     async def moved(self, flight: asyncio.Future[Any], timeout_s: float | None = None) -> None:
         """Wait until bytes have arrived or another arrival has begun, or until the flight ends."""
-        waiting = asyncio.ensure_future(self._moved.wait())
-        try:
-            await asyncio.wait([waiting, flight], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
+        await asyncio.wait([self._moved, flight], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 class Arrivals:

@@ -14,12 +14,16 @@ from typing import Any
 
 from ais_loader.errors import LoaderError, ObjectNotFound
 from storage_node.context.remote_buckets import RemoteBucket
+from storage_node.limits.groups import Groups
+from storage_node.limits.tasks import results_of
 from storage_node.remote.copies.object_metadata import is_copy
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
 from storage_node.store.replica_state import not_found_message
 from storage_node.store.store import Store
 
+FIND_S = 0.01
+"""Longest wait for a look-up of other names. A drive may stand still."""
 VALIDATIONS_KEPT = 200_000
 """Number of copies whose last validation is remembered; further ones are validated again."""
 
@@ -38,6 +42,9 @@ class StoredCopies:
         copy_here: Callable[[RemoteBucket, str], Awaitable[bool]],
     ) -> None:
         self._store, self._read, self._copy_here = store, read, copy_here
+        self._finds: Groups[tuple[RemoteBucket, str], CatalogEntry | None] = Groups(
+            lambda objects: read(self._find_all, objects), 0.0, groups=1, stall_s=FIND_S
+        )
         self._validated: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()
         """Version of a copy, and when it was last found to be current."""
 
@@ -85,12 +92,11 @@ class StoredCopies:
             stale.trust_name(bucket.uuid, name, wanted)
         return self._store.head(bucket.name, name)
 
-    def version_to_fetch(self, bucket: RemoteBucket, name: str) -> str | None:
+    async def version_to_fetch(self, bucket: RemoteBucket, name: str) -> str | None:
         """Return the version of a copy that has to be validated before it is read; "" if there is no copy, None if it
-        may be read. Waits for a drive. Raises what `Store.head` raises, but ObjectNotFound."""
-        try:
-            entry = self.stored(bucket, name)
-        except ObjectNotFound:
+        may be read. Raises what `Store.head` raises, but ObjectNotFound."""
+        entry = await self.find(bucket, name)
+        if entry is None:
             return ""
         return None if self.is_current(bucket, name, entry) else str(entry.version)
 
@@ -98,24 +104,27 @@ class StoredCopies:
         """Return, for each object, the version with which to call `Fetches.ahead`; None for an object that is not to be
         fetched ahead. Those that every read validates are not."""
 
-        def look() -> list[str | None]:
-            found: list[str | None] = []
-            for bucket, name in objects:
-                try:
-                    version = self.version_to_fetch(bucket, name)
-                except LoaderError:
-                    version = None  # reported to the reader
-                found.append(None if version and not bucket.remote.validate_after_s else version)
-            return found
-
-        return await self._read(look)  # type: ignore[no-any-return]
+        versions = await results_of(self.version_to_fetch(*one) for one in objects)
+        # An error is reported to the reader.
+        return [
+            None if isinstance(version, LoaderError) or (version and not bucket.remote.validate_after_s) else version
+            for (bucket, _), version in zip(objects, versions, strict=True)
+        ]
 
     async def find(self, bucket: RemoteBucket, name: str) -> CatalogEntry | None:
-        """Call `stored`, but return None if there is no copy."""
-        try:
-            return await self._read(self.stored, bucket, name)  # type: ignore[no-any-return]
-        except ObjectNotFound:
-            return None
+        """Call `stored`, but return None if there is no copy. Names of the same moment are looked up together."""
+        return await self._finds.put((bucket, name))
+
+    def _find_all(self, objects: Sequence[tuple[RemoteBucket, str]]) -> list[CatalogEntry | LoaderError | None]:
+        found: list[CatalogEntry | LoaderError | None] = []
+        for bucket, name in objects:
+            try:
+                found.append(self.stored(bucket, name))
+            except ObjectNotFound:
+                found.append(None)
+            except LoaderError as error:
+                found.append(error)
+        return found
 
     async def bring(self, bucket: RemoteBucket, name: str) -> CatalogEntry | None:
         """Have an object here, if this node is an owner that lacks what another owner has. Returns its entry, or None.

@@ -44,7 +44,7 @@ class Fetches:
         Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
         """
         self._write_back.require_kept(bucket, name)
-        flight = asyncio.ensure_future(self._join(bucket, name, version, with_bytes=with_bytes))
+        flight = self._flight(bucket, name, version, with_bytes=with_bytes)
         try:
             with self._backends.waiting(bucket):
                 await self._arrivals.within((bucket.uuid, name), flight, self.timeout_s)
@@ -56,10 +56,12 @@ class Fetches:
             flight.add_done_callback(retrieve)
             flight.cancel()
 
-    async def _join(self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool = False) -> None:
+    def _flight(
+        self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool = False
+    ) -> asyncio.Future[None]:
         # Only the flight of another node is one without the bytes.
         key = bucket.uuid, name, version, with_bytes
-        await self._flights.join(key, lambda: self._fetch(bucket, name, version, with_bytes=with_bytes))
+        return self._flights.flight(key, lambda: self._fetch(bucket, name, version, with_bytes=with_bytes))
 
     async def _fetch(self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool) -> None:
         with Relay(self._arrivals, (bucket.uuid, name), name) as relay:
@@ -96,4 +98,4 @@ class Fetches:
 
     async def ahead(self, bucket: RemoteBucket, name: str, version: str) -> None:
         """Call `fetch` for a reader that comes later, who is not counted as waiting. Raises what `fetch` raises."""
-        await self._join(bucket, name, version)
+        await self._flight(bucket, name, version)

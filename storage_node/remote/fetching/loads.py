@@ -26,10 +26,14 @@ class Loads:
     def __init__(self, tier: TierContext) -> None:
         self._backends, self._copies, self._space = tier.backends, tier.copies, tier.space
         self._write_back, self._arrivals = tier.write_back, tier.arrivals
-        self._intake = ObjectIntake(tier.arrivals, tier.host.store_object, tier.space, tier.host.read)
-        self._delete_object = tier.host.delete_object
+        host = tier.host
+        self._intake = ObjectIntake(tier.arrivals, host.store_object, host.put_group, tier.space, host.read)
+        self._delete_object = host.delete_object
         self._flights = SingleFlight(0)
-        self.close = self._flights.close
+
+    async def close(self) -> None:
+        await self._flights.close()
+        await self._intake.close()
 
     async def settle(self, bucket: RemoteBucket, names: Iterable[str]) -> None:
         """Wait for the loads of these objects that are in progress."""

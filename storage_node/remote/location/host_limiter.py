@@ -187,11 +187,15 @@ class HostLimiter:
         self._wake()
 
     def _wake(self) -> None:
+        own_loop = asyncio.get_running_loop()
         with self._lock:
             while (waiter := self._next()) is not None:
                 is_ahead = self._take(waiter)
+                loop = waiter.loop
                 try:
-                    waiter.loop.call_soon_threadsafe(_grant, waiter.granted, is_ahead)
+                    # Waking a loop that runs costs as much as a tenth of a request.
+                    call = loop.call_soon if loop is own_loop else loop.call_soon_threadsafe
+                    call(_grant, waiter.granted, is_ahead)
                 except RuntimeError:  # its loop is closed
                     self.in_flight -= 1
                     self._ahead -= is_ahead

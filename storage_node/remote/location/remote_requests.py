@@ -110,6 +110,8 @@ class RemoteRequests:
         self._opened = None
 
     async def driver(self) -> tuple[Driver, HostLimiter]:
+        if self._opened is not None:
+            return self._opened
         async with self._opening:
             if self._opened is None:
                 driver = await asyncio.to_thread(self._open_driver)
@@ -129,7 +131,7 @@ class RemoteRequests:
     ) -> OpenedAnswer:
         """Begin a GET. Raises NotModified, PreconditionFailed."""
 
-        async def begin(sent: asyncio.Event) -> OpenedAnswer:
+        async def begin(sent: asyncio.Future[None]) -> OpenedAnswer:
             driver, limiter = await self.driver()
             async with contextlib.AsyncExitStack() as stack:
                 answer = await stack.enter_async_context(
@@ -145,21 +147,18 @@ class RemoteRequests:
 
         return await self.retry(name, lambda: self._hedged(begin), retries)
 
-    async def _hedged(self, begin: Callable[[asyncio.Event], Awaitable[OpenedAnswer]]) -> OpenedAnswer:
+    async def _hedged(self, begin: Callable[[asyncio.Future[None]], Awaitable[OpenedAnswer]]) -> OpenedAnswer:
         """Return the first answer: of one request, or of two if the first is slow."""
         _, limiter = await self.driver()
-        sent, hedge_sent = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        sent, hedge_sent = loop.create_future(), loop.create_future()
         if not self._budget.share:
             return await begin(sent)
         self._budget.requested(1)
         tasks = [asyncio.ensure_future(begin(sent))]
         used: asyncio.Task[OpenedAnswer] | None = None
         try:
-            waiting = asyncio.ensure_future(sent.wait())
-            try:
-                await asyncio.wait([tasks[0], waiting], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
+            await asyncio.wait([tasks[0], sent], return_when=asyncio.FIRST_COMPLETED)
             began_s = time.monotonic()
             await asyncio.wait(tasks, timeout=self._silences.limit_s(last=False))
             is_busy = limiter.is_busy or (self._pace is not None and self._pace.is_busy)
@@ -178,7 +177,7 @@ class RemoteRequests:
         finally:
             if others := [task for task in tasks if task is not used]:
                 await _abandon(others)
-            if hedge_sent.is_set():  # while it waits for its turn, it is no request yet
+            if hedge_sent.done():  # while it waits for its turn, it is no request yet
                 self._usage.note("hedged")
 
     @contextlib.asynccontextmanager
@@ -188,13 +187,13 @@ class RemoteRequests:
         name: str,
         send: Callable[[], Awaitable[T]],
         limiter: HostLimiter,
-        sent: asyncio.Event | None = None,
+        sent: asyncio.Future[None] | None = None,
     ) -> AsyncIterator[T]:
         """Context of one request, from its turn until its answer is complete. Raises RequestFailure."""
         async with self._pace.turn() if self._pace is not None else contextlib.nullcontext(), limiter.turn() as turn:
             self._usage.note(request)
             if sent is not None:
-                sent.set()
+                sent.set_result(None)
             try:
                 async with asyncio.timeout(self._settings.timeout_s if request != "put" else None):
                     result = await send()
