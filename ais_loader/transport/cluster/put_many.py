@@ -140,8 +140,12 @@ class _Puts:
             self.flush()  # the object replaces one of them
         if small is None and data is not None:
             self._collect(_PUTS_BESIDE - 1)
-            put = self._threads.submit(self._put_one, spec, Source(data), patience=node.patience)
-            self._beside.append((node, place, put))
+            try:
+                put = self._threads.submit(self._put_one, spec, Source(data), patience=node.patience)
+            except RuntimeError:  # the interpreter is ending, and begins no more threads
+                self._alone(node, place, spec, Source(data))
+            else:
+                self._beside.append((node, place, put))
             return
         if small is None:
             self._alone(node, place, spec, source)
