@@ -128,7 +128,7 @@ class _Puts:
         try:
             key = self._node_of(spec)
             if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:
-                data = b"".join(source.chunks())
+                data = source.read()
                 small = small_object(spec, data) if len(data) < _BESIDE_BYTES else None
         except errors.LoaderError as error:
             self.results[place] = error
