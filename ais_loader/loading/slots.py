@@ -11,18 +11,19 @@ batches for which all slots are in use, and small ones.
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 import pickle
 import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ais_loader.errors import Unsupported
 from ais_loader.extras import needs
+from ais_loader.wire import recycled
 
 with needs("torch", "BatchLoader"):
     import torch
@@ -61,22 +62,23 @@ class SlotWriter:
         Raises the errors of pickling.
         """
         buffers: list[pickle.PickleBuffer] = []
-        stream = io.BytesIO()
-        _Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
-        parts = [*(buffer.raw() for buffer in buffers), stream.getbuffer()]
+        pickled: list[Any] = []  # in pieces: large bytes come as they are, and are copied into the slot alone
+        _Pickler(SimpleNamespace(write=pickled.append), 5, buffer_callback=buffers.append).dump(value)
+        parts = [*([buffer.raw()] for buffer in buffers), pickled]
         spans, stop = [], _HEADER_BYTES
         for part in parts:
             start = -(-stop // _ALIGNED) * _ALIGNED
-            stop = start + part.nbytes
+            stop = start + sum(map(len, part))
             spans.append((start, stop))
         found = None if stop < _SMALL_BYTES else self._free_slot(stop)
         if found is None:
-            return Parcel(parts=[bytearray(part) for part in parts], failure=self._failure), None
+            return Parcel(parts=[bytearray().join(part) for part in parts], failure=self._failure), None
         number, file = found
         slot = self._slots[number]
         slot[_LENT] = 1
-        for (start, stop), part in zip(spans, parts, strict=True):
-            slot[start:stop] = part
+        for (start, _), part in zip(spans, parts, strict=True):
+            for piece in part:
+                slot[start : (start := start + len(piece))] = piece
         return Parcel(number, file is not None, spans), file
 
     def _free_slot(self, size_bytes: int) -> tuple[int, int | None] | None:
@@ -109,6 +111,7 @@ class SlotReader:
     def __init__(self, *, pin_memory: bool = False) -> None:
         self._slots: dict[int, _Mapping] = {}
         self._pin_memory = pin_memory
+        recycled.keep_freed()
 
     def map(self, number: int, file: int) -> None:
         """Map a new slot, which replaces the one with its number. Raises OSError, and RuntimeError of CUDA."""

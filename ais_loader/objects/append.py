@@ -146,7 +146,7 @@ def _is_appended(transport: Transport, bucket: str, name: str, at: int, tail: _T
 def _stored(transport: Transport, bucket: str, source: Source) -> Iterator[_Tail]:
     """Provide the bytes as a part of a request. If they are too large for it, they are stored meanwhile."""
     if source.size_bytes is not None and source.size_bytes <= INLINE_BYTES:
-        data = b"".join(source.chunks())
+        data = source.read()
         yield _Tail(pb.ComposePart(data=data), len(data), crc32c(data))
         return
     name = part_name(new_id(), 1)
@@ -178,7 +178,7 @@ def _check_members(names: Sequence[str]) -> None:
 def _packed(members: Sequence[tuple[str, Content]]) -> Iterator[bytes]:
     """Yield headers (ustar where possible, PAX otherwise), contents and padding."""
     for name, data in members:
-        content = b"".join(Source(data).chunks())
+        content = Source(data).read()
         header = tarfile.TarInfo(name)
         header.size = len(content)
         header.mode = 0o644

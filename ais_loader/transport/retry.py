@@ -24,7 +24,7 @@ _BACKOFF = Backoff(0.05, 1.0)
 
 
 class RetryBudget:
-    """Gives up when failures have continued for `retry_s` without progress. Belongs to one thread.
+    """Gives up when failures have continued for `retry_s` without progress. Threads may share one.
 
     The clock starts at the first failure: the time before it belongs to the consumer, who may not have read the batch.
     """

@@ -20,6 +20,7 @@ from ais_loader.values.joined_ranges import JoinedRanges
 from ais_loader.values.packed import PackedBatch, pack
 from ais_loader.values.requests import OnError, transformed_of
 from ais_loader.values.timing import BatchTiming, Cause, TimingStopwatch
+from ais_loader.wire import recycled
 from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -262,6 +263,7 @@ class Batch:
 
         With on_error="placeholder", a failed item is None, and `failures` has its error.
         """
+        recycled.keep_freed()
         frames = self._take_frames()
         self._watch.enter("wire")
         if self._is_one_request and (read := self._streams[0].read_all()) is not None:

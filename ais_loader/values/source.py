@@ -56,6 +56,10 @@ class Source:
         """Size of a buffer in memory, which cannot change meanwhile; None for a file."""
         return self.size_bytes if isinstance(self._data, (bytes, bytearray, memoryview)) else None
 
+    def read(self) -> bytes:
+        """Return all bytes, as they are now."""
+        return self._data if type(self._data) is bytes else b"".join(self.chunks())
+
     def chunks(self, *, copied: bool = True) -> Iterator[Buffer]:
         """Yield the bytes, from the beginning. A second call needs `replayable`.
 

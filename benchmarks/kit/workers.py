@@ -11,13 +11,16 @@ from typing import Any, Self
 class Workers:
     """`count` processes of `work(given, number, pipe)`, which answers one command after another until None comes."""
 
-    def __init__(self, work: Callable[[Any, int, Connection], None], given: object, count: int) -> None:
+    def __init__(
+        self, work: Callable[[Any, int, Connection], None], given: object, count: int, *, is_daemon: bool = True
+    ) -> None:
+        """`is_daemon`: False lets them start processes of their own."""
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
         for number in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=work, args=(given, number, there), daemon=True)
+            process = context.Process(target=work, args=(given, number, there), daemon=is_daemon)
             process.start()
             self._pipes.append(here)
             self._processes.append(process)

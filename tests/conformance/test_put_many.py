@@ -35,7 +35,8 @@ def test_nothing_is_put_of_nothing(bucket: Bucket) -> None:
 
 
 def test_large_objects_among_small_ones_keep_their_place(bucket: Bucket) -> None:
-    objects = {f"{at:02d}": seeded_bytes((5 * MiB if at % 5 == 2 else 1000) + at, seed=at) for at in range(20)}
+    sizes = [1000, 300_000, 5 * MiB, 300_000, 300_000]
+    objects = {f"{at:02d}": seeded_bytes(sizes[at % 5] + at, seed=at) for at in range(20)}
     assert [info.name for info in bucket.put_many(objects.items()).infos] == list(objects)
     assert contents(bucket.get_batch(list(objects))) == list(objects.values())
 
@@ -45,6 +46,19 @@ def test_a_name_put_twice_in_one_call_ends_with_the_later_bytes(bucket: Bucket) 
     assert [info.size_bytes for info in infos] == [5, 0, 6]
     assert bucket.get("a") == b"second"
     assert bucket.head("a") == infos[2]
+
+
+@pytest.mark.slow
+def test_a_name_put_again_and_again_ends_with_the_last_bytes_whatever_their_sizes(bucket: Bucket) -> None:
+    sizes = [300_000, 10, 300_001, 300_002, 20, 5 * MiB, 300_003, 30]
+    for last in range(1, len(sizes) + 1):
+        for others in (0, 3):
+            objects = [("a", seeded_bytes(size, seed=at)) for at, size in enumerate(sizes[:last])]
+            objects += [(f"{at}", b"other") for at in range(others)]
+            infos = bucket.put_many(objects).infos
+            assert [info.size_bytes for info in infos] == [len(data) for _, data in objects]
+            assert bucket.get("a") == objects[last - 1][1]
+            assert bucket.head("a") == infos[last - 1]
 
 
 def test_failures_are_returned_with_their_places_and_stop_nothing(bucket: Bucket) -> None:

@@ -388,9 +388,12 @@ def test_a_large_put_survives_a_cut_and_is_whole(link: FaultyLink, bucket: Bucke
 
 
 @pytest.mark.slow
-def test_put_many_over_a_node_that_is_killed_acknowledges_each_object_once_and_loses_none(node: NodeProcess) -> None:
-    objects = {f"p/{at:05d}": seeded_bytes(4000 + at % 100, seed=at) for at in range(6000)}
-    kills = iter((1000, 2500, 4000))
+@pytest.mark.parametrize("count, size_bytes", [(6000, 4000), (120, 300_000)])
+def test_put_many_over_a_node_that_is_killed_acknowledges_each_object_once_and_loses_none(
+    node: NodeProcess, count: int, size_bytes: int
+) -> None:
+    objects = {f"p/{size_bytes}/{at:05d}": seeded_bytes(size_bytes + at % 100, seed=at) for at in range(count)}
+    kills = iter((count // 6, count // 12 * 5, count // 3 * 2))
     kill_at = next(kills)
     acknowledged: list[ObjectInfo] = []
     with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
@@ -402,23 +405,24 @@ def test_put_many_over_a_node_that_is_killed_acknowledges_each_object_once_and_l
                 kill_at = next(kills, -1)
         assert [info.name for info in acknowledged] == list(objects)
         assert bucket.get_batch(list(objects)).tobytes() == list(objects.values())
-        assert [info.name for info in bucket.objects("p/")] == list(objects)
-        for name in objects:
-            if int(name[2:]) % 500 == 0:
-                assert bucket.head(name).version == acknowledged[int(name[2:])].version
+        assert [info.name for info in bucket.objects(f"p/{size_bytes}/")] == list(objects)
+        for info in acknowledged[:: count // 12]:
+            assert bucket.head(info.name).version == info.version
 
 
 @pytest.mark.slow
-def test_what_put_many_acknowledged_before_the_end_is_there(node: NodeProcess) -> None:
+@pytest.mark.parametrize("kill_at, size_bytes", [(1500, 3000), (50, 300_000)])
+def test_what_put_many_acknowledged_before_the_end_is_there(node: NodeProcess, kill_at: int, size_bytes: int) -> None:
+    data = b"x" * size_bytes
     acknowledged: list[str] = []
     with connect(node.url, options=ClusterOptions(retry_s=0.3)) as client:
-        putting = client.bucket("b").iter_put_many((f"q/{at:05d}", b"x" * 3000) for at in itertools.count())
+        putting = client.bucket("b").iter_put_many((f"q/{size_bytes}/{at:05d}", data) for at in itertools.count())
         with pytest.raises(errors.NodeUnavailable):
             for info in putting:
                 acknowledged.append(info.name)
-                if len(acknowledged) == 1500:
+                if len(acknowledged) == kill_at:
                     node.kill()
         node.start()
-    assert len(acknowledged) >= 1500
+    assert len(acknowledged) >= kill_at
     with connect(node.url) as client:
-        assert client.bucket("b").get_batch(acknowledged).tobytes() == [b"x" * 3000] * len(acknowledged)
+        assert client.bucket("b").get_batch(acknowledged).tobytes() == [data] * len(acknowledged)

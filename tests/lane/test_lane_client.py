@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -264,3 +266,21 @@ def test_an_object_that_is_replaced_while_it_is_sent_is_one_of_the_two(node: Nod
             batch = client.get_batches([[f"ais://b/{name}" for name in DATA]] * 2, in_flight=2)
             found = {items[1].tobytes() for items in map(list, batch)}
             assert found <= versions
+
+
+_AT_EXIT = """
+import atexit, sys
+import ais_loader
+
+bucket = ais_loader.connect(sys.argv[1]).bucket("b")
+atexit.register(lambda: bucket.put_many((f"last/{at}", bytes(300_000 + at)) for at in range(6)))
+"""
+
+
+@pytest.mark.slow
+def test_large_objects_are_put_while_the_interpreter_ends_and_begins_no_threads(node: NodeServer) -> None:
+    command = [sys.executable, "-c", _AT_EXIT, node.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    with connect(node.url) as client:
+        assert [one.size_bytes for one in client.bucket("b").objects("last/")] == [300_000 + at for at in range(6)]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import pickle
+import platform
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -297,3 +300,45 @@ def test_what_a_file_received_is_freed_with_it_and_not_by_the_collector(tmp_path
             assert len(recycled._loans) <= before + 2
         finally:
             gc.enable()
+
+
+_BYTES_OF_EACH_EPOCH = """
+import resource, sys
+import ais_loader
+
+store = ais_loader.connect(sys.argv[1], mode="r")
+names = [f"{number:02}" for number in range(16)]
+
+
+def faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def read() -> None:
+    for _ in range(4):
+        held = store.bucket("b").get_batch(names).tobytes()  # is dropped when the next one is there
+        assert [len(one) for one in held] == [100 << 10] * 8 + [1 << 20] * 8
+
+
+read()
+before = faults()
+read()
+print(faults() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how malloc keeps memory is that of glibc")
+def test_bytes_of_a_batch_take_the_memory_of_an_earlier_one(tmp_path: Path) -> None:
+    sizes = [100 * KIB] * 8 + [1024 * KIB] * 8
+    with connect(tmp_path) as store:
+        store.create_bucket("b").put_many((f"{at:02}", seeded_bytes(size)) for at, size in enumerate(sizes))
+    done = subprocess.run(
+        [sys.executable, "-c", _BYTES_OF_EACH_EPOCH, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    pages = 4 * sum(sizes) // 4096
+    assert int(done.stdout) < pages / 20, "each batch touches memory that is new to the process"

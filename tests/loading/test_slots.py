@@ -87,6 +87,16 @@ def test_mixed_structures_arrive_as_they_were() -> None:
     assert channel.parcel.slot is not None
 
 
+@table("size_bytes", [0, 1_000, 64 << 10, 100_000, 300_000])
+def test_bytes_among_arrays_arrive_as_they_were_with_and_without_a_slot(size_bytes: int) -> None:
+    data = os.urandom(size_bytes)
+    value = [data, np.arange(LARGE), "text", bytearray(data), [data, data[1:]], "é" * size_bytes]
+    for channel in (Channel(), Channel(most=0)):
+        got = channel.pass_on(value)
+        assert same(got, value) and [type(one) for one in got] == [type(one) for one in value]
+        assert (channel.parcel.slot is None) == (channel.writer._most == 0)
+
+
 def test_small_values_need_no_slot_and_can_be_written_to() -> None:
     channel = Channel()
     got = channel.pass_on({"array": np.arange(4), "tensor": torch.arange(4)})

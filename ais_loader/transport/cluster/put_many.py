@@ -1,9 +1,14 @@
-"""Bulk put: each node gets its groups on a stream of its own; results come in the caller's order."""
+"""Bulk put: each node gets its groups on a stream of its own; results come in the caller's order.
+
+Objects of at least `_BESIDE_BYTES` are PUTs of their own, a few at a time on threads: their bytes are then not packed
+into messages. Their contents are read by the caller's thread, since contents of several objects may share one file.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from ais_loader import errors
@@ -23,6 +28,9 @@ from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.source import Source
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
+_BESIDE_BYTES = 256 << 10
+"""Smallest object for which packing into a message costs more than a PUT of its own."""
+_PUTS_BESIDE = 4
 MAX_UNDELIVERED = 4096
 """Most results that wait for an earlier one. Beyond it, all groups are sent, full or not."""
 
@@ -102,22 +110,44 @@ class _Puts:
         self._put_one = put_one
         self._nodes: dict[bytes, _NodeStream] = {}
         self.results: dict[int, Result] = {}
-        self._accepted = self._delivered = 0
+        self._delivered = 0
+        self._names: deque[tuple[str, str]] = deque()
+        """Bucket and name of each undelivered object."""
+        self._places: dict[tuple[str, str], int] = {}
+        """The last of the undelivered objects of a name, by its position in the caller's order."""
+        self._threads = ThreadPoolExecutor(_PUTS_BESIDE, thread_name_prefix="ais-loader-put")
+        self._beside: deque[tuple[_NodeStream, int, Future[ObjectInfo]]] = deque()
+        """PUTs on threads, with the positions of their objects."""
 
     def take(self, spec: PutSpec, source: Source) -> None:
-        place, self._accepted = self._accepted, self._accepted + 1
+        place, name = self._delivered + len(self._names), (spec.bucket, spec.name)
+        is_first = name not in self._places
+        self._names.append(name)
+        self._places[name] = place
+        small = data = None
         try:
             key = self._node_of(spec)
-            large = source.size_bytes is None or source.size_bytes >= LARGE_BYTES
-            small = None if large else small_object(spec, b"".join(source.chunks()))
+            if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:
+                data = source.read()
+                small = small_object(spec, data) if len(data) < _BESIDE_BYTES else None
         except errors.LoaderError as error:
             self.results[place] = error
             return
         node = self._nodes.get(key)
         if node is None:
             node = self._nodes[key] = _NodeStream(self._open_stream_of(key), self._retry_s, has_others=self._has_others)
+        if not is_first and (small is None or self._beside):
+            self.flush()  # the object replaces one of them
+        if small is None and data is not None:
+            self._collect(_PUTS_BESIDE - 1)
+            try:
+                put = self._threads.submit(self._put_one, spec, Source(data), patience=node.patience)
+            except RuntimeError:  # the interpreter is ending, and begins no more threads
+                self._alone(node, place, spec, Source(data))
+            else:
+                self._beside.append((node, place, put))
+            return
         if small is None:
-            self._flush(node)  # the object may replace one of them
             self._alone(node, place, spec, source)
             return
         if node.group and node.group_bytes + len(small.data) > GROUP_BYTES:
@@ -130,8 +160,11 @@ class _Puts:
 
     def ready(self) -> Iterator[Result]:
         while self._delivered in self.results:
+            place, name = self._delivered, self._names.popleft()
             self._delivered += 1
-            yield self.results.pop(self._delivered - 1)
+            if self._places[name] == place:
+                del self._places[name]
+            yield self.results.pop(place)
 
     def flush(self) -> None:
         """Wait until everything has been acknowledged; the nodes work in parallel."""
@@ -139,8 +172,10 @@ class _Puts:
             self._send(node)
         for node in self._nodes.values():
             self._flush(node)
+        self._collect(0)
 
     def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
         for node in self._nodes.values():
             node.sender.close()
 
@@ -151,6 +186,12 @@ class _Puts:
         node.sent.extend(zip(node.places, group, strict=True))
         node.places = []
         self._receive(node, lambda: node.sender.send(group))
+
+    def _collect(self, most: int) -> None:
+        """Wait until at most `most` PUTs are left on threads."""
+        while len(self._beside) > most:
+            node, place, put = self._beside.popleft()
+            self._settle(node, place, put.result)
 
     def _flush(self, node: _NodeStream) -> None:
         self._send(node)
@@ -199,9 +240,13 @@ class _Puts:
 
     def _alone(self, node: _NodeStream, place: int, spec: PutSpec, source: Source) -> Result:
         """Put an object that cannot go through this node's stream."""
+        return self._settle(node, place, lambda: self._put_one(spec, source, patience=node.patience))
+
+    def _settle(self, node: _NodeStream, place: int, put: Callable[[], ObjectInfo]) -> Result:
+        """Take the result of a PUT of one object."""
         result: Result
         try:
-            result = self._put_one(spec, source, patience=node.patience)
+            result = put()
         except errors.Closed:
             raise
         except errors.LoaderError as error:
