@@ -172,7 +172,10 @@ def test_addresses_that_there_cannot_be_are_told_at_once(address: str) -> None:
         ("http://localhost:7480/", "URL is grpc://localhost:7480"),
         ("file:/data/store", "need file:///data/store"),
         ("File:///data/store", "need file:///data/store"),
-        ("/data/1,s3://pictures", "is storage outside, not a store: connect to a store, and then use client.create_bucket"),
+        (
+            "/data/1,s3://pictures",
+            "is storage outside, not a store: connect to a store, and then use client.create_bucket",
+        ),
         ("ais://pictures/cat", r"connect to the store itself, .* and then use client.bucket\('pictures'\)"),
         ("~nobody-of-this-name/store", "no home folder '~nobody-of-this-name'"),
     ],
