@@ -20,7 +20,7 @@ import numpy as np
 from ais_loader import errors
 from ais_loader.extras import MissingExtra
 from ais_loader.tracebacks import short_tracebacks
-from ais_loader.transport.base import FrameStream, OpenedObject
+from ais_loader.transport.base import OpenedObject
 from ais_loader.transport.cluster.discovery import LateStream
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.transport import RemoteTransport
@@ -29,7 +29,7 @@ from ais_loader.values.options import ClusterOptions, token_of
 from ais_loader.values.source import Buffer
 from ais_loader.values.urls import store_folders
 from ais_loader.wire.answer_check import AnswerCheck
-from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, Frame
+from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, Frame, FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 if TYPE_CHECKING:
