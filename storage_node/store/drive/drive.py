@@ -37,6 +37,7 @@ from storage_node.store.drive.commit_files import PendingObject, SequenceNumbers
 from storage_node.store.drive.ended_versions import GRACE_S, Garbage, Retention, find_retained, scan_at
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.drive.location_fill import LocationFill
 from storage_node.store.drive.locations import Locations
 from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction
 from storage_node.store.drive.sparse_segments import SparseSegments
@@ -114,6 +115,7 @@ class Drive:
             damaged=lambda: self.faults.note_checksum(),
         )
         self._cache = EntryCache(self.files.objects_fd)
+        self.fill = LocationFill(self.catalog, self._cache)
         self.files.on_segment_removed(self._cache.forget_segment)
         sparse = (path for _, path in self.catalog.scan(fmt.SPARSE_PREFIX)) if writable else ()
         try:
@@ -209,6 +211,7 @@ class Drive:
         for at, entry in found.items():
             entries[at] = entry
         self._cache.add(((keys[at], entry) for at, entry in found.items()), generation)
+        self._cache.learn([keys[at] for at in unknown], values, generation)
         return [at for at in unknown if at not in found]
 
     def lookup_at(self, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[CatalogEntry | None]:
@@ -228,6 +231,14 @@ class Drive:
         if not self.writable and self._is_behind():
             self.catch_up()
         return self._cache.locations
+
+    def learn(self, bucket_uuid: bytes, names: Sequence[str]) -> None:
+        """Read the locations of these names from the catalog, in one call."""
+        self._require_open()
+        prefix = fmt.object_key(bucket_uuid, "")
+        keys = [prefix + name.encode() for name in names]
+        generation = self._cache.generation
+        self._cache.learn(keys, self.catalog.get_many(keys), generation)
 
     def cached(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         """Return the cached entry of a name; None means that the catalog has to be read."""
@@ -477,6 +488,7 @@ class Drive:
         if self._use.closed:
             return
         try:
+            self.fill.stop()
             self.shards.close()
         finally:
             with self.quiet(), contextlib.ExitStack() as stack:

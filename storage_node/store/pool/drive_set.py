@@ -7,6 +7,7 @@ holds stay valid. Thread-safe. Look-ups never wait here: the placement is replac
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from ais_loader.errors import Closed, DriveFailed, InvalidRequest, LoaderError, StoreReadOnly
 from ais_loader.wire.placement import Candidate, owners, ranked
+from storage_node.store import format as fmt
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.transactions import Stripes
 from storage_node.store.format import CatalogEntry
@@ -67,6 +69,16 @@ class DrivePlacement:
         """Function from (bucket uuid, names in UTF-8) to the slots of the drives that own them."""
         self.only = self._eras[0].slots[0] if len(self._eras[0].slots) == 1 else None
         """Slot of the drive that owns every name, if there is one."""
+
+    def keeps(self, slot: int, keys: Sequence[bytes]) -> list[bool]:
+        """Return which of these catalog keys are of objects that a drive owns. Keys of a bucket stand together."""
+        if self.only is not None:
+            return [slot == self.only] * len(keys)
+        kept: list[bool] = []
+        for bucket_uuid, of_bucket in itertools.groupby(keys, fmt.bucket_of_key):
+            owners = self.owners(bucket_uuid, [key[fmt.NAME_AT :] for key in of_bucket])
+            kept += [owner == slot for owner in owners]
+        return kept
 
     def leaving(self, slot: int) -> float:
         """Estimate the share of a drive's entries that have to move, before any has."""

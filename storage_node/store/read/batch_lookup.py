@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -120,20 +121,20 @@ class BatchLookup:
         return True
 
     def _learn(self, placement: DrivePlacement, bucket_uuid: bytes, found: Sequence[StoredFile | None]) -> bool:
-        """Look up the objects whose locations are not known. Returns whether all of them exist."""
-        unknown: dict[int, list[str]] = {}
-        for name, file in zip(self._table.names, found, strict=True):
-            if file is None:
-                try:
-                    unknown.setdefault(placement.owner(bucket_uuid, name), []).append(name)
-                except UnicodeEncodeError:
-                    return False
+        """Look up the locations that are not known. Returns False if a look-up failed."""
+        names = [name for name, file in zip(self._table.names, found, strict=True) if file is None]
+        unknown: dict[int, list[str]] = {} if placement.only is None else {placement.only: names}
         try:
-            return all(
-                None not in self._store.drive_set.at(slot).lookup(bucket_uuid, names) for slot, names in unknown.items()
-            )
+            if not unknown:
+                for name in names:
+                    unknown.setdefault(placement.owner(bucket_uuid, name), []).append(name)
+            for slot, of_drive in unknown.items():
+                drive = self._store.drive_set.at(slot)
+                drive.learn(bucket_uuid, of_drive)
+                drive.fill.note_learned(len(of_drive), partial(placement.keeps, slot))
         except (LoaderError, UnicodeEncodeError):
             return False  # the look-up of the entries says so for each
+        return True
 
     def complete(self, first: int = 0) -> None:
         """Look up entries from `first` on in the catalogs if only their locations are known. The entries before it
