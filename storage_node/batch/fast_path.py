@@ -1,12 +1,14 @@
 """Fast path for a batch of a few small objects, or of a larger one from its file: frame and END in one message, on the
 event loop, without waiting.
 
-It applies only if the catalog entries are in the cache and the bytes in the page cache. Any other request, and any
+It applies only if the locations of the objects are known (their catalog entries, where it describes the object) and
+their bytes are in the page cache. Any other request, and any
 error, takes the ordinary path, which can wait and fail. A batch spread over several nodes consists of such requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from operator import attrgetter
 
 import numpy as np
@@ -19,6 +21,8 @@ from storage_node.context.membership import Membership
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
+from storage_node.store.format import CatalogEntry
+from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import CachedFile, read_cached
 from storage_node.store.read.file_frame import FileFrame, opened
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
@@ -64,31 +68,26 @@ def answer_inline(
     describes = request.HasField("whole_up_to")
     if describes and len(request.name) != 1:
         return None
-    files: list[CachedFile] = []
     described = b""
-    held: set[Drive] = set()  # keeps the folders of a drive open that is removed meanwhile
-    size_bytes = 0
-    for name in request.name:
-        found = store.drive_set.cached(bucket_uuid, name)
+    if describes:
+        found = store.drive_set.cached(bucket_uuid, request.name[0])
         if found is None:
             return None
-        drive, entry = found
-        if describes:
-            info = info_of("", "", entry)
-            if not 0 < entry.size_bytes <= request.whole_up_to:
-                end = pb.End(outcome=pb.End.STOPPED, object=info)
-                return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0, 0
-            described = info.SerializeToString()
-        if not entry.size_bytes:
-            return None
-        held.add(drive)
-        size_bytes += entry.size_bytes
-        if entry.size_bytes > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
-            return None
-        path = file_of(entry.path) if entry.offset else entry.path
-        files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
+        info = info_of("", "", found[1])
+        if not 0 < found[1].size_bytes <= request.whole_up_to:
+            end = pb.End(outcome=pb.End.STOPPED, object=info)
+            return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0, 0
+        described = info.SerializeToString()
+        drives, files = {found[0]}, [_file(*found)]
+    else:
+        drives, files = _known_files(store, request, bucket_uuid)
+    sizes = [size for *_, size, _ in files]
+    size_bytes = sum(sizes)
+    if not files or not min(sizes) or max(sizes) > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
+        return None
     prefix, digest_ = _prefix(batch_id, files, size_bytes, described)
     answer = read_cached(prefix, tuple(files))
+    del drives  # they kept the folders of a drive open that was removed meanwhile
     return None if answer is None else (answer, size_bytes, digest_)
 
 
@@ -100,21 +99,26 @@ def answer_from_file(
     if len(request.name) != 1 or not request.receiver_checks:
         return None
     bucket_uuid = _plain_bucket(store, request, membership)
-    found = None if bucket_uuid is None else store.drive_set.cached(bucket_uuid, request.name[0])
-    if found is None:
-        return None
-    drive, entry = found
-    size_bytes = entry.size_bytes
-    if entry.offset or not MAX_BYTES < size_bytes <= min(FILE_FRAME_BYTES, request.initial_credit_bytes):
+    if bucket_uuid is None:
         return None
     described = b""
     if request.HasField("whole_up_to"):
-        if size_bytes > request.whole_up_to:
+        found = store.drive_set.cached(bucket_uuid, request.name[0])
+        if found is None or found[1].size_bytes > request.whole_up_to:
             return None
-        described = info_of("", "", entry).SerializeToString()
-    only = digest_of_ok(entry.checksum)
-    prefix = encode_single(batch_id, size_bytes, entry.checksum, only, pb.UNCHECKED, described)
-    frame = opened(prefix, [drive.files.objects_fd], [entry.path], [0], [size_bytes])
+        described = info_of("", "", found[1]).SerializeToString()
+        drives, files = {found[0]}, [_file(*found)]
+    else:
+        drives, files = _known_files(store, request, bucket_uuid)
+    if not files:
+        return None
+    ((folder, path, offset, size_bytes, checksum),) = files
+    if offset or not MAX_BYTES < size_bytes <= min(FILE_FRAME_BYTES, request.initial_credit_bytes):
+        return None
+    only = digest_of_ok(checksum)
+    prefix = encode_single(batch_id, size_bytes, checksum, only, pb.UNCHECKED, described)
+    frame = opened(prefix, [folder], [path], [0], [size_bytes])
+    del drives
     if frame is not None and not frame.cached:
         frame.close()
         return None
@@ -147,6 +151,35 @@ def answer_kept(
     data, checksum = kept
     prefix = encode_single(batch_id, len(data), checksum, digest_of_ok(checksum), pb.TRANSFORMED)
     return b"".join((prefix, data)), len(data), digest_of_ok(checksum)
+
+
+def _file(drive: Drive, entry: CatalogEntry) -> CachedFile:
+    path = file_of(entry.path) if entry.offset else entry.path
+    return drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum
+
+
+def _known_files(
+    store: Store, request: pb.BatchRequest, bucket_uuid: bytes
+) -> tuple[Collection[Drive], list[CachedFile]]:
+    """Return the files of a request's objects, with the drives to keep as long as they are used; none if the location
+    of one is not known."""
+    drives: set[Drive] = set()
+    files: list[CachedFile] = []
+    for name in request.name:
+        if (found := store.drive_set.cached(bucket_uuid, name)) is None:
+            break
+        drives.add(found[0])
+        files.append(_file(*found))
+    else:
+        return drives, files
+    lookup = BatchLookup(store, request)
+    if not lookup.locate(waits=False):
+        return (), []
+    table = lookup.table
+    assert table.files is not None
+    paths = [file.path for file in table.files]
+    columns = table.folders.tolist(), paths, table.start.tolist(), table.sizes.tolist(), table.checksum.tolist()
+    return table.drives.values(), list(zip(*columns, strict=True))
 
 
 def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: bytes) -> tuple[bytes, int]:

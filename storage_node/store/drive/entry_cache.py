@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from storage_node.store.drive.locations import Locations, limit_bytes
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import CatalogEntry, decode_entry, is_object
 
 GENERATION_ENTRIES = 1 << 15
 """The cache has at most two generations: about 25 MiB."""
+_FEW = 64
+"""Maximum size of a commit whose entries are kept: larger ones would displace what is in use."""
 
 
 class EntryCache:
@@ -24,7 +26,8 @@ class EntryCache:
     look-ups read the catalog, and a look-up in progress cannot restore an old entry. Thread-safe.
 
     `locations` holds the locations of many more objects than there are entries, and is invalidated with them. A commit
-    adds what it has written. A fill adds what a scan finds, except for what has changed since the fill began.
+    adds what it has written, and its entries if they are few. A fill adds what a scan finds, except for what has
+    changed since the fill began.
     """
 
     def __init__(self, dirfd: int = -1) -> None:
@@ -124,6 +127,11 @@ class EntryCache:
                 self.generation += 1
                 if is_written:
                     self.locations.add(list(keys), list(written.values()), True, True)
+                    if len(written) <= _FEW:
+                        self._newer.update(
+                            (key, decode_entry(value)) for key, value in written.items() if value and is_object(value)
+                        )
+                        self._begin_generation()
 
     def forget(self) -> None:
         """Drop everything: the catalog has changed."""

@@ -25,7 +25,7 @@ Owns = Callable[[list[bytes]], Iterable[bool]]
 _PART = 1024
 _PAUSE_S = 0.0003
 """About the time of a part, for threads that wait for the interpreter."""
-_AT_ONCE = 1 << 14
+_AT_ONCE = 1 << 17
 _DUE_SHARE = 4
 _STOP_S = 60.0
 

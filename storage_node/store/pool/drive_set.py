@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -301,6 +302,13 @@ class DriveSet:
         """Whether the placement is still this one after a refresh. If not, a failed look-up has to be repeated."""
         self.refresh()
         return self.placement is placement
+
+    def fill_locations(self) -> None:
+        """Start to fill the table of locations of each drive; see location_fill.py."""
+        placement = self.placement
+        for slot in placement.slots:
+            if (drive := self.slots[slot].drive) is not None:
+                drive.fill.start(partial(placement.keeps, slot))
 
     def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry] | None:
         """Return the cached entry of an object, or None if the catalog has to be read."""
