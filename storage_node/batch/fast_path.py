@@ -8,7 +8,6 @@ error, takes the ordinary path, which can wait and fail. A batch spread over sev
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from operator import attrgetter
 
 import numpy as np
@@ -16,12 +15,12 @@ import numpy as np
 from ais_loader.wire.answer_check import digest, digest_of_ok
 from ais_loader.wire.frame import encode_prefix, encode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as object_pb
 from ais_loader.wire.object_info import info_of
 from storage_node.context.membership import Membership
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
-from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import CachedFile, read_cached
 from storage_node.store.read.file_frame import FileFrame, opened
@@ -65,29 +64,19 @@ def answer_inline(
     bucket_uuid = _plain_bucket(store, request, membership)
     if bucket_uuid is None:
         return None
-    describes = request.HasField("whole_up_to")
-    if describes and len(request.name) != 1:
+    if request.HasField("whole_up_to") and len(request.name) != 1:
         return None
-    described = b""
-    if describes:
-        found = store.drive_set.cached(bucket_uuid, request.name[0])
-        if found is None:
-            return None
-        info = info_of("", "", found[1])
-        if not 0 < found[1].size_bytes <= request.whole_up_to:
-            end = pb.End(outcome=pb.End.STOPPED, object=info)
-            return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0, 0
-        described = info.SerializeToString()
-        drives, files = {found[0]}, [_file(*found)]
-    else:
-        drives, files = _known_files(store, request, bucket_uuid)
+    _held, files, info = _known_files(store, request, bucket_uuid)
+    if info is not None and not 0 < info.size_bytes <= request.whole_up_to:
+        end = pb.End(outcome=pb.End.STOPPED, object=info)
+        return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0, 0
+    described = b"" if info is None else info.SerializeToString()
     sizes = [size for *_, size, _ in files]
     size_bytes = sum(sizes)
     if not files or not min(sizes) or max(sizes) > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
         return None
     prefix, digest_ = _prefix(batch_id, files, size_bytes, described)
     answer = read_cached(prefix, tuple(files))
-    del drives  # they kept the folders of a drive open that was removed meanwhile
     return None if answer is None else (answer, size_bytes, digest_)
 
 
@@ -101,24 +90,16 @@ def answer_from_file(
     bucket_uuid = _plain_bucket(store, request, membership)
     if bucket_uuid is None:
         return None
-    described = b""
-    if request.HasField("whole_up_to"):
-        found = store.drive_set.cached(bucket_uuid, request.name[0])
-        if found is None or found[1].size_bytes > request.whole_up_to:
-            return None
-        described = info_of("", "", found[1]).SerializeToString()
-        drives, files = {found[0]}, [_file(*found)]
-    else:
-        drives, files = _known_files(store, request, bucket_uuid)
-    if not files:
+    _held, files, info = _known_files(store, request, bucket_uuid)
+    if not files or (info is not None and info.size_bytes > request.whole_up_to):
         return None
+    described = b"" if info is None else info.SerializeToString()
     ((folder, path, offset, size_bytes, checksum),) = files
     if offset or not MAX_BYTES < size_bytes <= min(FILE_FRAME_BYTES, request.initial_credit_bytes):
         return None
     only = digest_of_ok(checksum)
     prefix = encode_single(batch_id, size_bytes, checksum, only, pb.UNCHECKED, described)
     frame = opened(prefix, [folder], [path], [0], [size_bytes])
-    del drives
     if frame is not None and not frame.cached:
         frame.close()
         return None
@@ -153,33 +134,32 @@ def answer_kept(
     return b"".join((prefix, data)), len(data), digest_of_ok(checksum)
 
 
-def _file(drive: Drive, entry: CatalogEntry) -> CachedFile:
-    path = file_of(entry.path) if entry.offset else entry.path
-    return drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum
-
-
 def _known_files(
     store: Store, request: pb.BatchRequest, bucket_uuid: bytes
-) -> tuple[Collection[Drive], list[CachedFile]]:
-    """Return the files of a request's objects, with the drives to keep as long as they are used; none if the location
-    of one is not known."""
+) -> tuple[object, list[CachedFile], object_pb.ObjectInfo | None]:
+    """Return the files of a request's objects, and the description of the only one, if it asks for that; no files if
+    something is not known. The first result keeps the folders of a drive open that is removed meanwhile."""
     drives: set[Drive] = set()
     files: list[CachedFile] = []
+    info = None
     for name in request.name:
         if (found := store.drive_set.cached(bucket_uuid, name)) is None:
             break
-        drives.add(found[0])
-        files.append(_file(*found))
+        drive, entry = found
+        drives.add(drive)
+        path = file_of(entry.path) if entry.offset else entry.path
+        files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
+        info = info_of("", "", entry) if request.HasField("whole_up_to") else None
     else:
-        return drives, files
+        return drives, files, info
     lookup = BatchLookup(store, request)
-    if not lookup.locate(waits=False):
-        return (), []
+    if request.HasField("whole_up_to") or not lookup.locate(waits=False):
+        return (), [], None
     table = lookup.table
     assert table.files is not None
     paths = [file.path for file in table.files]
     columns = table.folders.tolist(), paths, table.start.tolist(), table.sizes.tolist(), table.checksum.tolist()
-    return table.drives.values(), list(zip(*columns, strict=True))
+    return table.drives, list(zip(*columns, strict=True)), None
 
 
 def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: bytes) -> tuple[bytes, int]:

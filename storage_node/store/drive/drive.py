@@ -189,10 +189,8 @@ class Drive:
 
     def lookup(self, bucket_uuid: bytes, names: Sequence[str]) -> list[CatalogEntry | None]:
         """Look up names; None also for tombstones. A reader catches up before it reports a name missing."""
-        self._require_open()  # the cache would still answer
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
-        if not self.writable and self._is_behind():
-            self.catch_up()
+        self._follow()
         entries = self._cache.get_many(keys)
         unknown = [at for at, entry in enumerate(entries) if entry is None]
         if unknown:
@@ -227,9 +225,7 @@ class Drive:
 
     def locations(self) -> Locations:
         """Return what is known of the locations of this drive's objects, as current as what `lookup` finds."""
-        self._require_open()
-        if not self.writable and self._is_behind():
-            self.catch_up()
+        self._follow()
         return self._cache.locations
 
     def learn(self, bucket_uuid: bytes, names: Sequence[str]) -> None:
@@ -251,11 +247,13 @@ class Drive:
             self._cache.forget()
         self._seen, self._caught_up_at = seen, time.monotonic()
 
-    def _is_behind(self) -> bool:
-        """Whether a reader has to catch up before it may answer from what it has."""
-        if self._seen is not self.catalog.mark.latest:
-            return True
-        return time.monotonic() - self._caught_up_at > READER_STALENESS_S
+    def _follow(self) -> None:
+        """Let a reader catch up if it may not answer from what it has. Raises Closed: a cache would still answer."""
+        self._require_open()
+        if not self.writable:
+            age_s = time.monotonic() - self._caught_up_at
+            if self._seen is not self.catalog.mark.latest or age_s > READER_STALENESS_S:
+                self.catch_up()
 
     def newest(self, bucket_uuid: bytes, names: Sequence[str]) -> list[CatalogEntry | None]:
         """Return the entry of each name, including tombstones, from the catalog."""
@@ -275,7 +273,7 @@ class Drive:
     def scan_all(
         self, bucket_uuid: bytes, prefix: str, start_after: str, *, again: bool = False
     ) -> Iterator[tuple[str, CatalogEntry]]:
-        if not self.writable and not again:
+        if not again:
             self.catch_up()
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
         for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
@@ -289,8 +287,7 @@ class Drive:
 
         `most_bytes`: the size of names after which they end. Entries are not decoded, which takes most of a scan.
         """
-        if not self.writable:
-            self.catch_up()
+        self.catch_up()
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
         found: list[bytes] = []
         size_bytes, first, last = 0, fmt.NAME_AT, b""
@@ -307,8 +304,7 @@ class Drive:
         self, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
     ) -> Iterator[tuple[str, CatalogEntry]]:
         """Scan what a snapshot with this cut sees."""
-        if not self.writable:
-            self.catch_up()
+        self.catch_up()
         return scan_at(self.catalog, bucket_uuid, prefix, start_after, cut)
 
     def entries(self, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:

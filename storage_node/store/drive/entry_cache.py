@@ -85,10 +85,10 @@ class EntryCache:
                     values = [None if key in self._changing else value for key, value in zip(keys, values, strict=True)]
                 self.locations.add(keys, values, False, True)
 
-    def begin_fill(self) -> None:
-        """Begin to note what changes. The catalog is scanned from then on."""
+    def watch_changes(self, on: bool) -> None:
+        """Note what changes from now on, during a fill, or end that."""
         with self._lock:
-            self._changed = set(self._changing)
+            self._changed = set(self._changing) if on else None
 
     def fill(self, found: Iterable[tuple[bytes, bytes]]) -> bool:
         """Add the locations in a part of the scan. Returns False if the fill has to end: the memory is full, or
@@ -98,10 +98,6 @@ class EntryCache:
                 return False
             current = [pair for pair in found if pair[0] not in changed]
             return self.locations.add([key for key, _ in current], [value for _, value in current], False, False)
-
-    def end_fill(self) -> None:
-        with self._lock:
-            self._changed = None
 
     @contextlib.contextmanager
     def changing(self, written: Mapping[bytes, bytes | None]) -> Iterator[None]:
@@ -117,21 +113,20 @@ class EntryCache:
                 self._newer.pop(key, None)
                 self._older.pop(key, None)
             self.locations.remove(keys)
-        is_written = False
+        added: Mapping[bytes, bytes | None] = {}
         try:
             yield
-            is_written = True
+            added = written
         finally:
             with self._lock:
                 self._changing.difference_update(keys)
                 self.generation += 1
-                if is_written:
-                    self.locations.add(list(keys), list(written.values()), True, True)
-                    if len(written) <= _FEW:
-                        self._newer.update(
-                            (key, decode_entry(value)) for key, value in written.items() if value and is_object(value)
-                        )
-                        self._begin_generation()
+                self.locations.add(list(added), list(added.values()), True, True)
+                if len(added) <= _FEW:
+                    self._newer |= {
+                        key: decode_entry(value) for key, value in added.items() if value and is_object(value)
+                    }
+                    self._begin_generation()
 
     def forget(self) -> None:
         """Drop everything: the catalog has changed."""

@@ -39,40 +39,37 @@ class LocationFill:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # guarded by _lock
         self._stopped = threading.Event()
-        self._due_before = _AT_ONCE
-        self._learned = 0
+        self._learned = _AT_ONCE // _DUE_SHARE
 
     def note_learned(self, count: int, owns: Owns) -> None:
         """Note that so many locations had to be looked up, and start a fill if it is due."""
         self._learned += count
         catalog = self._catalog()
-        due_at = _DUE_SHARE * self._learned + self._due_before
-        if catalog is not None and self._thread is None and due_at >= catalog.estimated_keys():
+        if catalog is not None and self._thread is None and _DUE_SHARE * self._learned >= catalog.estimated_keys():
             self.start(owns)
 
     def start(self, owns: Owns) -> None:
         """Start a fill, unless one is under way."""
         with self._lock:
             if self._thread is None and not self._stopped.is_set():
-                self._learned = self._due_before = 0
-                self._cache.begin_fill()
+                self._learned = 0
+                self._cache.watch_changes(True)
                 self._thread = threading.Thread(target=self._run, args=(owns,), name="ais-loader-locations")
                 self._thread.start()
 
     def _run(self, owns: Owns) -> None:
-        after: bytes | None = None
+        after: bytes | None = fmt.OBJECT_PREFIX
         try:
-            while not self._stopped.wait(_PAUSE_S) and threading.main_thread().is_alive():
-                if (after := self._add_part(owns, after)) is None:
-                    break
+            while after and not self._stopped.wait(_PAUSE_S) and threading.main_thread().is_alive():
+                after = self._add_part(owns, after)
         except LoaderError:  # whoever reads gets it
             pass
         finally:
-            self._cache.end_fill()
+            self._cache.watch_changes(False)
             with self._lock:
                 self._thread = None
 
-    def _add_part(self, owns: Owns, after: bytes | None) -> bytes | None:
+    def _add_part(self, owns: Owns, after: bytes) -> bytes | None:
         """Add the part behind this key. Returns its last key; None if the fill is over."""
         if (catalog := self._catalog()) is None:
             return None

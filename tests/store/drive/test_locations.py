@@ -278,7 +278,7 @@ def test_a_fill_passes_over_what_has_changed_since_it_began() -> None:
     scanned = [(name, stored(1)) for name in (b"same", b"gone", b"new", b"failed", b"busy")]
     assert not cache.fill(scanned)  # none has begun
     with cache.changing({b"busy": stored(2, 20)}):
-        cache.begin_fill()
+        cache.watch_changes(True)
         for name, value in {b"gone": None, b"new": stored(2, 20)}.items():
             with cache.changing({name: value}):
                 pass

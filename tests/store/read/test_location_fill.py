@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import format as fmt
 from storage_node.store.drive import location_fill
@@ -109,7 +110,7 @@ def test_changes_between_the_scan_and_its_addition_win(tmp_path: Path, monkeypat
     scanned, go_on = threading.Event(), threading.Event()
     keeps = location_fill.LocationFill._add_part
 
-    def held(self: location_fill.LocationFill, owns: location_fill.Owns, after: bytes | None) -> bytes | None:
+    def held(self: location_fill.LocationFill, owns: location_fill.Owns, after: bytes) -> bytes | None:
         def read(keys: list[bytes]) -> Any:
             scanned.set()
             assert go_on.wait(TIMEOUT_S)
@@ -181,7 +182,7 @@ def test_a_damaged_catalog_ends_the_scan_and_nothing_else(tmp_path: Path, monkey
     with store_at(tmp_path) as store:
 
         def fail(*arguments: object) -> Any:
-            raise location_fill.LoaderError("a damaged block")
+            raise LoaderError("a damaged block")
 
         monkeypatch.setattr(Catalog, "scan", fail)
         filled(store)
