@@ -81,8 +81,8 @@ class EntryCache:
         `generation`."""
         with self._lock:
             if generation == self.generation:
-                if self._changing:
-                    values = [None if key in self._changing else value for key, value in zip(keys, values, strict=True)]
+                busy = self._changing
+                values = [None if key in busy else value for key, value in zip(keys, values, strict=True)]
                 self.locations.add(keys, values, False, True)
 
     def watch_changes(self, on: bool) -> None:
@@ -123,9 +123,8 @@ class EntryCache:
                 self.generation += 1
                 self.locations.add(list(added), list(added.values()), True, True)
                 if len(added) <= _FEW:
-                    self._newer |= {
-                        key: decode_entry(value) for key, value in added.items() if value and is_object(value)
-                    }
+                    entries = {key: decode_entry(value) for key, value in added.items() if value and is_object(value)}
+                    self._newer |= entries
                     self._begin_generation()
 
     def forget(self) -> None:

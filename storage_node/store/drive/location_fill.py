@@ -1,6 +1,6 @@
 """Location fill: adds the locations of a drive's objects to its table, by one sequential scan in the background.
 
-A scan finds an object in a third of the time of a look-up. It is due when what was looked up is a quarter of all
+A scan finds an object in half the time of a look-up. It is due when what was looked up is a quarter of all
 objects, so that it never costs a process more than a few times what its own look-ups have cost; at once if there are
 few objects. It ends early when the memory of locations is full, and when a reader that follows a writer drops all.
 
@@ -27,7 +27,6 @@ _PAUSE_S = 0.0003
 """About the time of a part, for threads that wait for the interpreter."""
 _AT_ONCE = 1 << 17
 _DUE_SHARE = 4
-_STOP_S = 60.0
 
 
 class LocationFill:
@@ -87,4 +86,4 @@ class LocationFill:
     def stop(self) -> None:
         """End the fill after its part, and start none any more."""
         self._stopped.set()
-        self.wait(_STOP_S)
+        self.wait(timeout_s=60.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, cast
@@ -113,7 +113,8 @@ class BatchLookup:
         columns = table.folders, table.start, table.sizes, table.checksum
         prefix = object_key(bucket.uuid_bytes, "")
         found = find(tables, prefix, table.names, *columns)
-        if None in found and waits and self._learn(placement, bucket.uuid_bytes, found):
+        if None in found and waits:
+            self._learn(placement, bucket.uuid_bytes, found)
             found = find(tables, prefix, table.names, *columns)
         if None in found:
             self._clear(0)
@@ -121,17 +122,14 @@ class BatchLookup:
         table.files, table.drives = cast("list[StoredFile]", found), drives
         return True
 
-    def _learn(self, placement: DrivePlacement, bucket_uuid: bytes, found: Sequence[StoredFile | None]) -> bool:
-        """Look up the locations that are not known. Returns False if a look-up failed."""
+    def _learn(self, placement: DrivePlacement, bucket_uuid: bytes, found: Sequence[StoredFile | None]) -> None:
+        """Look up the locations that are not known."""
         unknown = [position for position, file in enumerate(found) if file is None]
-        try:
+        with contextlib.suppress(LoaderError, UnicodeEncodeError):  # the look-up of the entries says so for each
             for slot, of_drive in self._by_drive(placement, bucket_uuid, unknown).items():
                 drive = self._store.drive_set.at(slot)
                 drive.learn(bucket_uuid, [self._table.names[position] for position in of_drive])
                 drive.fill.note_learned(len(of_drive), partial(placement.keeps, slot))
-        except (LoaderError, UnicodeEncodeError):
-            return False  # the look-up of the entries says so for each
-        return True
 
     def complete(self, first: int = 0) -> None:
         """Look up entries from `first` on in the catalogs if only their locations are known. The entries before it
@@ -205,7 +203,7 @@ class BatchLookup:
             failed.update(self._take(slot, drive, bucket_uuid, mine, found, of_snapshot=cut is not None))
         return failed
 
-    def _by_drive(self, placement: DrivePlacement, bucket_uuid: bytes, positions: list[int]) -> Mapping[int, list[int]]:
+    def _by_drive(self, placement: DrivePlacement, bucket_uuid: bytes, positions: list[int]) -> dict[int, list[int]]:
         """Group positions by the drives that own their names."""
         if placement.only is not None:
             return {placement.only: positions}
