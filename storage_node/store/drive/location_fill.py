@@ -1,8 +1,9 @@
 """Location fill: adds the locations of a drive's objects to its table, by one sequential scan in the background.
 
-A scan finds an object in half the time of a look-up. It is due when what was looked up is a quarter of all
-objects, so that it never costs a process more than a few times what its own look-ups have cost; at once if there are
-few objects. It ends early when the memory of locations is full, and when a reader that follows a writer drops all.
+A scan finds an object in half the time of a look-up. It is due when what was looked up is a quarter of all objects, so
+that it never costs a process more than twice what its own look-ups have cost; at once if there are few objects, and
+when a node starts. It ends early when the memory of locations is full, and when a reader that follows a writer drops
+everything.
 
 Every part is a scan of its own, which begins behind the part before. The catalog may change between them: `EntryCache`
 skips what has changed since the fill began.
@@ -25,7 +26,7 @@ Owns = Callable[[list[bytes]], Iterable[bool]]
 _PART = 1024
 _PAUSE_S = 0.0003
 """About the time of a part, for threads that wait for the interpreter."""
-_AT_ONCE = 1 << 17
+_AT_ONCE = 1 << 12
 _DUE_SHARE = 4
 
 
