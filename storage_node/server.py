@@ -197,6 +197,7 @@ class NodeServer:
             if not self._thread.is_alive():  # otherwise a drive does not answer, and the store is in use
                 self._store.close()
             raise failure
+        self._store.drive_set.fill_locations()
         return self
 
     def _allow_readers(self, store: Store) -> None:

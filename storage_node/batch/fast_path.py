@@ -1,7 +1,8 @@
 """Fast path for a batch of a few small objects, or of a larger one from its file: frame and END in one message, on the
 event loop, without waiting.
 
-It applies only if the catalog entries are in the cache and the bytes in the page cache. Any other request, and any
+It applies only if the locations of the objects are known (their catalog entries, where it describes the object) and
+their bytes are in the page cache. Any other request, and any
 error, takes the ordinary path, which can wait and fail. A batch spread over several nodes consists of such requests.
 """
 
@@ -14,11 +15,13 @@ import numpy as np
 from ais_loader.wire.answer_check import digest, digest_of_ok
 from ais_loader.wire.frame import encode_prefix, encode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as object_pb
 from ais_loader.wire.object_info import info_of
 from storage_node.context.membership import Membership
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
+from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import CachedFile, read_cached
 from storage_node.store.read.file_frame import FileFrame, opened
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
@@ -61,32 +64,17 @@ def answer_inline(
     bucket_uuid = _plain_bucket(store, request, membership)
     if bucket_uuid is None:
         return None
-    describes = request.HasField("whole_up_to")
-    if describes and len(request.name) != 1:
+    if request.HasField("whole_up_to") and len(request.name) != 1:
         return None
-    files: list[CachedFile] = []
-    described = b""
-    held: set[Drive] = set()  # keeps the folders of a drive open that is removed meanwhile
-    size_bytes = 0
-    for name in request.name:
-        found = store.drive_set.cached(bucket_uuid, name)
-        if found is None:
-            return None
-        drive, entry = found
-        if describes:
-            info = info_of("", "", entry)
-            if not 0 < entry.size_bytes <= request.whole_up_to:
-                end = pb.End(outcome=pb.End.STOPPED, object=info)
-                return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0, 0
-            described = info.SerializeToString()
-        if not entry.size_bytes:
-            return None
-        held.add(drive)
-        size_bytes += entry.size_bytes
-        if entry.size_bytes > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
-            return None
-        path = file_of(entry.path) if entry.offset else entry.path
-        files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
+    _held, files, info = _known_files(store, request, bucket_uuid)
+    if info is not None and not 0 < info.size_bytes <= request.whole_up_to:
+        end = pb.End(outcome=pb.End.STOPPED, object=info)
+        return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0, 0
+    described = b"" if info is None else info.SerializeToString()
+    sizes = [size for *_, size, _ in files]
+    size_bytes = sum(sizes)
+    if not files or not min(sizes) or max(sizes) > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
+        return None
     prefix, digest_ = _prefix(batch_id, files, size_bytes, described)
     answer = read_cached(prefix, tuple(files))
     return None if answer is None else (answer, size_bytes, digest_)
@@ -100,21 +88,18 @@ def answer_from_file(
     if len(request.name) != 1 or not request.receiver_checks:
         return None
     bucket_uuid = _plain_bucket(store, request, membership)
-    found = None if bucket_uuid is None else store.drive_set.cached(bucket_uuid, request.name[0])
-    if found is None:
+    if bucket_uuid is None:
         return None
-    drive, entry = found
-    size_bytes = entry.size_bytes
-    if entry.offset or not MAX_BYTES < size_bytes <= min(FILE_FRAME_BYTES, request.initial_credit_bytes):
+    _held, files, info = _known_files(store, request, bucket_uuid)
+    if not files or (info is not None and info.size_bytes > request.whole_up_to):
         return None
-    described = b""
-    if request.HasField("whole_up_to"):
-        if size_bytes > request.whole_up_to:
-            return None
-        described = info_of("", "", entry).SerializeToString()
-    only = digest_of_ok(entry.checksum)
-    prefix = encode_single(batch_id, size_bytes, entry.checksum, only, pb.UNCHECKED, described)
-    frame = opened(prefix, [drive.files.objects_fd], [entry.path], [0], [size_bytes])
+    described = b"" if info is None else info.SerializeToString()
+    ((folder, path, offset, size_bytes, checksum),) = files
+    if offset or not MAX_BYTES < size_bytes <= min(FILE_FRAME_BYTES, request.initial_credit_bytes):
+        return None
+    only = digest_of_ok(checksum)
+    prefix = encode_single(batch_id, size_bytes, checksum, only, pb.UNCHECKED, described)
+    frame = opened(prefix, [folder], [path], [0], [size_bytes])
     if frame is not None and not frame.cached:
         frame.close()
         return None
@@ -147,6 +132,34 @@ def answer_kept(
     data, checksum = kept
     prefix = encode_single(batch_id, len(data), checksum, digest_of_ok(checksum), pb.TRANSFORMED)
     return b"".join((prefix, data)), len(data), digest_of_ok(checksum)
+
+
+def _known_files(
+    store: Store, request: pb.BatchRequest, bucket_uuid: bytes
+) -> tuple[object, list[CachedFile], object_pb.ObjectInfo | None]:
+    """Return the files of a request's objects, and the description of the only one, if it asks for that; no files if
+    something is not known. The first result keeps the folders of a drive open that is removed meanwhile."""
+    drives: set[Drive] = set()
+    files: list[CachedFile] = []
+    info = None
+    for name in request.name:
+        if (found := store.drive_set.cached(bucket_uuid, name)) is None:
+            break
+        drive, entry = found
+        drives.add(drive)
+        path = file_of(entry.path) if entry.offset else entry.path
+        files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
+        info = info_of("", "", entry) if request.HasField("whole_up_to") else None
+    else:
+        return drives, files, info
+    lookup = BatchLookup(store, request)
+    if request.HasField("whole_up_to") or not lookup.locate(waits=False):
+        return (), [], None
+    table = lookup.table
+    assert table.files is not None
+    paths = [file.path for file in table.files]
+    columns = table.folders.tolist(), paths, table.start.tolist(), table.sizes.tolist(), table.checksum.tolist()
+    return table.drives, list(zip(*columns, strict=True)), None
 
 
 def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: bytes) -> tuple[bytes, int]:

@@ -2,9 +2,9 @@
  *
  * A StoredFile is a file that holds objects. A segment, once it has been read often enough without waiting
  * for a drive, is mapped; see _mapped_read.h. Locations is a hash table from catalog keys to StoredFile,
- * offset, size and checksum. It takes 40 to 45 bytes an object besides its key, never refers to a Python object
- * per object of a segment, and forgets everything when it is full. Prefetching hides most of what a large table
- * costs; see wave_announce. The contracts are in drive/locations.py.
+ * offset, size and checksum, which it takes from catalog values. An object takes 40 to 45 bytes besides its key, and
+ * no Python object if it is in a segment. A full table forgets everything. Prefetching hides most of what a large
+ * table costs; see wave_announce. The contracts are in drive/locations.py.
  *
  * Every function here runs with the GIL. Include after Python.h and _batch_read.h.
  */
@@ -345,15 +345,19 @@ static int index_grow(Locations *self)
     return 0;
 }
 
-/* Room for one more row, whose key has this size. Forgets everything when that would exceed the limit. */
-static int locations_make_room(Locations *self, size_t key_bytes)
+/* Room for one more row, whose key has this size. When that would exceed the limit, forgets everything, or returns
+ * 1 if nothing may be forgotten. */
+static int locations_make_room(Locations *self, size_t key_bytes, int may_forget)
 {
     const size_t kept = key_bytes + sizeof(uint16_t), size = locations_size(self);
     all_bytes += size - self->counted_bytes;
     self->counted_bytes = size;
     if ((all_bytes > self->limit_bytes && size > self->limit_bytes / table_count) || self->key_count + kept > UINT32_MAX
-        || self->row_count >= ROW_MASK - 1)
+        || self->row_count >= ROW_MASK - 1) {
+        if (!may_forget)
+            return 1;
         locations_forget(self);
+    }
     if (!self->segments && !(self->segments = PyDict_New()))
         return -1;
     if (self->row_count == self->row_room) {
@@ -379,43 +383,64 @@ no_memory:
 }
 
 /* The file of an entry; a new reference. The objects of a segment share one. */
-static StoredFile *file_of_entry(Locations *self, PyObject *path, int64_t offset)
+static StoredFile *file_of_entry(Locations *self, const char *path, size_t path_bytes, int64_t offset)
 {
-    const char *const text = PyBytes_AS_STRING(path), *const end = strrchr(text, '/');
-    if (!offset || !end) {
-        self->file_bytes += FILE_BYTES;
-        return stored_file_make(path, 0);
-    }
-    PyObject *const name = PyBytes_FromStringAndSize(text, end - text);
+    const char *const end = offset ? memrchr(path, '/', path_bytes) : NULL;
+    PyObject *const name = PyBytes_FromStringAndSize(path, end ? end - path : (Py_ssize_t)path_bytes);
     if (!name)
         return NULL;
-    StoredFile *file = (StoredFile *)PyDict_GetItemWithError(self->segments, name);
+    StoredFile *file = end ? (StoredFile *)PyDict_GetItemWithError(self->segments, name) : NULL;
     if (file) {
         Py_INCREF(file);
-    } else if (!PyErr_Occurred() && (file = stored_file_make(name, 1))) {
+    } else if (!PyErr_Occurred() && (file = stored_file_make(name, end != NULL))) {
         self->file_bytes += FILE_BYTES;
-        if (PyDict_SetItem(self->segments, name, (PyObject *)file) < 0)
+        if (end && PyDict_SetItem(self->segments, name, (PyObject *)file) < 0)
             Py_CLEAR(file);
     }
     Py_DECREF(name);
     return file;
 }
 
-/* Keys that are longer than any name are not kept. */
-static int add_entry(Locations *self, PyObject *key, PyObject *path, int64_t offset, int64_t size, uint32_t checksum)
+/* A catalog value up to its path, as FORMAT.md describes it. */
+struct __attribute__((packed)) stored {
+    uint8_t format, kind;
+    uint16_t writes_bytes;
+    uint32_t epoch;
+    uint64_t counter;
+    uint32_t node;
+    uint64_t size;
+    uint32_t checksum;
+    uint64_t modified_ns, offset;
+    uint16_t path_bytes;
+    char path[];
+};
+enum { STORED_FORMAT = 2, OBJECT_KIND = 1 };
+enum { MAX_LOCATED_BYTES = 4 << 20 }; /* larger objects are read in pieces, each of which is looked up by version */
+
+/* Keep what a catalog value says of its object. Tombstones and large objects are not kept, nor are long keys, nor
+ * values that only format.decode_entry can judge. Returns 1 if the memory is full and nothing may be forgotten. */
+static int add_stored(Locations *self, PyObject *key, PyObject *value, int replace, int may_forget)
 {
     const char *const text = PyBytes_AS_STRING(key);
-    const size_t bytes = (size_t)PyBytes_GET_SIZE(key);
-    if (bytes > MAX_KEY_BYTES)
+    const size_t bytes = (size_t)PyBytes_GET_SIZE(key), value_bytes = (size_t)PyBytes_GET_SIZE(value);
+    const struct stored *const stored = (const struct stored *)PyBytes_AS_STRING(value);
+    if (bytes > MAX_KEY_BYTES || value_bytes < sizeof *stored || stored->format != STORED_FORMAT
+        || stored->kind != OBJECT_KIND || !stored->path_bytes || stored->size > MAX_LOCATED_BYTES
+        || stored->offset > (uint64_t)INT64_MAX - stored->size
+        || value_bytes < sizeof *stored + stored->path_bytes + stored->writes_bytes
+        || memchr(stored->path, 0, stored->path_bytes))
         return 0;
-    if (locations_make_room(self, bytes) < 0)
-        return -1;
+    const int full = locations_make_room(self, bytes, may_forget);
+    if (full)
+        return full;
     const uint32_t hash = key_hash(text, bytes, "", 0);
-    StoredFile *const file = file_of_entry(self, path, offset);
-    if (!file)
-        return -1;
     uint32_t *const slot = location_slot(self, hash, text, bytes, "", 0);
     struct location *row = slot_row(self, *slot);
+    if (row && !replace && location_is_valid(row))
+        return 0;
+    StoredFile *const file = file_of_entry(self, stored->path, stored->path_bytes, (int64_t)stored->offset);
+    if (!file)
+        return -1;
     StoredFile *const replaced = row ? row->file : NULL;
     if (!row) {
         const uint16_t kept = (uint16_t)bytes;
@@ -428,35 +453,30 @@ static int add_entry(Locations *self, PyObject *key, PyObject *path, int64_t off
         self->key_count += sizeof kept + bytes;
     }
     row->file = file;
-    row->offset = offset, row->size = (uint32_t)size, row->checksum = checksum;
+    row->offset = (int64_t)stored->offset, row->size = (uint32_t)stored->size, row->checksum = stored->checksum;
     Py_XDECREF(replaced);
     return 0;
 }
 
 static PyObject *locations_add(PyObject *self, PyObject *args)
 {
-    PyObject *rows;
-    if (!PyArg_ParseTuple(args, "O!:add", &PyList_Type, &rows))
+    PyObject *keys, *values;
+    int replace, may_forget, full = 0;
+    if (!PyArg_ParseTuple(args, "O!O!pp:add", &PyList_Type, &keys, &PyList_Type, &values, &replace, &may_forget))
         return NULL;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); i++) {
-        PyObject *key, *path;
-        long long offset, size;
-        unsigned int checksum;
-        PyObject *const row = PyList_GET_ITEM(rows, i);
-        if (!PyTuple_Check(row))
-            return PyErr_Format(PyExc_TypeError, "rows[%zd] must be a tuple, not %.100s", i, Py_TYPE(row)->tp_name);
-        if (!PyArg_ParseTuple(row, "SSLLI;a row is (key, path, offset, size, checksum)", &key, &path, &offset, &size,
-                              &checksum))
-            return NULL;
-        if (offset < 0 || size < 0 || size > UINT32_MAX || offset > INT64_MAX - size) {
-            PyErr_Format(PyExc_ValueError, "rows[%zd]: offset %lld and size %lld are not a range of a file", i, offset,
-                         size);
-            return NULL;
-        }
-        if (add_entry((Locations *)self, key, path, offset, size, checksum) < 0)
+    if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values))
+        return PyErr_Format(PyExc_ValueError, "%zd keys and %zd values", PyList_GET_SIZE(keys), PyList_GET_SIZE(values));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values) && !full; i++) {
+        PyObject *const key = PyList_GET_ITEM(keys, i), *const value = PyList_GET_ITEM(values, i);
+        if (value == Py_None)
+            continue;
+        if (!PyBytes_Check(key) || !PyBytes_Check(value))
+            return PyErr_Format(PyExc_TypeError, "keys and values must be bytes, not %.100s and %.100s",
+                                Py_TYPE(key)->tp_name, Py_TYPE(value)->tp_name);
+        if ((full = add_stored((Locations *)self, key, value, replace, may_forget)) < 0)
             return NULL;
     }
-    Py_RETURN_NONE;
+    return PyBool_FromLong(!full);
 }
 
 static PyObject *locations_remove(PyObject *self, PyObject *keys)

@@ -121,8 +121,14 @@ class Locations:
     def __init__(self, dirfd: int, limit_bytes: int) -> None:
         """`dirfd`: descriptor of the folder that paths are relative to. `limit_bytes`: of all tables together."""
 
-    def add(self, rows: list[tuple[bytes, bytes, int, int, int]], /) -> None:
-        """Add or replace locations. An offset above 0 is that of an object in a segment."""
+    def add(
+        self, keys: list[bytes], values: list[bytes] | list[bytes | None], replace: bool, may_forget: bool, /
+    ) -> bool:
+        """Add the locations that these catalog values name; None, tombstones and large objects have none.
+
+        Without `replace`, a key whose location is known keeps it. Returns False if the memory is full; with
+        `may_forget`, everything is forgotten instead.
+        """
 
     def remove(self, keys: Iterable[bytes], /) -> None:
         """Remove the locations of these keys, if there are any."""

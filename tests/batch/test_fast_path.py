@@ -118,6 +118,37 @@ def test_what_takes_more_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
         assert answer(store, found[:1]) is None  # the catalog would have to be asked
 
 
+def test_what_was_just_put_is_at_hand(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store:
+        for size in (5_000, MAX_BYTES):
+            put(store, "k", content(1, size))
+            response = answer(store, ["k"], whole_up_to=MAX_BYTES)
+            assert response is not None and response.frame is not None
+            assert bytes(response.frame.payload) == content(1, size)
+        put(store, "large", content(1, MAX_BYTES + 1))
+        found = answer_from_file(store, batch_of(["large"], bucket=BUCKET, receiver_checks=True), 77)
+        assert found is not None
+        found[0].close()
+        store.delete(BUCKET, "k")
+        assert answer(store, ["k"]) is None
+
+
+def test_what_a_scan_has_located_is_at_hand(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store:
+        found = filled(store, [100, 200, MAX_BYTES + 1])
+    with store_at(tmp_path) as store:
+        assert answer(store, found[:2]) is None
+        store.drive_set.fill_locations()
+        assert drive_of(store).fill.wait(60)
+        response = answer(store, found[1::-1])
+        assert response is not None and response.frame is not None
+        assert bytes(response.frame.payload) == content(1, 200) + content(0, 100)
+        large = answer_from_file(store, batch_of(found[2:], bucket=BUCKET, receiver_checks=True), 77)
+        assert large is not None
+        large[0].close()
+        assert answer(store, found[:1], whole_up_to=MAX_BYTES) is None  # its description is in the catalog
+
+
 def test_one_that_is_larger_is_answered_from_its_file(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         sizes = [MAX_BYTES, MAX_BYTES + 1, FILE_FRAME_BYTES, FILE_FRAME_BYTES + 1]

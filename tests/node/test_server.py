@@ -21,6 +21,7 @@ from storage_node import server as server_module
 from storage_node.server import NodeServer
 from storage_node.services.lifecycle import NodePart
 from storage_node.settings.config import ServerConfig
+from storage_node.store.read.batch import StoreBatch
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 
 MiB = 1 << 20
@@ -103,6 +104,20 @@ def test_a_node_says_what_it_is(tmp_path: Path) -> None:
         [drive] = described["drives"]  # type: ignore[misc]
         assert (drive["path"], drive["state"]) == (str(tmp_path / "drive"), "ok")
         assert 0 < drive["free_bytes"] <= drive["size_bytes"]
+
+
+def test_a_node_knows_where_its_objects_are_before_the_first_read(tmp_path: Path) -> None:
+    drives = [tmp_path / str(number) for number in range(2)]
+    names = [f"{number:03}" for number in range(300)]
+    with NodeServer(drives, ServerConfig(port=0)) as node, connect(node.url) as client:
+        client.create_bucket("b").put_many((name, name.encode()) for name in names)
+    with NodeServer(drives, ServerConfig(port=0)) as node:
+        store = node._store
+        assert store is not None
+        assert all(drive is not None and drive.fill.wait(60) for drive in store.drives)
+        assert StoreBatch.of_known(store, batch_pb.BatchRequest(bucket=["b"], name=names)) is not None
+        with connect(node.url) as client:
+            assert client.bucket("b").get_batch(names).tobytes() == [name.encode() for name in names]
 
 
 def test_several_drives_are_one_store(tmp_path: Path) -> None:

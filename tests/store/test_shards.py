@@ -13,11 +13,13 @@ import pytest
 
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, CorruptObject, MemberNotFound
 from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives import open_archives as shards
 from storage_node.store.archives.open_archives import ShardLimits
+from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
-from tests.store.store_kit import BUCKET, assert_sound, file_of, flip_a_byte, put, read, store_at
+from tests.store.store_kit import BUCKET, assert_sound, drive_of, file_of, flip_a_byte, put, read, store_at
 from tests.table import table
 from tests.tar_kit import packed_tar
 
@@ -48,6 +50,46 @@ def test_a_shard_that_is_put_has_its_index_before_anybody_asks(tmp_path: Path) -
         assert member(store, "s.tar", "8.bin") == MEMBERS["8.bin"]
         with pytest.raises(CorruptObject):
             member(store, "s.tar", "7.bin")
+
+
+def test_members_of_closed_shards_are_read_without_opening_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their indexes are in memory. What happens to a shard is seen as with one that is open."""
+    members = {"small": b"s" * 700, "large": seeded_bytes(900_000)}
+    wanted = [(f"{shard}.tar", name) for name in ("small", "large", "small", "none") for shard in "abc"]
+    request = pb.BatchRequest(bucket=[BUCKET], name=[shard for shard, _ in wanted], member=[name for _, name in wanted])
+
+    def found(reading: StoreBatch, target_bytes: int = 1 << 20) -> list[bytes]:
+        parts: dict[int, bytes] = {}
+        for span in reading.spans(target_bytes):
+            frame = reading.read(span)
+            for index, part in zip(frame.index.tolist(), frame.entries(), strict=True):
+                parts[index] = parts.get(index, b"") + bytes(part)
+        return list(parts.values())
+
+    with store_at(tmp_path / "drive", shard_limits=ShardLimits(open_shards=1)) as store:
+        for shard in "abcd":
+            put(store, f"{shard}.tar", packed_tar({**members, "mark": shard.encode()}))
+        due = [members.get(name, b"") for _, name in wanted]
+        assert found(StoreBatch(store, request)) == due
+        assert member(store, "d.tar", "mark") == b"d"  # the only one that is open now
+        with monkeypatch.context() as patch:
+            patch.setattr(shards.OpenArchives, "_opened", None)
+            ask = pb.BatchRequest(bucket=[BUCKET], name=request.name[:9], member=request.member[:9])
+            for target_bytes in (1 << 20, 64 << 10, 5 << 20):
+                assert found(StoreBatch(store, ask), target_bytes) == due[:9]
+        reading = StoreBatch(store, ask)
+        other = {name: data[::-1] + b"!" for name, data in members.items()}
+        put(store, "a.tar", packed_tar(other))
+        put(store, "b.tar", packed_tar({"elsewhere": b"1"}))
+        store.delete(BUCKET, "c.tar")
+        drive_of(store).reap(everything=True)
+        ends = {"a.tar": pb.OK, "b.tar": pb.MEMBER_NOT_FOUND, "c.tar": pb.NOT_FOUND}
+        due = [other[name] if shard == "a.tar" else b"" for shard, name in wanted[:9]]
+        for one in (reading, StoreBatch(store, ask)):
+            assert found(one) == due
+            assert one.status.tolist() == [ends[shard] for shard, _ in wanted[:9]]
 
 
 @pytest.mark.slow

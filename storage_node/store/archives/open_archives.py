@@ -26,7 +26,7 @@ from ais_loader.errors import ArchiveError, ArchiveIndexError, ArchiveIndexStale
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
-from storage_node.store.archives.kinds import recognise
+from storage_node.store.archives.kinds import ArchiveKind, recognise
 from storage_node.store.archives.source import CheckedSource, FdSource, chunks_of
 from storage_node.store.archives.unpack_cache import UnpackCache
 from storage_node.store.checksum import crc32c
@@ -245,6 +245,12 @@ class OpenArchives:
                 while len(self._open) > self._open_shards:
                     self._open.popitem(last=False)
             return shard
+
+    def closed_index(self, path: bytes) -> MemberIndex | None:
+        """Return the index of a tar that is not open, if it is in memory. Reading a few small members by the path of
+        their tar costs less than opening it."""
+        index = None if path in self._open else self._indexes.get(path)
+        return index if index is not None and index.kind is ArchiveKind.TAR else None
 
     def _refuse(self, path: bytes, error: ArchiveError | CorruptObject) -> None:
         with self._lock:

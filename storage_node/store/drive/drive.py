@@ -39,6 +39,7 @@ from storage_node.store.drive.commit_files import PendingObject, SequenceNumbers
 from storage_node.store.drive.ended_versions import GRACE_S, Garbage, Retention, find_retained, scan_at
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.drive.location_fill import LocationFill
 from storage_node.store.drive.locations import Locations
 from storage_node.store.drive.published_commits import FollowedCommits
 from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction
@@ -120,6 +121,7 @@ class Drive:
             damaged=lambda: self.faults.note_checksum(),
         )
         self._cache = EntryCache(self.files.objects_fd)
+        self.fill = LocationFill(self.catalog, self._cache)
         self.files.on_segment_removed(self._cache.forget_segment)
         sparse = (path for _, path in self.catalog.scan(fmt.SPARSE_PREFIX)) if writable else ()
         try:
@@ -197,10 +199,8 @@ class Drive:
 
     def lookup(self, bucket_uuid: bytes, names: Sequence[str]) -> list[CatalogEntry | None]:
         """Look up names; None also for tombstones. A reader catches up before it reports a name missing."""
-        self._require_open()  # the cache would still answer
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
-        if not self.writable and self._is_behind():
-            self.catch_up()
+        self._follow()
         entries = self._cache.get_many(keys)
         unknown = [at for at, entry in enumerate(entries) if entry is None]
         if unknown:
@@ -219,6 +219,7 @@ class Drive:
         for at, entry in found.items():
             entries[at] = entry
         self._cache.add(((keys[at], entry) for at, entry in found.items()), generation)
+        self._cache.learn([keys[at] for at in unknown], values, generation)
         return [at for at in unknown if at not in found]
 
     def lookup_at(self, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[CatalogEntry | None]:
@@ -234,10 +235,16 @@ class Drive:
 
     def locations(self) -> Locations:
         """Return what is known of the locations of this drive's objects, as current as what `lookup` finds."""
-        self._require_open()
-        if not self.writable and self._is_behind():
-            self.catch_up()
+        self._follow()
         return self._cache.locations
+
+    def learn(self, bucket_uuid: bytes, names: Sequence[str]) -> None:
+        """Read the locations of these names from the catalog, in one call."""
+        self._require_open()
+        prefix = fmt.object_key(bucket_uuid, "")
+        keys = [prefix + name.encode() for name in names]
+        generation = self._cache.generation
+        self._cache.learn(keys, self.catalog.get_many(keys), generation)
 
     def cached(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         """Return the cached entry of a name; None means that the catalog has to be read."""
@@ -277,11 +284,13 @@ class Drive:
             self._followed_to = ended
         return True
 
-    def _is_behind(self) -> bool:
-        """Whether a reader has to catch up before it may answer from what it has."""
-        if self._seen is not self.catalog.mark.latest:
-            return True
-        return time.monotonic() - self._caught_up_at > READER_STALENESS_S
+    def _follow(self) -> None:
+        """Let a reader catch up if it may not answer from what it has. Raises Closed: a cache would still answer."""
+        self._require_open()
+        if not self.writable:
+            age_s = time.monotonic() - self._caught_up_at
+            if self._seen is not self.catalog.mark.latest or age_s > READER_STALENESS_S:
+                self.catch_up()
 
     def newest(self, bucket_uuid: bytes, names: Sequence[str]) -> list[CatalogEntry | None]:
         """Return the entry of each name, including tombstones, from the catalog."""
@@ -301,7 +310,7 @@ class Drive:
     def scan_all(
         self, bucket_uuid: bytes, prefix: str, start_after: str, *, again: bool = False
     ) -> Iterator[tuple[str, CatalogEntry]]:
-        if not self.writable and not again:
+        if not again:
             self.catch_up()
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
         for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
@@ -315,8 +324,7 @@ class Drive:
 
         `most_bytes`: the size of names after which they end. Entries are not decoded, which takes most of a scan.
         """
-        if not self.writable:
-            self.catch_up()
+        self.catch_up()
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
         found: list[bytes] = []
         size_bytes, first, last = 0, fmt.NAME_AT, b""
@@ -333,8 +341,7 @@ class Drive:
         self, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
     ) -> Iterator[tuple[str, CatalogEntry]]:
         """Scan what a snapshot with this cut sees."""
-        if not self.writable:
-            self.catch_up()
+        self.catch_up()
         return scan_at(self.catalog, bucket_uuid, prefix, start_after, cut)
 
     def entries(self, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
@@ -527,6 +534,7 @@ class Drive:
         if self._use.closed:
             return
         try:
+            self.fill.stop()
             self.shards.close()
         finally:
             with self.quiet(), contextlib.ExitStack() as stack:

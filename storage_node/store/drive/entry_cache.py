@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from storage_node.store.drive.locations import MAX_LOCATED_BYTES, Locations, Row, limit_bytes
-from storage_node.store.format import CatalogEntry
+from storage_node.store.drive.locations import Locations, limit_bytes
+from storage_node.store.format import CatalogEntry, decode_entry, is_object
 
 GENERATION_ENTRIES = 1 << 15
 """The cache has at most two generations: about 25 MiB."""
+_FEW = 64
+"""Maximum size of a commit whose entries are kept: larger ones would displace what is in use."""
 
 
 class EntryCache:
@@ -23,7 +25,9 @@ class EntryCache:
     look-up finds whatever a listing shows. A commit removes the entries that it changes before it writes. Meanwhile
     look-ups read the catalog, and a look-up in progress cannot restore an old entry. Thread-safe.
 
-    `locations` holds the locations of many more objects than there are entries, and is invalidated with them.
+    `locations` holds the locations of many more objects than there are entries, and is invalidated with them. A commit
+    adds what it has written, and its entries if they are few. A fill adds what a scan finds, except for what has
+    changed since the fill began.
     """
 
     def __init__(self, dirfd: int = -1) -> None:
@@ -33,6 +37,8 @@ class EntryCache:
         self._newer: dict[bytes, CatalogEntry] = {}  # guarded by _lock for changes, as are the next three
         self._older: dict[bytes, CatalogEntry] = {}
         self._changing: set[bytes] = set()
+        self._changed: set[bytes] | None = None
+        """Keys that have changed since the current fill began; None without one."""
         self.generation = 0
         """Increases with every invalidation."""
 
@@ -60,7 +66,6 @@ class EntryCache:
         """Keep what was read from the catalog, unless entries were invalidated since `generation`."""
         with self._lock:
             if generation == self.generation:
-                rows: list[Row] = []
                 for key, entry in found:
                     if key in self._changing:
                         continue
@@ -69,33 +74,64 @@ class EntryCache:
                     if before is None or before.version <= entry.version:
                         before = entry
                     self._newer[key] = before
-                    if before.size_bytes <= MAX_LOCATED_BYTES:
-                        rows.append((key, before.path, before.offset, before.size_bytes, before.checksum))
-                self.locations.add(rows)
                 self._begin_generation()
 
+    def learn(self, keys: list[bytes], values: list[bytes | None], generation: int) -> None:
+        """Keep the locations in values that were read from the catalog, unless there were invalidations since
+        `generation`."""
+        with self._lock:
+            if generation == self.generation:
+                busy = self._changing
+                values = [None if key in busy else value for key, value in zip(keys, values, strict=True)]
+                self.locations.add(keys, values, False, True)
+
+    def watch_changes(self, on: bool) -> None:
+        """Note what changes from now on, during a fill, or end that."""
+        with self._lock:
+            self._changed = set(self._changing) if on else None
+
+    def fill(self, found: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Add the locations in a part of the scan. Returns False if the fill has to end: the memory is full, or
+        everything was dropped."""
+        with self._lock:
+            if (changed := self._changed) is None:
+                return False
+            current = [pair for pair in found if pair[0] not in changed]
+            return self.locations.add([key for key, _ in current], [value for _, value in current], False, False)
+
     @contextlib.contextmanager
-    def changing(self, keys: Collection[bytes]) -> Iterator[None]:
-        """Return a context for the catalog write that changes these keys. Only one thread changes a key at a time."""
+    def changing(self, written: Mapping[bytes, bytes | None]) -> Iterator[None]:
+        """Return a context for the catalog write that sets the values of these keys; None removes one. Only one thread
+        changes a key at a time."""
+        keys = written.keys()
         with self._lock:
             self._changing.update(keys)
+            if self._changed is not None:
+                self._changed.update(keys)
             self.generation += 1
             for key in keys:
                 self._newer.pop(key, None)
                 self._older.pop(key, None)
             self.locations.remove(keys)
+        added: Mapping[bytes, bytes | None] = {}
         try:
             yield
+            added = written
         finally:
             with self._lock:
                 self._changing.difference_update(keys)
                 self.generation += 1
+                self.locations.add(list(added), list(added.values()), True, True)
+                if len(added) <= _FEW:
+                    entries = {key: decode_entry(value) for key, value in added.items() if value and is_object(value)}
+                    self._newer |= entries
+                    self._begin_generation()
 
     def forget(self) -> None:
         """Drop everything: the catalog has changed."""
         with self._lock:
             self.generation += 1
-            self._newer, self._older = {}, {}
+            self._newer, self._older, self._changed = {}, {}, None
             self.locations.clear()
 
     def forget_segment(self, path: bytes) -> None:

@@ -3,7 +3,8 @@
 `Locations` is a table from catalog keys to the file, offset, size and checksum of an object. `find` looks up a whole
 batch in one call and fills the caller's columns. The tables of a process are bounded together; when they are full, the
 one that grows forgets everything, unless it has less than an even share. A table is never asked whether an object
-exists: what it does not know is read from the catalog.
+exists: what it does not know is read from the catalog. It takes the catalog's values as they are, from look-ups, from
+commits and from the scan that fills it (location_fill.py).
 
 A `StoredFile` is a file that holds objects. It takes the place of the file's path in the batch reader's `paths`. The
 native batch reader maps a segment that was read several times without waiting for a drive, and from then on copies its
@@ -15,19 +16,13 @@ otherwise keep the bytes of a removed file on the drive.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from storage_node.store.machine_memory import machine_memory_bytes
 from storage_node.store.native import Locations, StoredFile, find
 
-__all__ = ["MAX_KEY_BYTES", "MAX_LOCATED_BYTES", "Locations", "Row", "StoredFile", "find", "limit_bytes"]
+__all__ = ["MAX_KEY_BYTES", "Locations", "StoredFile", "find", "limit_bytes"]
 
-Row: TypeAlias = tuple[bytes, bytes, int, int, int]
-"""(catalog key, path, offset in the file, size in bytes, CRC-32C of the object)"""
 _MIN_BYTES, _MAX_BYTES = 32 << 20, 768 << 20
 _SHARE_OF_MEMORY = 32
-MAX_LOCATED_BYTES = 4 << 20
-"""Larger objects are not kept here, because they are read in pieces, each of which is looked up by version."""
 MAX_KEY_BYTES = 0xFFFF
 """Longer keys are not kept. Names are far shorter."""
 

@@ -427,6 +427,7 @@ class Transactions:
         self._catalog.write(intents, sync=False, is_commit=False)
         failpoint("put.intended")
         commit = WriteBatch(raw_mode=True)
+        written: dict[bytes, bytes | None] = {}
         ending: list[tuple[bytes, CatalogEntry, int]] = []
         changes: list[Change] = []
         counted: Changes = {}
@@ -441,13 +442,13 @@ class Transactions:
                 if is_counting:
                     changes.append(Change(key, current.get(key), entry))
                 current[key] = entry
-                commit.put(key, fmt.encode_entry(entry))
+                written[key] = value = fmt.encode_entry(entry)
+                commit.put(key, value)
                 blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
                 if blocks:
                     put_blocks(commit, entry.generation, blocks)
             ended = self.retention.end(commit, ending) if ending else Ended([], [])
-            keys = [key for key, _, _ in chosen]
-            self.deletions.replaced(commit, keys)
+            self.deletions.replaced(commit, written)
             # A move changes nothing about an upload that may be under way.
             put = {key: entry for key, pending, entry in chosen if pending.moved is None}
             journaled = self.journal.note(commit, put)
@@ -455,7 +456,7 @@ class Transactions:
             if files.sync:
                 self._files.sync_names(entry.path for _, _, entry in chosen)
             failpoint("put.published")
-            with self._cache.changing(keys):
+            with self._cache.changing(written):
                 self._catalog.write(commit, sync=files.sync)
         except BaseException:
             self.usage.failed(counted)
@@ -463,7 +464,7 @@ class Transactions:
             raise
         self.usage.committed(counted, grants)
         self.journal.committed(journaled)
-        self.deletions.forget(keys)
+        self.deletions.forget(written)
         failpoint("put.committed")
         return ended
 
@@ -629,11 +630,12 @@ class Transactions:
         batch = WriteBatch(raw_mode=True)
         if deletions:
             self.deletions.put(batch, deletions)
-        for key, entry in entries.items():
-            if entry is None:
+        written = {key: None if entry is None else fmt.encode_entry(entry) for key, entry in entries.items()}
+        for key, value in written.items():
+            if value is None:
                 batch.delete(key)
             else:
-                batch.put(key, fmt.encode_entry(entry))
+                batch.put(key, value)
         now = self._clock.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
         # A version that a tombstone ends, ends at the tombstone's number, on every node and at any time.
         ends = {key: tombstone.counter for key, tombstone in entries.items() if tombstone is not None}
@@ -642,7 +644,7 @@ class Transactions:
         counted = self.usage.change(batch, (Change(key, before.get(key), entry) for key, entry in entries.items()))
         if entries:
             try:
-                with self._cache.changing(entries):
+                with self._cache.changing(written):
                     self._catalog.write(batch, sync=self._sync)
             except BaseException:
                 self.usage.failed(counted)
@@ -679,7 +681,7 @@ class Transactions:
                 put_blocks(batch, entry.generation, blocks)
             ended = self.retention.end(batch, ((key, other, now) for other in dead))
             try:
-                with self._cache.changing([key]):
+                with self._cache.changing({key: None}):  # it is looked up when it is read
                     self._catalog.write(batch, sync=True)
             except BaseException:
                 self.usage.failed(counted)

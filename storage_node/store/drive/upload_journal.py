@@ -115,9 +115,10 @@ class UploadJournal:
                 return None
             entry = entry._replace(raw_metadata=raw_metadata)
             batch = WriteBatch(raw_mode=True)
-            batch.put(key, fmt.encode_entry(entry))
+            value = fmt.encode_entry(entry)
+            batch.put(key, value)
             journaled = self.note(batch, {key: entry})
-            with self._cache.changing([key]):
+            with self._cache.changing({key: value}):
                 self._catalog.write(batch, sync=self._sync)
             self.committed(journaled)
         failpoint("upload.settled")

@@ -7,16 +7,19 @@ holds stay valid. Thread-safe. Look-ups never wait here: the placement is replac
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 from ais_loader.errors import Closed, DriveFailed, InvalidRequest, LoaderError, StoreReadOnly
 from ais_loader.wire.placement import Candidate, owners, ranked
+from storage_node.store import format as fmt
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.transactions import Stripes
 from storage_node.store.format import CatalogEntry
@@ -67,6 +70,16 @@ class DrivePlacement:
         """Function from (bucket uuid, names in UTF-8) to the slots of the drives that own them."""
         self.only = self._eras[0].slots[0] if len(self._eras[0].slots) == 1 else None
         """Slot of the drive that owns every name, if there is one."""
+
+    def keeps(self, slot: int, keys: Sequence[bytes]) -> list[bool]:
+        """Return which of these catalog keys are of objects that a drive owns. Keys of a bucket stand together."""
+        if self.only is not None:
+            return [slot == self.only] * len(keys)
+        kept: list[bool] = []
+        for bucket_uuid, of_bucket in itertools.groupby(keys, fmt.bucket_of_key):
+            owners = self.owners(bucket_uuid, [key[fmt.NAME_AT :] for key in of_bucket])
+            kept += [owner == slot for owner in owners]
+        return kept
 
     def leaving(self, slot: int) -> float:
         """Estimate the share of a drive's entries that have to move, before any has."""
@@ -289,6 +302,13 @@ class DriveSet:
         """Whether the placement is still this one after a refresh. If not, a failed look-up has to be repeated."""
         self.refresh()
         return self.placement is placement
+
+    def fill_locations(self) -> None:
+        """Start to fill the table of locations of each drive; see location_fill.py."""
+        placement = self.placement
+        for slot in placement.slots:
+            if (drive := self.slots[slot].drive) is not None:
+                drive.fill.start(partial(placement.keeps, slot))
 
     def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry] | None:
         """Return the cached entry of an object, or None if the catalog has to be read."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -111,7 +113,8 @@ class BatchLookup:
         columns = table.folders, table.start, table.sizes, table.checksum
         prefix = object_key(bucket.uuid_bytes, "")
         found = find(tables, prefix, table.names, *columns)
-        if None in found and waits and self._learn(placement, bucket.uuid_bytes, found):
+        if None in found and waits:
+            self._learn(placement, bucket.uuid_bytes, found)
             found = find(tables, prefix, table.names, *columns)
         if None in found:
             self._clear(0)
@@ -119,21 +122,14 @@ class BatchLookup:
         table.files, table.drives = cast("list[StoredFile]", found), drives
         return True
 
-    def _learn(self, placement: DrivePlacement, bucket_uuid: bytes, found: Sequence[StoredFile | None]) -> bool:
-        """Look up the objects whose locations are not known. Returns whether all of them exist."""
-        unknown: dict[int, list[str]] = {}
-        for name, file in zip(self._table.names, found, strict=True):
-            if file is None:
-                try:
-                    unknown.setdefault(placement.owner(bucket_uuid, name), []).append(name)
-                except UnicodeEncodeError:
-                    return False
-        try:
-            return all(
-                None not in self._store.drive_set.at(slot).lookup(bucket_uuid, names) for slot, names in unknown.items()
-            )
-        except (LoaderError, UnicodeEncodeError):
-            return False  # the look-up of the entries says so for each
+    def _learn(self, placement: DrivePlacement, bucket_uuid: bytes, found: Sequence[StoredFile | None]) -> None:
+        """Look up the locations that are not known."""
+        unknown = [position for position, file in enumerate(found) if file is None]
+        with contextlib.suppress(LoaderError, UnicodeEncodeError):  # the look-up of the entries says so for each
+            for slot, of_drive in self._by_drive(placement, bucket_uuid, unknown).items():
+                drive = self._store.drive_set.at(slot)
+                drive.learn(bucket_uuid, [self._table.names[position] for position in of_drive])
+                drive.fill.note_learned(len(of_drive), partial(placement.keeps, slot))
 
     def complete(self, first: int = 0) -> None:
         """Look up entries from `first` on in the catalogs if only their locations are known. The entries before it
@@ -196,13 +192,7 @@ class BatchLookup:
         """Look up while every object is on its owner. Returns what was not found (None), or not looked up."""
         names = self._table.names
         failed: _Unfound = {}
-        by_drive: dict[int, list[int]] = {}
-        if placement.only is not None:
-            by_drive[placement.only] = positions
-        else:
-            for position in positions:
-                by_drive.setdefault(placement.owner(bucket_uuid, names[position]), []).append(position)
-        for slot, mine in by_drive.items():
+        for slot, mine in self._by_drive(placement, bucket_uuid, positions).items():
             try:
                 drive = self._store.drive_set.at(slot)
                 wanted = [names[position] for position in mine]
@@ -212,6 +202,15 @@ class BatchLookup:
                 continue
             failed.update(self._take(slot, drive, bucket_uuid, mine, found, of_snapshot=cut is not None))
         return failed
+
+    def _by_drive(self, placement: DrivePlacement, bucket_uuid: bytes, positions: list[int]) -> dict[int, list[int]]:
+        """Group positions by the drives that own their names."""
+        if placement.only is not None:
+            return {placement.only: positions}
+        by_drive = defaultdict[int, list[int]](list)
+        for position in positions:
+            by_drive[placement.owner(bucket_uuid, self._table.names[position])].append(position)
+        return by_drive
 
     def _look_up_moving(self, placement: DrivePlacement, bucket_uuid: bytes, positions: list[int]) -> _Unfound:
         failed: _Unfound = {}
@@ -330,29 +329,35 @@ class BatchLookup:
         found = [place for positions in by_shard.values() for place in self._located_in_shard(positions)]
         if not found:
             return set()
-        located, *columns = map(list, zip(*found, strict=True))
+        located, paths, *columns = map(list, zip(*found, strict=True))
         table.folders[located], table.start[located], table.sizes[located], table.checksum[located] = columns
-        for position in located:
-            table.paths[position] = b""
+        for position, path in zip(located, paths, strict=True):
+            table.paths[position] = path
         return set(located)
 
-    def _located_in_shard(self, positions: list[int]) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield position, descriptor, offset, size and checksum of the members of one shard."""
+    def _located_in_shard(self, positions: list[int]) -> Iterator[tuple[int, bytes, int, int, int, int]]:
+        """Yield position, path, descriptor, offset, size and checksum of the members of one shard. The path is that
+        below the descriptor, or b"" if this is the shard's own."""
         table = self._table
         first, request = positions[0], self._request
         entry = table.records[first]
         assert entry is not None
-        try:
-            shard = table.drive_of(first).shards.open(entry, table.names[first])
-        except (OSError, LoaderError):
-            return  # the error occurs again, and is reported for each entry
-        if not shard.archive.is_plain:
-            return
-        table.shards[shard.fd] = shard
-        places = shard.archive.index.places([request.member[position] for position in positions])
+        drive = table.drive_of(first)
+        index, path, fd = drive.shards.closed_index(entry.path), entry.path, drive.files.objects_fd
+        if index is None:
+            try:
+                shard = drive.shards.open(entry, table.names[first])
+            except (OSError, LoaderError):
+                return  # the error occurs again, and is reported for each entry
+            if not shard.archive.is_plain:
+                return
+            index, path, fd = shard.archive.index, b"", shard.fd
+            table.shards[fd] = shard
+        table.shared_files = True
+        places = index.places([request.member[position] for position in positions])
         for position, place in zip(positions, places, strict=True):
             if place is not None and place[1] <= MAX_ITEM_BYTES:
-                yield position, shard.fd, *place
+                yield position, path, fd, *place
 
     def _narrow_to_member(self, position: int, entry: CatalogEntry, member: str) -> None:
         table = self._table

@@ -113,7 +113,7 @@ def test_a_commit_removes_entries_of_either_generation() -> None:
     cache.add(((b"%d" % at, entry(1)) for at in range(GENERATION_ENTRIES)), cache.generation)
     assert b"old" in cache._older
     generation = cache.generation
-    with cache.changing([b"old"]):
+    with cache.changing({b"old": None}):
         assert cache.get_many([b"old"]) == [None]
         cache.add([(b"old", entry(1))], cache.generation)
     cache.add([(b"old", entry(1))], generation)  # read before the commit

@@ -11,13 +11,22 @@ import pytest
 
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.locations import MAX_KEY_BYTES, Locations, find
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import CatalogEntry, Version, encode_entry, tombstone
 from tests.table import table
 
 LARGE = 1 << 30
 PREFIX = b"o" + bytes(16)
 SEGMENT = b"segments/00/segment.1/0.5"
+Row = tuple[bytes, bytes, int, int, int]
 Found = list[tuple[bytes, int, int, int, int] | None]
+
+
+def value(path: bytes, offset: int, size: int, checksum: int) -> bytes:
+    return encode_entry(CatalogEntry(1, 2, 3, size, checksum, 4, offset, path, b'{"a":"b"}', b"writes"))
+
+
+def add(table: Locations, rows: list[Row]) -> None:
+    assert table.add([row[0] for row in rows], [value(*row[1:]) for row in rows], True, True)
 
 
 def found(tables: tuple[Any, ...], names: list[str], prefix: bytes = PREFIX) -> Found:
@@ -31,8 +40,8 @@ def found(tables: tuple[Any, ...], names: list[str], prefix: bytes = PREFIX) -> 
 def test_what_was_added_is_found_in_the_order_of_the_names() -> None:
     table = Locations(7, LARGE)
     rows = [(PREFIX + b"%d" % at, b"segments/00/segment.1/%x.5" % at, 4096 * (at + 1), at, at) for at in range(3000)]
-    table.add(rows)
-    table.add([(PREFIX + "ä/é".encode(), b"00/01/file.1", 0, 1 << 20, 0xFFFFFFFF)])
+    add(table, rows)
+    add(table, [(PREFIX + "ä/é".encode(), b"00/01/file.1", 0, 1 << 20, 0xFFFFFFFF)])
     assert len(table) == 3001
     assert found((table,), ["ä/é", "2999", "0", "17", "17"]) == [
         (b"00/01/file.1", 7, 0, 1 << 20, 0xFFFFFFFF),
@@ -46,7 +55,7 @@ def test_what_was_added_is_found_in_the_order_of_the_names() -> None:
 def test_keys_are_compared_in_full() -> None:
     table = Locations(1, LARGE)
     lengths = range(40)
-    table.add([(PREFIX + b"x" * at, b"00/00/f.%x" % at, 0, at, 0) for at in lengths])
+    add(table, [(PREFIX + b"x" * at, b"00/00/f.%x" % at, 0, at, 0) for at in lengths])
     assert found((table,), ["x" * at for at in lengths]) == [(b"00/00/f.%x" % at, 1, 0, at, 0) for at in lengths]
     # The same bytes in another division into prefix and name.
     assert found((table,), ["xxx"], PREFIX + b"xx") == [(b"00/00/f.5", 1, 0, 5, 0)]
@@ -57,7 +66,7 @@ def test_keys_are_compared_in_full() -> None:
 @table("names", [["a", "missing"], ["missing", "a"], ["a", "\ud800"]])
 def test_unknown_names_are_told_from_known_ones(names: list[str]) -> None:
     table = Locations(1, LARGE)
-    table.add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
+    add(table, [(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
     assert found((table,), names) == [(b"00/00/f.1", 1, 0, 1, 1) if name == "a" else None for name in names]
     assert found((), names) == [None] * len(names)
     assert found((table,), []) == []
@@ -65,10 +74,10 @@ def test_unknown_names_are_told_from_known_ones(names: list[str]) -> None:
 
 def test_removed_and_replaced_locations() -> None:
     table = Locations(1, LARGE)
-    table.add([(PREFIX + b"%d" % at, b"00/00/f.%x" % at, 0, at, at) for at in range(100)])
+    add(table, [(PREFIX + b"%d" % at, b"00/00/f.%x" % at, 0, at, at) for at in range(100)])
     table.remove([PREFIX + b"7", PREFIX + b"unknown"])
     assert (found((table,), ["7"]), len(table)) == ([None], 99)
-    table.add([(PREFIX + b"7", b"00/00/f.ff", 0, 70, 71), (PREFIX + b"8", b"00/00/f.fe", 0, 80, 81)])
+    add(table, [(PREFIX + b"7", b"00/00/f.ff", 0, 70, 71), (PREFIX + b"8", b"00/00/f.fe", 0, 80, 81)])
     assert found((table,), ["7", "8", "9"]) == [
         (b"00/00/f.ff", 1, 0, 70, 71),
         (b"00/00/f.fe", 1, 0, 80, 81),
@@ -76,33 +85,33 @@ def test_removed_and_replaced_locations() -> None:
     ]
     table.clear()
     assert (found((table,), ["8"]), len(table)) == ([None], 0)
-    table.add([(PREFIX + b"8", b"00/00/f.8", 0, 8, 8)])
+    add(table, [(PREFIX + b"8", b"00/00/f.8", 0, 8, 8)])
     assert found((table,), ["8"]) == [(b"00/00/f.8", 1, 0, 8, 8)]
 
 
 def test_a_dropped_segment_takes_its_locations_with_it() -> None:
     table = Locations(1, LARGE)
-    table.add([(PREFIX + b"a", b"segments/00/segment.1/0.5", 4096, 1, 1)])
-    table.add([(PREFIX + b"b", b"segments/00/segment.2/0.6", 4096, 1, 1)])
+    add(table, [(PREFIX + b"a", b"segments/00/segment.1/0.5", 4096, 1, 1)])
+    add(table, [(PREFIX + b"b", b"segments/00/segment.2/0.6", 4096, 1, 1)])
     table.drop(b"segments/00/segment.1")
     table.drop(b"segments/00/segment.3")
     assert (found((table,), ["a"]), len(table)) == ([None], 1)
     assert found((table,), ["b"]) == [(b"segments/00/segment.2", 1, 4096, 1, 1)]
-    table.add([(PREFIX + b"a", b"segments/00/segment.4/0.7", 8192, 1, 1)])  # where it has moved to
+    add(table, [(PREFIX + b"a", b"segments/00/segment.4/0.7", 8192, 1, 1)])  # where it has moved to
     assert found((table,), ["a"]) == [(b"segments/00/segment.4", 1, 8192, 1, 1)]
 
 
 def test_the_first_table_that_knows_a_name_counts() -> None:
     tables = tuple(Locations(dirfd, LARGE) for dirfd in (3, 4))
-    tables[0].add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
-    tables[1].add([(PREFIX + b"a", b"00/00/f.2", 0, 2, 2), (PREFIX + b"b", b"00/00/f.3", 0, 3, 3)])
+    add(tables[0], [(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
+    add(tables[1], [(PREFIX + b"a", b"00/00/f.2", 0, 2, 2), (PREFIX + b"b", b"00/00/f.3", 0, 3, 3)])
     assert found(tables, ["b", "a"]) == [(b"00/00/f.3", 4, 0, 3, 3), (b"00/00/f.1", 3, 0, 1, 1)]
 
 
 def test_memory_is_bounded() -> None:
     table = Locations(1, 1 << 20)
     for at in range(20_000):
-        table.add([(PREFIX + b"%06d" % at, b"segments/00/segment.1/0.5", 4096, at, at)])
+        add(table, [(PREFIX + b"%06d" % at, b"segments/00/segment.1/0.5", 4096, at, at)])
         assert found((table,), [f"{at:06d}"]) != [None]
     assert len(table) < 20_000
 
@@ -112,29 +121,29 @@ def test_a_small_table_stays_beside_one_that_fills_the_memory() -> None:
     """Other tables of this process may exist, so that the limit is large, and the shares are not known exactly."""
     small, large = Locations(1, 16 << 20), Locations(2, 16 << 20)
 
-    def add(first: int) -> None:
-        large.add([(PREFIX + b"%06d" % at, SEGMENT, 4096, at, at) for at in range(first, first + 1000)])
+    def grow(first: int) -> None:
+        add(large, [(PREFIX + b"%06d" % at, SEGMENT, 4096, at, at) for at in range(first, first + 1000)])
 
-    small.add([(PREFIX + b"s%d" % at, b"00/00/f.1", 0, 1, 1) for at in range(50)])
+    add(small, [(PREFIX + b"s%d" % at, b"00/00/f.1", 0, 1, 1) for at in range(50)])
     kept = 0
     while len(large) >= kept:
         kept = len(large)
-        add(kept)
+        grow(kept)
     assert 10_000 < kept < 1_000_000 and len(large) < 1000
     assert len(small) == 50
     large.clear()
     for first in range(0, kept - 1000, 1000):
-        add(first)
+        grow(first)
     assert len(large) >= kept - 1000
     for number in range(50):
-        small.add([(PREFIX + b"t%d" % number, SEGMENT, 4096, 1, 1)])
+        add(small, [(PREFIX + b"t%d" % number, SEGMENT, 4096, 1, 1)])
     assert len(small) == 100
 
 
 def test_keys_that_are_longer_than_any_name_are_not_kept() -> None:
     table = Locations(1, LARGE)
     names = ["x" * (MAX_KEY_BYTES - len(PREFIX) + more) for more in (0, 1)]
-    table.add([(PREFIX + name.encode(), b"00/00/f.1", 0, 1, 1) for name in names])
+    add(table, [(PREFIX + name.encode(), b"00/00/f.1", 0, 1, 1) for name in names])
     assert found((table,), names) == [(b"00/00/f.1", 1, 0, 1, 1), None]
 
 
@@ -145,7 +154,7 @@ def test_many_keys_are_those_of_a_dictionary() -> None:
     for step in range(60):
         names = {f"{draw.randrange(20_000)}".rjust(draw.randrange(1, 90), "é") for _ in range(draw.randrange(900))}
         rows = [(name, b"segments/00/segment.%d" % draw.randrange(9), draw.randrange(1, 1 << 40)) for name in names]
-        table.add([(PREFIX + name.encode(), path + b"/0.1", at, at & 0xFFFF, step) for name, path, at in rows])
+        add(table, [(PREFIX + name.encode(), path + b"/0.1", at, at & 0xFFFF, step) for name, path, at in rows])
         expected |= {name: (path, 3, at, at & 0xFFFF, step) for name, path, at in rows}
         gone = draw.sample(sorted(expected), len(expected) // 10)
         table.remove([PREFIX + name.encode() for name in gone])
@@ -159,7 +168,7 @@ def test_many_keys_are_those_of_a_dictionary() -> None:
 
 def refused(*columns: Any) -> None:
     table = Locations(1, LARGE)
-    table.add([(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
+    add(table, [(PREFIX + b"a", b"00/00/f.1", 0, 1, 1)])
     find((table,), PREFIX, ["a"], *columns)
 
 
@@ -172,10 +181,51 @@ def test_wrong_columns_are_refused(wrong: int, other: str) -> None:
         refused(*columns)
 
 
-@table("row", [(b"k", b"p", -1, 1, 1), (b"k", b"p", 0, -1, 1), (b"k", b"p", 0, 1 << 32, 1)])
-def test_wrong_ranges_are_refused(row: tuple[Any, ...]) -> None:
-    with pytest.raises(ValueError, match="not a range"):
-        Locations(1, LARGE).add([row])
+NOT_KEPT = [
+    None,
+    b"",
+    encode_entry(tombstone(Version(1, 2), 3)),
+    value(b"p", 0, (4 << 20) + 1, 1),
+    value(b"p", (1 << 63) - 10, 11, 1),
+    b"\3" + value(b"p", 0, 1, 1)[1:],
+    value(b"p" * 40, 0, 1, 1)[:-50],
+    value(b"p\0q", 0, 1, 1),
+]
+
+
+@table("other", NOT_KEPT)
+def test_other_values_are_left_to_those_who_can_judge_them(other: bytes | None) -> None:
+    table = Locations(1, LARGE)
+    assert table.add([PREFIX + b"a", PREFIX + b"b"], [other, value(b"p", 0, 1, 1)], True, True)
+    assert found((table,), ["a", "b"]) == [None, (b"p", 1, 0, 1, 1)]
+
+
+@table("pairs", [([b"k"], []), ([b"k"], ["text"]), (["text"], [b"v"])])
+def test_wrong_pairs_are_refused(pairs: tuple[Any, Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Locations(1, LARGE).add(*pairs, True, True)
+
+
+def test_a_known_location_stays_unless_it_is_replaced() -> None:
+    table = Locations(1, LARGE)
+    older, newer = value(SEGMENT, 4096, 1, 1), value(b"00/00/f.2", 0, 2, 2)
+    for step, (replace, expected) in enumerate([(False, 1), (False, 1), (True, 2)]):
+        table.add([PREFIX + b"a"], [newer if step else older], replace, True)
+        assert [row and row[3] for row in found((table,), ["a"])] == [expected]
+    table.remove([PREFIX + b"a"])
+    table.add([PREFIX + b"a"], [older], False, True)
+    table.drop(SEGMENT.rpartition(b"/")[0])
+    table.add([PREFIX + b"a"], [newer], False, True)  # what is void does not count
+    assert found((table,), ["a"]) == [(b"00/00/f.2", 1, 0, 2, 2)]
+
+
+def test_a_fill_ends_where_something_would_be_forgotten() -> None:
+    table = Locations(1, 1 << 20)
+    at = 0
+    while table.add([PREFIX + b"%06d" % at], [value(SEGMENT, 4096, at, at)], False, False):
+        at += 1
+    assert len(table) == at > 1000
+    assert found((table,), ["000000", f"{at:06d}"]) == [(SEGMENT.rpartition(b"/")[0], 1, 4096, 0, 0), None]
 
 
 # -- beside the entries
@@ -196,29 +246,59 @@ def known(cache: EntryCache) -> Callable[[bytes], int | None]:
     return size
 
 
-def test_a_commit_removes_locations_with_its_entries() -> None:
+def stored(counter: int, size: int = 10) -> bytes:
+    return encode_entry(entry(counter, size))
+
+
+def test_a_commit_replaces_locations_with_its_entries() -> None:
     cache = EntryCache()
     size = known(cache)
-    cache.add([(b"old", entry(1))], cache.generation)
+    cache.learn([b"old"], [stored(1)], cache.generation)
     assert size(b"old") == 10
     generation = cache.generation
-    with cache.changing([b"old"]):
+    with cache.changing({b"old": stored(2, 20)}):
         assert size(b"old") is None
-        cache.add([(b"old", entry(1))], cache.generation)
+        cache.learn([b"old"], [stored(1)], cache.generation)
         assert size(b"old") is None
-    cache.add([(b"old", entry(1))], generation)  # read before the commit
-    assert size(b"old") is None
-    cache.add([(b"old", entry(2, 20))], cache.generation)
-    cache.add([(b"old", entry(1))], cache.generation)  # of two look-ups, the first may arrive last
     assert size(b"old") == 20
+    cache.learn([b"old"], [stored(1)], generation)  # read before the commit
+    cache.learn([b"old"], [stored(1)], cache.generation)  # of two look-ups, the first may arrive last
+    assert size(b"old") == 20
+    with cache.changing({b"old": None}):
+        pass
+    assert size(b"old") is None
+    with pytest.raises(OSError), cache.changing({b"old": stored(3, 30)}):
+        raise OSError("not written, as far as anybody knows")
+    assert size(b"old") is None
+
+
+def test_a_fill_passes_over_what_has_changed_since_it_began() -> None:
+    cache = EntryCache()
+    size = known(cache)
+    scanned = [(name, stored(1)) for name in (b"same", b"gone", b"new", b"failed", b"busy")]
+    assert not cache.fill(scanned)  # none has begun
+    with cache.changing({b"busy": stored(2, 20)}):
+        cache.watch_changes(True)
+        for name, value in {b"gone": None, b"new": stored(2, 20)}.items():
+            with cache.changing({name: value}):
+                pass
+        with pytest.raises(OSError), cache.changing({b"failed": stored(2, 20)}):
+            raise OSError
+        assert cache.fill(scanned)
+        assert [size(name) for name, _ in scanned] == [10, None, 20, None, None]
+    assert cache.fill(scanned)
+    assert [size(name) for name, _ in scanned] == [10, None, 20, None, 20]
+    cache.forget()
+    assert not cache.fill(scanned)
+    assert size(b"same") is None
 
 
 def test_a_location_read_before_its_segment_was_removed_is_not_kept() -> None:
     cache = EntryCache()
     size = known(cache)
-    cache.add([(b"a", entry(1))], cache.generation)
+    cache.learn([b"a"], [stored(1)], cache.generation)
     generation = cache.generation
     cache.forget_segment(b"segments/00/segment.1")
     assert size(b"a") is None
-    cache.add([(b"a", entry(1))], generation)
+    cache.learn([b"a"], [stored(1)], generation)
     assert size(b"a") is None

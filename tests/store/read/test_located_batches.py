@@ -59,6 +59,7 @@ def test_what_is_not_known_is_learned_from_the_catalog(tmp_path: Path) -> None:
         put_group(store, GROUP)
         put(store, "large", b"l" * (5 << 20))
     with store_at(tmp_path) as store:
+        drive_of(store).fill.stop()
         request = pb.BatchRequest(bucket=[BUCKET], name=["o1", "o2"])
         assert StoreBatch.of_known(store, request) is None
         assert batch(store, ["o1"]) == due("o1")
