@@ -34,7 +34,7 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
         writer.allow_readers(True)
         reader = held.enter_context(Store.open([tmp_path], mode="r"))
         for drive in reader.drive_set.live():
-            monkeypatch.setattr(type(drive), "_is_behind", lambda self: False)
+            monkeypatch.setattr(type(drive), "_follow", lambda self: None)
             assert not drive.writable
         yield writer, reader
 
