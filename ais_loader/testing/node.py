@@ -57,15 +57,20 @@ def _peer_secret_file() -> Path:
     return path
 
 
-def _reserved_port(host: str) -> socket.socket:
-    """Return a socket that keeps a port for a node that is not running: no connection from this machine gets it.
+def _reserved_port(host: str) -> socket.socket | None:
+    """Return a socket that keeps a port for a node that is not running: no connection from this machine gets it. None
+    if the host is in another network, as a node that is started in a namespace.
 
     It does not listen, so a server with SO_REUSEADDR, as gRPC's are, can bind the same port.
     """
     (family, _, _, _, address), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     reserved = socket.socket(family, socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(address)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(address)
+    except OSError:
+        reserved.close()
+        return None
     return reserved
 
 
@@ -102,7 +107,7 @@ class NodeProcess:
         several = [drives] if isinstance(drives, str | os.PathLike) else drives
         self.drives = [Path(drive) for drive in several]
         self._ports = [_reserved_port(host) for _ in range(2)]
-        self.port, self.peer_port = (one.getsockname()[1] for one in self._ports)
+        self.port, self.peer_port = (0 if one is None else one.getsockname()[1] for one in self._ports)
         self._host = host
         self._launcher = list(launcher)
         self._metrics_url = ""
@@ -281,7 +286,8 @@ class NodeProcess:
     def _discard(self) -> None:
         self._log.close()
         for port in self._ports:
-            port.close()
+            if port is not None:
+                port.close()
 
     def __enter__(self) -> NodeProcess:
         return self

@@ -78,13 +78,13 @@ class Operator:
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.run(*arguments, "--json", code=code))
 
-    def make_nodes(self, count: int, *, first_port: int) -> None:
-        """Create nodes of one drive that use these ports and the next ones.
+    def make_nodes(self, count: int, *, first_port: int, drives_per_node: int = 1) -> None:
+        """Create nodes that use these ports and the next ones.
 
         Nodes choose the first free ports by themselves. Those of another test's cluster, side by side with this one,
         would get the port of a node that was killed before it has started again.
         """
-        for at, node in enumerate(make_nodes(self.root, count, drives_per_node=1)):
+        for at, node in enumerate(make_nodes(self.root, count, drives_per_node=drives_per_node)):
             client, peer = first_port + 2 * at, first_port + 2 * at + 1
             ports = NodeFile(node.uuid, f"{ray_head.LOOPBACK}:{client}", peer=f"{ray_head.LOOPBACK}:{peer}")
             node_file.write(node.folder, ports)

@@ -42,7 +42,8 @@ def operator() -> Iterator[Operator]:
 @pytest.fixture(scope="module")
 def cluster(operator: Operator) -> dict[str, Any]:
     """Three nodes with two drives each, and what `up` said of them. Tests leave it running, on whatever Ray."""
-    said: dict[str, Any] = operator.json("up", "--nodes", "3", "--drives-per-node", "2", "--no-dashboard")
+    operator.make_nodes(3, first_port=9600, drives_per_node=2)
+    said: dict[str, Any] = operator.json("up", "--host-per-node", "--no-dashboard")
     endpoints = [node["endpoint"] for node in said["nodes"]]
     caller = peer_secret.operator(operator.root)
     view = ClusterView(change_map(endpoints, create_bucket("speech", copies=2), caller=caller))
