@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import fcntl
 import os
 import shutil
 import subprocess
@@ -145,6 +146,26 @@ def test_of_many_that_create_one_store_at_once_all_find_the_same_or_are_told_it_
     assert len(found) + len(refused) == 8 and len(set(found)) == 1
     assert all(isinstance(error, StoreLocked) for error in refused), refused
     assert_sound(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_folder_that_another_opener_makes_first_is_the_one_to_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, other = tmp_path / "a", tmp_path / "b"
+    made.mkdir()
+    other.mkdir()
+    unseen, is_dir = [made], Path.is_dir
+    monkeypatch.setattr(
+        Path, "is_dir", lambda path: False if path in unseen and unseen.pop() else is_dir(path)
+    )  # it was looked for just before it was made
+    fd = os.open(made, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with pytest.raises(StoreLocked, match=f"{made} is just being opened"):
+            Store.open([other, made])
+    finally:
+        os.close(fd)
+    assert not any(other.iterdir())
 
 
 def test_a_creation_that_was_interrupted_is_done_again(tmp_path: Path) -> None:

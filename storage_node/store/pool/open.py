@@ -351,8 +351,22 @@ def make_folder(root: Path) -> None:
 
 @contextlib.contextmanager
 def _only_opener(roots: Sequence[Path]) -> Iterator[None]:
-    """Let one of several processes that open a store for writing at once examine it."""
-    root = next((root for root in roots if root.is_dir()), roots[0])
+    """Let one of several processes that open a store for writing at once examine it.
+
+    All lock the same folder, the first one in order that exists. Whoever creates the store makes the first one before
+    the others, so the choice is made again with the lock.
+    """
+    in_order, root = sorted(roots), None
+    with contextlib.ExitStack() as held:
+        while (chosen := next((one for one in in_order if one.is_dir()), in_order[0])) != root:
+            held.close()
+            root = chosen
+            held.enter_context(_opening(root))
+        yield
+
+
+@contextlib.contextmanager
+def _opening(root: Path) -> Iterator[None]:
     try:
         make_folder(root)
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
