@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -161,11 +162,15 @@ def test_a_node_stops_by_a_signal_that_the_kernel_gives_to_any_of_its_threads(tm
     for number in (signal.SIGTERM, signal.SIGINT):
         with NodeProcess(tmp_path / number.name) as node:
             threads = [int(name) for name in os.listdir(f"/proc/{node.pid}/task") if int(name) != node.pid]
-            signal_thread(node.pid, threads[-1], number)
+            assert any(signal_thread(node.pid, thread, number) for thread in threads)
             assert eventually(lambda node=node: not node.alive)  # type: ignore[misc]
 
 
-def signal_thread(pid: int, thread: int, number: int) -> None:
+def signal_thread(pid: int, thread: int, number: int) -> bool:
+    """Return False if the thread has ended."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_TGKILL[platform.machine()], pid, thread, number) != 0:
-        raise OSError(ctypes.get_errno(), "tgkill")
+    if libc.syscall(_TGKILL[platform.machine()], pid, thread, number) == 0:
+        return True
+    if ctypes.get_errno() == errno.ESRCH:
+        return False
+    raise OSError(ctypes.get_errno(), "tgkill")

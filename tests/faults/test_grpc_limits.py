@@ -329,7 +329,7 @@ def test_a_thousand_idle_sessions_and_32_busy_ones_share_a_node() -> None:
             assert idle_bytes < processes * each * MiB // 2, f"{idle_bytes / MiB:.0f} MiB"
 
             def read(seed: int) -> bool:
-                order = random_order(seed)
+                order = random_order(seed)[:24]  # of all 32, with what they keep, less than 2 GiB
                 with connect(node.url, options=ClusterOptions(retry_s=240.0)) as busy:
                     for _ in range(3):
                         found = busy.bucket("b").get_batch(order, timeout_s=60.0).tobytes()
