@@ -88,13 +88,14 @@ def test_what_is_removed_under_a_node_is_found_and_the_log_goes_on(
     with _node(drive) as node:
         _change(node, "before")
         assert node.batches is not None and (log := node.batches.node.audit) is not None
+        log._thread.submit(lambda: None).result()  # the next file may be about to begin
+        caplog.clear()  # it has what other rows have logged
         ATTACKS[attack](drive / "audit")
         with caplog.at_level(logging.WARNING):
             _change(node, "after")
-        told_of_file = "was removed or changed by somebody else" in caplog.text
-        assert (log.lost > 0) == told_of_file
-        if attack != "oldest" and not told_of_file:  # no file is open just before the next one begins
-            assert "lines of the audit log were removed or changed" in caplog.text
+        if attack != "oldest":
+            assert log.lost > 0
+            assert "was removed or changed by somebody else" in caplog.text
         run("verify", drive, fails=True)
     with _node(drive):
         pass

@@ -334,12 +334,19 @@ class Catalog:
         does not count for the high-water mark, so its loss goes unnoticed: used for intents, and for the removal of
         dead files.
         """
-        synced = 0
         if self._is_stopped:
             self._open_anew()
         counted = self.published if is_commit else None
         if counted is not None:
             counted.begin()
+        try:
+            self._apply(batch, sync=sync, is_commit=is_commit)
+        finally:
+            if counted is not None:
+                counted.end()
+
+    def _apply(self, batch: WriteBatch, *, sync: bool, is_commit: bool) -> None:
+        synced = 0
         try:
             if sync:
                 # Other threads may write before or after this without syncing. Everything up to here is synced with it.
@@ -347,20 +354,16 @@ class Catalog:
                 self._db.write(batch, self._synced)
             else:
                 self._db.write(batch)
-            if is_commit:
-                self._advance(synced)
         except Exception as error:
             self._stop(error)
             found = self._error(error, "committing to the catalog")
             if isinstance(found, DriveFull):
                 self.no_room_s = time.monotonic()
             raise found from error
-        finally:
-            if counted is not None:
-                counted.end()
         self.no_room_s = None
         if is_commit:
             self.mark.committed()
+            self._advance(synced)
 
     def _advance(self, synced: int) -> None:
         if self._high_water is not None:
