@@ -87,7 +87,9 @@ def test_what_is_removed_under_a_node_is_found_and_the_log_goes_on(
     drive = tmp_path / "drive"
     with _node(drive) as node:
         _change(node, "before")
-        assert node.batches is not None and (log := node.batches.node.audit) is not None
+        assert node.batches is not None
+        log = node.batches.node.audit
+        assert log is not None
         log._thread.submit(lambda: None).result()  # the next file may be about to begin
         caplog.clear()  # it has what other rows have logged
         ATTACKS[attack](drive / "audit")
