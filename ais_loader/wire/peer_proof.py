@@ -5,7 +5,8 @@ address that was called, the time, and a number that the caller's channel never 
 overheard is therefore of no use for another method, on another node, or a second time.
 
 The receiver remembers which numbers of a channel it has seen, for as long as it accepts their time. It has no memory of
-what came before its own start, and asks for calls that are older than that to be made again.
+what came before its own start, and asks for calls that are older than that to be made again. The start is taken by the
+present clock: of a node that started while its clock was hours ahead, all calls would otherwise look older for hours.
 """
 
 from __future__ import annotations
@@ -94,12 +95,13 @@ class ProofCheck:
     Args:
         secret: the receiver's own.
         clock: the wall clock, in seconds.
+        elapsed: a clock that nobody sets, in seconds.
     """
 
-    def __init__(self, secret: str, clock: Clock = time.time) -> None:
+    def __init__(self, secret: str, clock: Clock = time.time, elapsed: Clock = time.monotonic) -> None:
         self._key = secret.encode()
-        self._clock = clock
-        self._started_ms = int(clock() * 1000)
+        self._clock, self._elapsed = clock, elapsed
+        self._started_s = elapsed()
         self._seen: dict[str, _Seen] = {}
         self._sweep_at = _SWEEP_EVERY
 
@@ -119,14 +121,16 @@ class ProofCheck:
                 "the caller's peer secret is not this node's, or the call was changed on its way: peer_secret_file has "
                 "to hold the same line on every node, and for operators' commands"
             )
-        now_ms = int(self._clock() * 1000)
+        now_s = self._clock()
+        now_ms = int(now_s * 1000)
         off_s = (sent_ms - now_ms) / 1000
         if abs(off_s) > MAX_SKEW_S:
             raise ProofError(
                 f"the call is dated {abs(off_s):,.0f} s {'after' if off_s > 0 else 'before'} this node's clock, and at "
                 f"most {MAX_SKEW_S:g} s are accepted: synchronize the clocks of the caller's machine and of this one"
             )
-        if sent_ms < self._started_ms:
+        started_ms = int((now_s - (self._elapsed() - self._started_s)) * 1000)
+        if sent_ms + 1 < started_ms:  # both are rounded
             raise StaleProof("this node started after the call was made: make it again")
         if len(self._seen) >= self._sweep_at:
             self._sweep(now_ms)

@@ -12,12 +12,22 @@ import grpc
 import pytest
 
 from ais_loader import connect
-from ais_loader.wire.peer_proof import MAX_SKEW_S, OVERTAKEN, PROOF_KEY, CallClaim, ProofCheck, ProofError, Prover
+from ais_loader.wire.peer_proof import (
+    MAX_SKEW_S,
+    OVERTAKEN,
+    PROOF_KEY,
+    CallClaim,
+    ProofCheck,
+    ProofError,
+    Prover,
+    StaleProof,
+)
 from storage_node.context.channels import Caller, make_secret, read_secret
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import LocalCluster
 from tests.peer_kit import OPTIONS
+from tests.table import table
 
 TIMEOUT_S = 60.0
 PROGRESS = "/ais_loader.v1.Repair/Progress"
@@ -181,7 +191,7 @@ def test_numbers_may_overtake_each_other_and_come_once() -> None:
 
 def test_channels_are_forgotten_when_their_calls_are_too_old_and_not_before() -> None:
     secret, claim, now = secrets.token_hex(16), CallClaim(PROGRESS, "operator"), [1e9]
-    check = ProofCheck(secret, lambda: now[0])
+    check = ProofCheck(secret, lambda: now[0], lambda: now[0])
     heard = []
     for _ in range(5000):
         now[0] += 1.0
@@ -191,3 +201,17 @@ def test_channels_are_forgotten_when_their_calls_are_too_old_and_not_before() ->
     for proof in heard:
         with pytest.raises(ProofError):
             check.check(proof, claim)
+
+
+@table("ahead_s", [-7200.0, -10.0, 0.0, 10.0, 7200.0])
+def test_a_node_that_started_with_a_wrong_clock_answers_when_that_is_right(ahead_s: float) -> None:
+    secret, claim = secrets.token_hex(16), CallClaim(PROGRESS, "operator")
+    now = {"right": 1e9, "wall": 1e9 + ahead_s, "elapsed": 5.0}
+    prover = Prover(secret, "a:1", lambda: now["right"])
+    before = prover.prove(claim)
+    now["right"] += 1.0
+    check = ProofCheck(secret, lambda: now["wall"], lambda: now["elapsed"])
+    now |= {"right": 1e9 + 3.0, "wall": 1e9 + 3.0, "elapsed": 7.0}
+    assert check.check(prover.prove(claim), claim) == "a:1"
+    with pytest.raises(StaleProof):
+        check.check(before, claim)
