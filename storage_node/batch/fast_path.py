@@ -66,7 +66,7 @@ def answer_inline(
         return None
     if request.HasField("whole_up_to") and len(request.name) != 1:
         return None
-    _held, files, info = _known_files(store, request, bucket_uuid)
+    _held, files, info = _known_files(store, request, bucket_uuid, MAX_BYTES_TOGETHER)
     if info is not None and not 0 < info.size_bytes <= request.whole_up_to:
         end = pb.End(outcome=pb.End.STOPPED, object=info)
         return pb.SessionResponse(batch_id=batch_id, end=end).SerializeToString(), 0, 0
@@ -90,7 +90,7 @@ def answer_from_file(
     bucket_uuid = _plain_bucket(store, request, membership)
     if bucket_uuid is None:
         return None
-    _held, files, info = _known_files(store, request, bucket_uuid)
+    _held, files, info = _known_files(store, request, bucket_uuid, FILE_FRAME_BYTES)
     if not files or (info is not None and info.size_bytes > request.whole_up_to):
         return None
     described = b"" if info is None else info.SerializeToString()
@@ -135,25 +135,31 @@ def answer_kept(
 
 
 def _known_files(
-    store: Store, request: pb.BatchRequest, bucket_uuid: bytes
+    store: Store, request: pb.BatchRequest, bucket_uuid: bytes, most_bytes: int
 ) -> tuple[object, list[CachedFile], object_pb.ObjectInfo | None]:
     """Return the files of a request's objects, and the description of the only one, if it asks for that; no files if
-    something is not known. The first result keeps the folders of a drive open that is removed meanwhile."""
+    something is not known. The first result keeps the folders of a drive open that is removed meanwhile.
+
+    `most_bytes`: the size together beyond which the caller has no use for files, so that looking them up may end.
+    """
+    describes = request.HasField("whole_up_to")
     drives: set[Drive] = set()
     files: list[CachedFile] = []
-    info = None
+    info, size_bytes = None, 0
     for name in request.name:
         if (found := store.drive_set.cached(bucket_uuid, name)) is None:
             break
         drive, entry = found
+        size_bytes += entry.size_bytes
+        if size_bytes > most_bytes and not describes:
+            return (), [], None
         drives.add(drive)
         path = file_of(entry.path) if entry.offset else entry.path
         files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
-        info = info_of("", "", entry) if request.HasField("whole_up_to") else None
+        info = info_of("", "", entry) if describes else None
     else:
         return drives, files, info
-    lookup = BatchLookup(store, request)
-    if request.HasField("whole_up_to") or not lookup.locate(waits=False):
+    if describes or not (lookup := BatchLookup(store, request)).locate(waits=False):
         return (), [], None
     table = lookup.table
     assert table.files is not None
