@@ -43,13 +43,19 @@ def put(store: Store, data: bytes, name: str = "a") -> str:
     return str(store.stage("b", name, [data], {}).commit().version)
 
 
-def test_a_commit_is_followed_from_before_it_can_be_seen(
-    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def both_with_old(stores: tuple[Store, Store]) -> tuple[Store, Store]:
+    """A writer and a reader that has looked up what is there."""
     writer, reader = stores
     put(writer, b"old")
     assert reader.follow()
     reader.head("b", "a")
+    return stores
+
+
+def test_a_commit_is_followed_from_before_it_can_be_seen(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = both_with_old(stores)
     catalog = writer.drive_set.live()[0].catalog
     advance, seen = catalog._advance, list[str]()
 
@@ -149,10 +155,7 @@ def test_numbers_go_on_from_writer_to_writer(tmp_path: Path) -> None:
 def test_a_reader_that_finds_nothing_new_waits_for_one_that_forgets(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, reader = stores
-    put(writer, b"old")
-    assert reader.follow()
-    reader.head("b", "a")
+    writer, reader = both_with_old(stores)
     version = put(writer, b"new")
     cache = reader.drive_set.live()[0]._cache
     forget, entered, may_go_on = cache.forget, threading.Event(), threading.Event()
