@@ -162,12 +162,6 @@ class ContentMismatch(InvalidRequest):
     kind = "content-mismatch"
 
 
-class MemberExists(InvalidRequest):
-    """The archive already has a member of the name to be added."""
-
-    kind = "member-exists"
-
-
 class AccessDenied(LoaderError, PermissionError):
     """The node needs a token, did not accept it, or it does not give the right to this. Nothing was changed."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import Any, Literal, overload
 
 from ais_loader import errors
 from ais_loader.objects import copy as copying
-from ais_loader.objects.append import append, append_members
+from ais_loader.objects.append import append
 from ais_loader.objects.multipart import (
     MultipartUpload,
     UploadInfo,
@@ -178,22 +178,6 @@ class BucketComposing(ABC):
         SilenceTimeout, the bytes may have been appended, but at most once.
         """
         return append(self._transport, self.name, name, data, timeout_s)
-
-    def append_members(
-        self, shard: str, members: Sequence[tuple[str, Content]], *, timeout_s: float = 60.0
-    ) -> ObjectInfo:
-        """Append members to an uncompressed tar atomically, in this order. A tar that does not exist is created.
-
-        Existing members keep their bytes and their positions. You can fetch the new members by name immediately.
-
-        Args:
-            members: (name, contents) pairs. They are held in memory.
-
-        Raises MemberExists if the tar, or `members` itself, already has a member of one of these names;
-        ArchiveUnsupported for a compressed tar or a zip; NotAnArchive, ArchiveDamaged; and otherwise the errors of
-        `append`.
-        """
-        return append_members(self._transport, self.name, shard, members, timeout_s)
 
     def multipart(
         self,

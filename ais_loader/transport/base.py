@@ -193,9 +193,6 @@ class Transport(Protocol):
         `retry`: try again if the answer is lost. Otherwise the caller does so, with the same `tries`.
         """
 
-    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
-        """Return the offset at which a plain tar ends, and which of the given members it has. Raises ArchiveError."""
-
     def get(
         self,
         bucket: str,

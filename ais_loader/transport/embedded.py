@@ -63,7 +63,7 @@ from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
 from storage_node.store.archives.open_archives import ShardLimits
-from storage_node.store.compose import compose_object, tar_end
+from storage_node.store.compose import compose_object
 from storage_node.store.drive import locking
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.read.object_reader import MemberPage, list_members, open_member, open_object, read_located
@@ -232,9 +232,6 @@ class EmbeddedTransport(BucketListings):
         self._refuse_remote(request.object.bucket, "compose")
         entry = compose_object(self._store_to_write(), request, moved or (lambda moved_bytes: None))
         return stored_info(request.object.bucket, request.object.name, entry)
-
-    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
-        return tar_end(self._store_here(), request)
 
     def get(
         self,

@@ -18,7 +18,6 @@ READS = frozenset(
         "url",
         "bucket",
         "buckets",
-        "tar_end",
         "get",
         "get_transformed",
         "head",

@@ -139,8 +139,6 @@ class CallLine:
         elif isinstance(response, contents_pb.DeleteManyResponse):
             self._failures += len(response.failure)
             self._done = self.entries - self._failures
-        elif isinstance(response, compose_pb.TarEndResponse):
-            self._version = response.version
 
     def _stored(self, info: pb.ObjectInfo) -> None:
         self._done += 1

@@ -191,7 +191,6 @@ _ROWS = (
     Call("Objects/List", ANYONE, Right.LIST, bucket(), slots=TIMED, counts="list"),
     Call("Objects/ListMembers", ANYONE, Right.LIST, one_object, slots=TIMED, counts="list"),
     Call("Compose/Compose", ANYONE, rights.compose, composed_object, log=CHANGE, slots=PATIENT, counts="put"),
-    Call("Compose/TarEnd", ANYONE, Right.READ, one_object, log=READ, slots=TIMED, counts="head"),
     Call("Contents/DeleteMany", ANYONE, Right.DELETE, objects, shows=rights.failures, log=CHANGE, slots=TIMED),
     Call("Contents/HeadMany", ANYONE, SEES, objects, shows=rights.failures),
     Call("Contents/Summarize", ANYONE, Right.LIST, bucket(), slots=PATIENT),

@@ -22,12 +22,11 @@ from storage_node.cluster.repair.source_reader import SourceRange, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
 from storage_node.lane.calls import ObjectBytes
-from storage_node.limits.call_slots import tenant_of
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
 from storage_node.services.objects import ObjectsService
 from storage_node.store.checksum import combine, crc32c
-from storage_node.store.compose import check_parts, composed_metadata, done_earlier, tar_end
+from storage_node.store.compose import check_parts, composed_metadata, done_earlier
 
 PROGRESS_S = 1.0
 
@@ -87,9 +86,6 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
     async def _store(self, composing: Composing) -> objects.ObjectInfo:
         async with aclosing(composing.messages()) as messages:
             return await self._objects.store_messages(composing.request.object.bucket, messages)
-
-    async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
-        return await self._node.open_archives(tenant_of(context), tar_end, self._node.store, request)
 
 
 class Composing:

@@ -1,4 +1,4 @@
-"""Composed objects: built from parts of other objects of one store. A tar is appended to by composing it anew.
+"""Composed objects: built from parts of other objects of one store.
 
 Every byte of a source object, even in a range, is compared with its stored checksum before it is written: damage is
 reported, and never gets a new checksum. This requires reading everything, so that sharing extents between files
@@ -8,19 +8,15 @@ reported, and never gets a new checksum. This requires reading everything, so th
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 
-from ais_loader.errors import InvalidRequest, LoaderError
+from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.reserved import of_client, of_store
-from storage_node.store.archives.source import FdSource
-from storage_node.store.archives.tar_end import find_end
-from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.preconditions import condition_of, done_before
 from storage_node.store.format import CatalogEntry, encode_metadata
-from storage_node.store.read.object_reader import StoredObjectReader, note_suspicion, open_current, open_object
+from storage_node.store.read.object_reader import StoredObjectReader, open_object
 from storage_node.store.store import Store
 
 MAX_PARTS = 10_000
@@ -120,27 +116,3 @@ def _opened(store: Store, wanted: pb.ComposeRange) -> StoredObjectReader:
         version=wanted.version,
         verify=True,
     )
-
-
-def tar_end(store: Store, request: pb.TarEndRequest) -> pb.TarEndResponse:
-    """Return the append position of a tar, and which members it has. Raises ArchiveError, and what `open_object`
-    raises."""
-    wanted = {member.encode() for member in request.member}
-
-    def ended(drive: Drive, entry: CatalogEntry) -> pb.TarEndResponse:
-        fd = drive.files.open(entry.path)
-        try:
-            end = find_end(FdSource(fd, entry.size_bytes, entry.offset), request.name, wanted)
-        except LoaderError as error:
-            note_suspicion(store, request.bucket, request.name, entry.version, error)
-            raise
-        finally:
-            os.close(fd)
-        return pb.TarEndResponse(
-            version=str(entry.version),
-            size_bytes=entry.size_bytes,
-            end_bytes=end.at,
-            member=[member.decode() for member in end.found],
-        )
-
-    return open_current(store, request.bucket, request.name, "", ended)

@@ -20,7 +20,7 @@ BETWEEN_NODES = {"NewerFirst"}
 """Classes of a node's own that have a kind of their own: no client receives them."""
 # What a node does not raise, or for what gRPC has no better status: clients go by the kind.
 INTERNAL = """
-    LoaderError NotFound ItemTooLarge MemberExists
+    LoaderError NotFound ItemTooLarge
     ArchiveError ArchiveIndexError ArchiveIndexStale CopiesBusy
     SourceChanged PromoteIncomplete TransformError
     StoreError StoreNotFound StoreLocked StoreReadOnly StoreFormatError DriveFailed Closed

@@ -54,14 +54,6 @@ def append(bucket: Bucket, data: Any) -> list[ObjectInfo]:
     return [bucket.append("append", data)]
 
 
-def append_members(bucket: Bucket, data: Any) -> list[ObjectInfo]:
-    with contextlib.suppress(errors.ObjectNotFound):
-        bucket.delete("shard.tar")
-    bucket.append_members("shard.tar", [("a", data)])
-    assert len(bucket.get("shard.tar", member="a")) == len(data)
-    return [bucket.head("shard.tar")]
-
-
 def put_shard(bucket: Bucket, data: Any) -> list[ObjectInfo]:
     """An archive whose members are indexed as it is put; nonsense, as these bytes are."""
     return [bucket.put("nonsense.tar", data), bucket.put("nonsense.tar.zst", data)]
@@ -78,7 +70,6 @@ WRITES: dict[str, Callable[[Bucket, Any], list[ObjectInfo]]] = {
     "put": put,
     "put_many": put_many,
     "append": append,
-    "append_members": append_members,
     "put_shard": put_shard,
     "multipart": multipart,
 }

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import ais_loader
-from ais_loader import errors
 from ais_loader.errors import CorruptObject, InvalidRequest
 from ais_loader.objects.put_spec import PARTS_PREFIX
 from ais_loader.wire.generated import ais_compose_pb2 as pb
@@ -20,7 +17,6 @@ from storage_node.store.compose import MAX_PARTS, check_parts, compose_object
 from storage_node.store.format import BLOCK_BYTES
 from tests.faults.crash_kit import CrashServer
 from tests.store.store_kit import BUCKET, assert_sound, contents, file_of, flip_a_byte, names, put, read, store_at
-from tests.tar_kit import packed_tar
 
 DATA = os.urandom(5 * BLOCK_BYTES + 9)
 
@@ -93,15 +89,13 @@ if operation == "rename":
     bucket.rename("source", "to")
 elif operation == "append":
     bucket.append("source", b"more")
-elif operation == "append_members":
-    bucket.append_members("a.tar", [("new", b"more")])
 elif operation == "complete":
     upload.complete()
 client.close()
 """
 _PUT = ("put.staged", "put.renamed", "put.committed")
 CRASHES = [
-    *itertools.product(("append", "append_members"), _PUT),
+    *itertools.product(("append",), _PUT),
     *itertools.product(("rename",), (*_PUT, "delete.committed")),
     *itertools.product(("complete",), (*_PUT, "put.committed:2", "delete.committed", "delete.committed:3")),
 ]
@@ -113,11 +107,6 @@ def crashes() -> Iterator[CrashServer]:
         yield server
 
 
-def members_of(data: bytes) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("operation", "point"), CRASHES)
 @pytest.mark.sampled(8)
@@ -126,7 +115,6 @@ def test_a_crash_leaves_the_old_or_the_new_and_doing_it_again_ends_it(
 ) -> None:
     with store_at(tmp_path) as store:
         put(store, "source", b"source")
-        put(store, "a.tar", packed_tar({"old": b"old"}))
     if operation == "complete":
         with ais_loader.connect(tmp_path) as client:
             upload = client.bucket(BUCKET).multipart("source")
@@ -136,29 +124,19 @@ def test_a_crash_leaves_the_old_or_the_new_and_doing_it_again_ends_it(
     with ais_loader.connect(tmp_path) as client:
         bucket = client.bucket(BUCKET)
         there = {info.name: bucket.get(info.name) for info in bucket.objects()}
-        tar = members_of(there.pop("a.tar"))
         if operation == "append":
             assert there["source"] == (b"sourcemore" if point == "put.committed" else b"source")
-        elif operation == "append_members":
-            assert tar == ({"old": b"old", "new": b"more"} if point == "put.committed" else {"old": b"old"})
-            assert [member.name for member in bucket.members("a.tar")] == list(tar)
-            if point != "put.committed":
-                bucket.append_members("a.tar", [("new", b"more")])
-            else:
-                with pytest.raises(errors.MemberExists):
-                    bucket.append_members("a.tar", [("new", b"more")])
-            assert members_of(bucket.get("a.tar")) == {"old": b"old", "new": b"more"}
         elif operation == "rename":
             assert there in ({"source": b"source"}, {"source": b"source", "to": b"source"}, {"to": b"source"})
             assert ("to" in there) == (point in ("put.committed", "delete.committed"))
             if "source" in there:
                 bucket.rename("source", "to")
-            assert [info.name for info in bucket.objects()] == ["a.tar", "to"]
+            assert [info.name for info in bucket.objects()] == ["to"]
         else:
             assert there["source"] == (b"source" if point in ("put.staged", "put.renamed") else b"onetwo")
             for left in bucket.uploads():
                 bucket.multipart("source", upload_id=left.id).complete()
             assert bucket.get("source") == b"onetwo" and list(bucket.objects(PARTS_PREFIX)) == []
     with store_at(tmp_path) as store:
-        assert set(contents(store)) <= {"a.tar", "source", "to"}
+        assert set(contents(store)) <= {"source", "to"}
     assert_sound(tmp_path)

@@ -154,9 +154,6 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
                 return self._write_first(made.bucket, made.name, checked, retry=retry, replay=True)
             return self._write(made.bucket, made.name, checked, retry=retry)
 
-    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
-        return self._read(request.bucket, request.name, lambda node, _: node.tar_end(request))
-
     def _owner_of(self, spec: PutSpec) -> bytes:
         owners = self._ranked_owners if spec.is_conditional else self._owners
         return owners(spec.bucket, spec.name)[0]

@@ -467,12 +467,6 @@ class NodeCalls:
         )
         return answer
 
-    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
-        answer: compose_pb.TarEndResponse = self._call(
-            lambda conn: conn.compose.TarEnd(request, timeout=INDEX_TIMEOUT_S)
-        )
-        return answer
-
     # -- promotion and jobs
 
     def look(self, request: promote_pb.LookRequest, *, timeout_s: float) -> promote_pb.LookResponse:

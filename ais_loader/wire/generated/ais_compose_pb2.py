@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ais_loader.wire.generated import ais_objects_pb2 as protos_dot_ais__objects__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/ais_compose.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\"~\n\x0e\x43omposeRequest\x12(\n\x06object\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.PutHeader\x12(\n\x04part\x18\x02 \x03(\x0b\x32\x1a.ais_loader.v1.ComposePart\x12\x18\n\x10inherit_metadata\x18\x03 \x01(\x08\"V\n\x0b\x43omposePart\x12,\n\x05range\x18\x01 \x01(\x0b\x32\x1b.ais_loader.v1.ComposeRangeH\x00\x12\x0e\n\x04\x64\x61ta\x18\x0f \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"l\n\x0c\x43omposeRange\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\x04\x12\x13\n\x06length\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_length\"O\n\x0f\x43omposeResponse\x12\x13\n\x0bmoved_bytes\x18\x01 \x01(\x04\x12\'\n\x04info\x18\x02 \x01(\x0b\x32\x19.ais_loader.v1.ObjectInfo\"=\n\rTarEndRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06member\x18\x03 \x03(\t\"X\n\x0eTarEndResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x11\n\tend_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06member\x18\x04 \x03(\t2\x9c\x01\n\x07\x43ompose\x12J\n\x07\x43ompose\x12\x1d.ais_loader.v1.ComposeRequest\x1a\x1e.ais_loader.v1.ComposeResponse0\x01\x12\x45\n\x06TarEnd\x12\x1c.ais_loader.v1.TarEndRequest\x1a\x1d.ais_loader.v1.TarEndResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/ais_compose.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\"~\n\x0e\x43omposeRequest\x12(\n\x06object\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.PutHeader\x12(\n\x04part\x18\x02 \x03(\x0b\x32\x1a.ais_loader.v1.ComposePart\x12\x18\n\x10inherit_metadata\x18\x03 \x01(\x08\"V\n\x0b\x43omposePart\x12,\n\x05range\x18\x01 \x01(\x0b\x32\x1b.ais_loader.v1.ComposeRangeH\x00\x12\x0e\n\x04\x64\x61ta\x18\x0f \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"l\n\x0c\x43omposeRange\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\x04\x12\x13\n\x06length\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_length\"O\n\x0f\x43omposeResponse\x12\x13\n\x0bmoved_bytes\x18\x01 \x01(\x04\x12\'\n\x04info\x18\x02 \x01(\x0b\x32\x19.ais_loader.v1.ObjectInfo2U\n\x07\x43ompose\x12J\n\x07\x43ompose\x12\x1d.ais_loader.v1.ComposeRequest\x1a\x1e.ais_loader.v1.ComposeResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,10 +40,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPOSERANGE']._serialized_end=393
   _globals['_COMPOSERESPONSE']._serialized_start=395
   _globals['_COMPOSERESPONSE']._serialized_end=474
-  _globals['_TARENDREQUEST']._serialized_start=476
-  _globals['_TARENDREQUEST']._serialized_end=537
-  _globals['_TARENDRESPONSE']._serialized_start=539
-  _globals['_TARENDRESPONSE']._serialized_end=627
-  _globals['_COMPOSE']._serialized_start=630
-  _globals['_COMPOSE']._serialized_end=786
+  _globals['_COMPOSE']._serialized_start=476
+  _globals['_COMPOSE']._serialized_end=561
 # @@protoc_insertion_point(module_scope)

@@ -46,25 +46,3 @@ class ComposeResponse(_message.Message):
     moved_bytes: int
     info: _ais_objects_pb2.ObjectInfo
     def __init__(self, moved_bytes: _Optional[int] = ..., info: _Optional[_Union[_ais_objects_pb2.ObjectInfo, _Mapping]] = ...) -> None: ...
-
-class TarEndRequest(_message.Message):
-    __slots__ = ("bucket", "name", "member")
-    BUCKET_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    bucket: str
-    name: str
-    member: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[str] = ..., member: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class TarEndResponse(_message.Message):
-    __slots__ = ("version", "size_bytes", "end_bytes", "member")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    END_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    version: str
-    size_bytes: int
-    end_bytes: int
-    member: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., size_bytes: _Optional[int] = ..., end_bytes: _Optional[int] = ..., member: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -39,11 +39,6 @@ class ComposeStub(object):
                 request_serializer=protos_dot_ais__compose__pb2.ComposeRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__compose__pb2.ComposeResponse.FromString,
                 _registered_method=True)
-        self.TarEnd = channel.unary_unary(
-                '/ais_loader.v1.Compose/TarEnd',
-                request_serializer=protos_dot_ais__compose__pb2.TarEndRequest.SerializeToString,
-                response_deserializer=protos_dot_ais__compose__pb2.TarEndResponse.FromString,
-                _registered_method=True)
 
 
 class ComposeServicer(object):
@@ -56,13 +51,6 @@ class ComposeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def TarEnd(self, request, context):
-        """Where a plain tar can be appended to. May read all headers of the tar.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_ComposeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -70,11 +58,6 @@ def add_ComposeServicer_to_server(servicer, server):
                     servicer.Compose,
                     request_deserializer=protos_dot_ais__compose__pb2.ComposeRequest.FromString,
                     response_serializer=protos_dot_ais__compose__pb2.ComposeResponse.SerializeToString,
-            ),
-            'TarEnd': grpc.unary_unary_rpc_method_handler(
-                    servicer.TarEnd,
-                    request_deserializer=protos_dot_ais__compose__pb2.TarEndRequest.FromString,
-                    response_serializer=protos_dot_ais__compose__pb2.TarEndResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

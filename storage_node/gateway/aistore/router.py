@@ -139,9 +139,7 @@ CALLS: tuple[AisCall, ...] = (
     # -- objects
     AisCall("PUT", "objects/B/O", multipart.put_part, having="partNumber", body="bytes"),
     AisCall("PUT", "objects/B/O", append.append, having="append_type", body="bytes"),
-    AisCall(
-        "PUT", "objects/B/O", archives.put_member, having="archpath", body="bytes", most_bytes=archives.MAX_MEMBER_BYTES
-    ),
+    AisCall("PUT", "objects/B/O", _refused("adding a member to an archive"), having="archpath", body="bytes"),
     AisCall("PUT", "objects/B/O", objects.put, body="bytes"),
     AisCall("GET", "objects/B/O", objects.get),
     AisCall("HEAD", "objects/B/O", objects.head),

@@ -181,10 +181,11 @@ def test_archive(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
     expected = [(name, filled[name]) for name in NAMES[1:4]]
     assert members(handle.get("a.tar")) == expected
     value = {"template": "shard-{04..30}.bin", "archname": "a.tar", "aate": True}
-    job_of(served, call(served, "PUT", f"buckets/{bucket}", action("archive", value)))
-    expected += [(name, filled[name]) for name in NAMES[4:]]
+    assert call(served, "PUT", f"buckets/{bucket}", action("archive", value)).status == 501
     assert members(handle.get("a.tar")) == expected
-    assert handle.get("a.tar", member=NAMES[11]) == filled[NAMES[11]]
+    job_of(served, call(served, "PUT", f"buckets/{bucket}", action("archive", value | {"archname": "b.tar"})))
+    assert members(handle.get("b.tar")) == [(name, filled[name]) for name in NAMES[4:]]
+    assert handle.get("b.tar", member=NAMES[11]) == filled[NAMES[11]]
 
 
 def test_archive_into_another_bucket(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
