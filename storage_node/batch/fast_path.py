@@ -21,8 +21,9 @@ from storage_node.context.membership import Membership
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
+from storage_node.store.native import read_cached
 from storage_node.store.read.batch_lookup import BatchLookup
-from storage_node.store.read.batch_reader import CachedFile, read_cached
+from storage_node.store.read.batch_reader import CachedFile
 from storage_node.store.read.file_frame import FileFrame, opened
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
 from storage_node.store.store import Store

@@ -162,7 +162,7 @@ static PyTypeObject StoredFileType = {
     .tp_dealloc = stored_file_dealloc,
     .tp_members = stored_file_members,
     .tp_getset = stored_file_getset,
-    .tp_doc = "See locations.StoredFilePython.",
+    .tp_doc = "See _native.pyi.",
 };
 
 /* ---- Locations -----------------------------------------------------------------------------------*/
@@ -693,10 +693,10 @@ static Py_ssize_t locations_length(PyObject *self)
 }
 
 static PyMethodDef locations_methods[] = {
-    {"add", locations_add, METH_VARARGS, "See locations.LocationsPython.add."},
-    {"remove", locations_remove, METH_O, "See locations.LocationsPython.remove."},
-    {"drop", locations_drop, METH_O, "See locations.LocationsPython.drop."},
-    {"clear", locations_clear, METH_NOARGS, "See locations.LocationsPython.clear."},
+    {"add", locations_add, METH_VARARGS, "See _native.pyi."},
+    {"remove", locations_remove, METH_O, "See _native.pyi."},
+    {"drop", locations_drop, METH_O, "See _native.pyi."},
+    {"clear", locations_clear, METH_NOARGS, "See _native.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -711,7 +711,7 @@ static PyTypeObject LocationsType = {
     .tp_dealloc = locations_dealloc,
     .tp_methods = locations_methods,
     .tp_as_sequence = &locations_sequence,
-    .tp_doc = "See locations.LocationsPython.",
+    .tp_doc = "See _native.pyi.",
 };
 
 #endif

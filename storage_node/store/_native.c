@@ -412,14 +412,14 @@ static int module_exec(PyObject *module)
 }
 
 static PyMethodDef methods[] = {
-    {"copy_into", (PyCFunction)(void (*)(void))copy_into, METH_FASTCALL, "See batch_read.copy_into_python."},
-    {"find", (PyCFunction)(void (*)(void))locations_find, METH_FASTCALL, "See locations.find_python."},
-    {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL, "See batch_read.announce_python."},
-    {"read_cached", read_cached, METH_VARARGS, "See batch_read.read_cached_python."},
-    {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See batch_read.read_frame_python."},
-    {"read_into", (PyCFunction)(void (*)(void))read_into, METH_FASTCALL, "See batch_read.read_into_python."},
-    {"read_list", (PyCFunction)(void (*)(void))read_list, METH_FASTCALL, "See batch_read.read_list_python."},
-    {"write_counted", write_counted, METH_VARARGS, "See counted_write.write_counted_python."},
+    {"copy_into", (PyCFunction)(void (*)(void))copy_into, METH_FASTCALL, "See _native.pyi."},
+    {"find", (PyCFunction)(void (*)(void))locations_find, METH_FASTCALL, "See _native.pyi."},
+    {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL, "See _native.pyi."},
+    {"read_cached", read_cached, METH_VARARGS, "See _native.pyi."},
+    {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See _native.pyi."},
+    {"read_into", (PyCFunction)(void (*)(void))read_into, METH_FASTCALL, "See _native.pyi."},
+    {"read_list", (PyCFunction)(void (*)(void))read_list, METH_FASTCALL, "See _native.pyi."},
+    {"write_counted", write_counted, METH_VARARGS, "See _native.pyi."},
     {NULL, NULL, 0, NULL},
 };
 

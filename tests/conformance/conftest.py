@@ -1,4 +1,4 @@
-"""Transports under test: one suite for every way to reach a store. `batch/` runs with both readers, see its
+"""Transports under test: one suite for every way to reach a store. `batch/` has fewer, see its
 conftest.py.
 
 Clients are kept from test to test, since opening one takes longer than most tests; one that a test closes is replaced.

@@ -13,7 +13,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from storage_node.store.read.batch_reader import read_frame, read_list
+from storage_node.store.native import read_frame, read_list
 
 # Disk file systems answer RWF_NOWAIT; tmpfs does not, which sends every read down the cold path.
 FILE_SYSTEMS = ["disk", *(["memory"] if os.access("/dev/shm", os.W_OK) else [])]

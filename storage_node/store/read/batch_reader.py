@@ -24,30 +24,11 @@ Threads: any number of calls may run at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import TypeAlias
 
-from storage_node.store.drive.locations import StoredFile
-from storage_node.store.native import announce, copy_into, read_cached, read_frame, read_into, read_list
-
-__all__ = [
-    "CachedFile",
-    "Failure",
-    "FailureCode",
-    "announce",
-    "copy_into",
-    "read_cached",
-    "read_frame",
-    "read_into",
-    "read_list",
-]
-
 Failure: TypeAlias = tuple[int, int, int]
 """(position of the first entry that failed, FailureCode, errno or 0)"""
-
-Paths: TypeAlias = Sequence[bytes] | Sequence[StoredFile]
-"""A list or a tuple."""
 
 CachedFile: TypeAlias = tuple[int, bytes, int, int, int]
 """(folder that the path is relative to, path, offset in bytes, size in bytes, CRC-32C)"""

@@ -20,9 +20,10 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.open_archives import OpenShard, named_message
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
+from storage_node.store.native import read_frame
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_members import MemberPart
-from storage_node.store.read.batch_reader import FailureCode, read_frame
+from storage_node.store.read.batch_reader import FailureCode
 from storage_node.store.read.batch_table import BatchTable
 from storage_node.store.read.frame_plan import FrameSpan
 

@@ -13,8 +13,9 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire import recycled
 from ais_loader.wire.frame import Frame, FrameError, checked, encode_frame, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.native import announce, copy_into, read_frame, read_into, read_list
 from storage_node.store.read.batch_lookup import BatchLookup
-from storage_node.store.read.batch_reader import Failure, announce, copy_into, read_frame, read_into, read_list
+from storage_node.store.read.batch_reader import Failure
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.entry_reader import EntryReader, frame_of
 from storage_node.store.read.file_frame import FileFrame, opened

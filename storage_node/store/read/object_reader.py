@@ -26,8 +26,9 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
+from storage_node.store.native import read_cached, read_into
 from storage_node.store.read.batch_members import MemberPart, find_member, status_of
-from storage_node.store.read.batch_reader import Failure, FailureCode, read_cached, read_into
+from storage_node.store.read.batch_reader import Failure, FailureCode
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.replica_state import version_gone
 from storage_node.store.store import Store

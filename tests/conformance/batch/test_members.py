@@ -1,4 +1,4 @@
-"""Members of archives, over every transport and both readers: the bytes that tarfile and zipfile give, in any order."""
+"""Members of archives, over every transport: the bytes that tarfile and zipfile give, in any order."""
 
 from __future__ import annotations
 

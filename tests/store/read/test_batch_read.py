@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from storage_node.store import _native
-from storage_node.store.read.batch_reader import FailureCode, read_frame, read_list
+from storage_node.store.native import read_frame, read_list
+from storage_node.store.read.batch_reader import FailureCode
 from tests.store.batch_read_kit import (
     FILE_SYSTEMS,
     Folder,

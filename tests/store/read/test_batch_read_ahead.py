@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import eventually
-from storage_node.store.read.batch_reader import announce, read_frame
+from storage_node.store.native import announce, read_frame
 from tests.store.batch_read_kit import Folder, columns, content, whole_files
 from tests.table import table
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.read.batch_reader import CachedFile, read_cached
+from storage_node.store.native import read_cached
+from storage_node.store.read.batch_reader import CachedFile
 from tests.store.batch_read_kit import Folder, content, crc
 from tests.table import table
 

@@ -1,4 +1,4 @@
-"""Reading objects of stored files into memory of the caller, and out of mappings: one suite over both readers."""
+"""Reading objects of stored files into memory of the caller, and out of mappings."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_node.store.read.batch_reader import Failure, FailureCode, read_frame, read_list
+from storage_node.store.native import read_frame, read_list
+from storage_node.store.read.batch_reader import Failure, FailureCode
 from tests.store.batch_read_kit import (
     FILE_SYSTEMS,
     Folder,
