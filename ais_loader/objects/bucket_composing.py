@@ -104,9 +104,11 @@ class BucketComposing(ABC):
         Raises InvalidRequest for overlapping prefixes in one bucket, and the errors of `copy`. With either `on_error`,
         a retryable error such as NodeUnavailable ends the call, because the next object would fail as well.
         """
-        return copying.copy_prefix(
-            self._transport, self.name, prefix, to_bucket or self.name, to, on_error=on_error, progress=progress
+        to_bucket = to_bucket or self.name
+        tally = copying.copy_prefix(
+            self._transport, self.name, prefix, to_bucket, to, remove=False, on_error=on_error, progress=progress
         )
+        return tally.summary(CopySummary, "copied")
 
     def rename_prefix(
         self,
@@ -118,9 +120,11 @@ class BucketComposing(ABC):
         progress: OnProgress | None = None,
     ) -> RenameSummary:
         """Rename all objects whose names begin with `prefix`, one by one, as `copy_prefix` and `rename` do."""
-        return copying.rename_prefix(
-            self._transport, self.name, prefix, to_bucket or self.name, to, on_error=on_error, progress=progress
+        to_bucket = to_bucket or self.name
+        tally = copying.copy_prefix(
+            self._transport, self.name, prefix, to_bucket, to, remove=True, on_error=on_error, progress=progress
         )
+        return tally.summary(RenameSummary, "renamed")
 
     @overload
     def iter_copy_prefix(

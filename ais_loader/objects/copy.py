@@ -18,7 +18,7 @@ from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.put_spec import require_ordinary
 from ais_loader.transport.base import PAGE_SIZE, Transport
 from ais_loader.transport.retry import RetryBudget
-from ais_loader.values.changes import CopySummary, Failure, OnError, OnProgress, RenameSummary, Tally, check_on_error
+from ais_loader.values.changes import Failure, OnError, OnProgress, Tally
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 
@@ -109,49 +109,18 @@ def copy_prefix(
     to_bucket: str,
     to: str,
     *,
+    remove: bool,
     on_error: OnError,
     progress: OnProgress | None,
-) -> CopySummary:
-    """See `Bucket.copy_prefix`."""
-    tally = _summarized(each_copied(transport, bucket, prefix, to_bucket, to, remove=False), on_error, progress)
-    return CopySummary(
-        copied=tally.done,
-        skipped=tally.skipped,
-        size_bytes=tally.size_bytes,
-        failed=tally.failed,
-        failures=tuple(tally.failures),
-    )
-
-
-def rename_prefix(
-    transport: Transport,
-    bucket: str,
-    prefix: str,
-    to_bucket: str,
-    to: str,
-    *,
-    on_error: OnError,
-    progress: OnProgress | None,
-) -> RenameSummary:
-    """See `Bucket.rename_prefix`."""
-    tally = _summarized(each_copied(transport, bucket, prefix, to_bucket, to, remove=True), on_error, progress)
-    return RenameSummary(
-        renamed=tally.done, size_bytes=tally.size_bytes, failed=tally.failed, failures=tuple(tally.failures)
-    )
-
-
-def _summarized(
-    results: Generator[tuple[ObjectInfo, Copied], None, None], on_error: OnError, progress: OnProgress | None
 ) -> Tally:
-    check_on_error(on_error, "raise", "return")
-    with Tally(progress) as tally, closing(results):
+    """See `Bucket.copy_prefix` and, with `remove`, `Bucket.rename_prefix`."""
+    results = each_copied(transport, bucket, prefix, to_bucket, to, remove=remove)
+    with Tally(progress, on_error=on_error) as tally, closing(results):
         for source, result in results:
             if result is None:
                 tally.add_skipped()
             elif isinstance(result, ObjectInfo):
                 tally.add_done(result.size_bytes)
-            elif on_error == "raise":
-                raise result
             else:
                 tally.add_failed(Failure(source.name, result))
     return tally

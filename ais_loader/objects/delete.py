@@ -20,16 +20,13 @@ def delete_many(
     transport: Transport, bucket: str, names: Iterable[str], *, on_error: OnError, progress: OnProgress | None
 ) -> DeleteSummary:
     """See `Bucket.delete_many`."""
-    check_on_error(on_error, "raise", "return")
-    with Tally(progress, names) as tally:
+    with Tally(progress, names, on_error=on_error) as tally:
         for index, (name, error) in enumerate(_results(transport, bucket, names)):
             if error is None:
                 tally.add_done()
-            elif on_error == "raise":
-                raise error
             else:
                 tally.add_failed(Failure(name, error, index))
-    return _summary(tally)
+    return tally.summary(DeleteSummary, "deleted")
 
 
 def iter_delete_many(
@@ -102,8 +99,4 @@ def delete_prefix(
         raise type(first)(
             f"{tally.done:,} objects were deleted, and {tally.failed:,} could not be; the first error: {first}"
         )
-    return _summary(tally)
-
-
-def _summary(tally: Tally) -> DeleteSummary:
-    return DeleteSummary(deleted=tally.done, failed=tally.failed, failures=tuple(tally.failures))
+    return tally.summary(DeleteSummary, "deleted")

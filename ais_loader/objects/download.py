@@ -64,23 +64,15 @@ def download(
         if wanted(info.name[cut:])
     )
     files = _Files(transport, top, overwrite, timeout_s, on_bytes)
-    with Tally(progress) as tally:
+    with Tally(progress, on_error=on_error) as tally:
         for info, outcome in _together(files.written, _groups(named), files.ended):
             if isinstance(outcome, errors.LoaderError):
-                if on_error == "raise":
-                    raise outcome
                 tally.add_failed(Failure(info.name, outcome))
             elif outcome:
                 tally.add_done(info.size_bytes)
             else:
                 tally.add_skipped()
-    return DownloadSummary(
-        downloaded=tally.done,
-        skipped=tally.skipped,
-        size_bytes=tally.size_bytes,
-        failed=tally.failed,
-        failures=tuple(tally.failures),
-    )
+    return tally.summary(DownloadSummary, "downloaded")
 
 
 def _groups(named: Iterable[ToFile]) -> Iterator[list[ToFile]]:

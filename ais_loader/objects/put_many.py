@@ -10,7 +10,7 @@ from typing import Literal
 from ais_loader.errors import LoaderError
 from ais_loader.objects.put_spec import ToPut, put_specs
 from ais_loader.transport.base import PutSpec, Transport
-from ais_loader.values.changes import Failure, OnError, OnProgress, PutSummary, Tally, check_on_error
+from ais_loader.values.changes import Failure, OnError, OnProgress, PutSummary, Tally
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.source import Source
 
@@ -25,7 +25,6 @@ def put_many(
     progress: OnProgress | None,
 ) -> PutSummary:
     """See `Bucket.put_many`."""
-    check_on_error(on_error, "raise", "return")
     unanswered: deque[str] = deque()
 
     def drawn() -> Iterator[tuple[PutSpec, Source]]:
@@ -34,24 +33,16 @@ def put_many(
             yield spec, source
 
     infos: list[ObjectInfo] = []
-    with Tally(progress, objects) as tally, closing(transport.put_many(drawn())) as results:
+    with Tally(progress, objects, on_error=on_error) as tally, closing(transport.put_many(drawn())) as results:
         for index, result in enumerate(results):
             name = unanswered.popleft()
             if isinstance(result, ObjectInfo):
                 if tally.keeps_all:
                     infos.append(result)
                 tally.add_done(result.size_bytes)
-            elif on_error == "raise":
-                raise result
             else:
                 tally.add_failed(Failure(name, result, index))
-    return PutSummary(
-        stored=tally.done,
-        size_bytes=tally.size_bytes,
-        failed=tally.failed,
-        failures=tuple(tally.failures),
-        _infos=tuple(infos) if tally.keeps_all else None,
-    )
+    return tally.summary(PutSummary, "stored", _infos=tuple(infos) if tally.keeps_all else None)
 
 
 def iter_put_many(

@@ -8,8 +8,8 @@ MAX_FAILURES failures are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.values.entry import ObjectInfo
@@ -17,6 +17,7 @@ from ais_loader.values.entry import ObjectInfo
 MAX_FAILURES = 1000
 """The number of failures to keep for an iterator or a prefix. Further ones are only counted."""
 OnError: TypeAlias = Literal["raise", "return"]
+S = TypeVar("S", bound="ChangeSummary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,13 @@ class EvictSummary:
 class Tally:
     """Counts of a running call. As a context manager, it adds to an error that ends the call what was done before."""
 
-    def __init__(self, progress: OnProgress | None, given: Iterable[object] | None = None) -> None:
-        """`given`: What the caller passed, if that was objects or names."""
+    def __init__(
+        self, progress: OnProgress | None, given: Iterable[object] | None = None, *, on_error: OnError = "return"
+    ) -> None:
+        """`given`: What the caller passed, if that was objects or names. With on_error="raise", `add_failed` raises the
+        error. Raises InvalidRequest."""
+        check_on_error(on_error, "raise", "return")
+        self._raises = on_error == "raise"
         self.done = self.skipped = self.failed = self.size_bytes = 0
         self.failures: list[Failure] = []
         self.keeps_all = isinstance(given, Sized)
@@ -196,10 +202,18 @@ class Tally:
         self._report()
 
     def add_failed(self, failure: Failure) -> None:
+        if self._raises:
+            raise failure.error
         self.failed += 1
         if self.keeps_all or len(self.failures) < MAX_FAILURES:
             self.failures.append(failure)
         self._report()
+
+    def summary(self, kind: type[S], done: str, **more: Any) -> S:
+        """Return the result of the call. `done`: the field of this kind of result that has the number of objects."""
+        counts = {done: self.done, "skipped": self.skipped, "size_bytes": self.size_bytes, "failed": self.failed}
+        known = {one.name: counts[one.name] for one in fields(kind) if one.name in counts}
+        return kind(**known, failures=tuple(self.failures), **more)
 
     def _report(self) -> None:
         if self._progress is not None:

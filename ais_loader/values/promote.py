@@ -102,10 +102,4 @@ def promote_all(
         raise errors.PromoteIncomplete(
             f"{tally.failed} of {total} files were not promoted; the first error: {tally.failures[0].error}"
         )
-    return PromoteSummary(
-        promoted=tally.done,
-        skipped=tally.skipped,
-        size_bytes=tally.size_bytes,
-        failed=tally.failed,
-        failures=tuple(tally.failures),
-    )
+    return tally.summary(PromoteSummary, "promoted")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from ais_loader import errors
 from ais_loader.name_matching import Patterns, matcher, pattern_list
 from ais_loader.transport.base import PAGE_SIZE, Transport, require_text
-from ais_loader.values.changes import EvictSummary, Failure, OnError, OnProgress, Tally, WarmSummary, check_on_error
+from ais_loader.values.changes import EvictSummary, Failure, OnError, OnProgress, Tally, WarmSummary
 from ais_loader.values.requests import require_many
 
 _WARMED_TOGETHER = 500
@@ -28,10 +28,9 @@ def warm(
     progress: OnProgress | None,
 ) -> WarmSummary:
     """See `Bucket.warm`."""
-    check_on_error(on_error, "raise", "return")
     patterns = _patterns(names, prefix, pattern)
     index = 0
-    with Tally(progress, names) as tally:
+    with Tally(progress, names, on_error=on_error) as tally:
         wanted: Iterable[tuple[str, int | None]]
         if names is None:
             wanted = _cold(transport, bucket, prefix, patterns, tally)
@@ -45,18 +44,10 @@ def warm(
             for (name, _), size_bytes, error in zip(group, sizes, results, strict=True):
                 if error is None:
                     tally.add_done(size_bytes)
-                elif on_error == "raise":
-                    raise error
                 else:
                     tally.add_failed(Failure(name, error, index))
                 index += 1
-    return WarmSummary(
-        warmed=tally.done,
-        skipped=tally.skipped,
-        failed=tally.failed,
-        failures=tuple(tally.failures),
-        size_bytes=tally.size_bytes,
-    )
+    return tally.summary(WarmSummary, "warmed")
 
 
 def _cold(
