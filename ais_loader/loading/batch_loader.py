@@ -31,12 +31,13 @@ from ais_loader.training.number_batches import fetches_entries
 from ais_loader.training.plan import Plan
 from ais_loader.training.plan_position import PlanPosition, PlanRun, compare_ranks, is_distributed
 from ais_loader.training.plan_sender import MAX_STEPS, PlanSender
+from ais_loader.wire.closing import Closing
 
 Output: TypeAlias = Literal["samples", "packed"]
 OUTPUTS = ("samples", "packed")
 
 
-class BatchLoader:
+class BatchLoader(Closing):
     """An iterable of the batches of a plan or sampler, with an exact position. Each iteration is one epoch.
 
     A thread of the trainer's process draws numbers, `in_flight` batches ahead. Workers fetch, decode and collate them,
@@ -363,12 +364,6 @@ class BatchLoader:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
-
-    def __enter__(self) -> BatchLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self.__dict__.get("_ahead") is not None:

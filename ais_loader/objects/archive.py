@@ -22,6 +22,7 @@ from ais_loader.extras import needs
 from ais_loader.transport.base import member_name_fault
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, Item
+from ais_loader.wire.closing import Closing
 
 ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.lz4", "tar.zst", "zip"]
 ArchiveNames: TypeAlias = Literal["bucket", "object"]
@@ -69,7 +70,7 @@ def check_names(entries: Iterable[Entry], names: ArchiveNames) -> None:
             raise InvalidName(f"entry {at} would be the member {shown!r} of the archive: {fault}; fetch it as an item")
 
 
-class BatchArchive:
+class BatchArchive(Closing):
     """A batch that becomes an archive. Write it to a file, or iterate over its bytes, once."""
 
     def __init__(self, batch: Batch, archive: ArchiveFormat, names: ArchiveNames = "bucket") -> None:
@@ -134,12 +135,6 @@ class BatchArchive:
     def close(self) -> None:
         """Abandon what has not been written. The written part is not a complete archive."""
         self._batch.close()
-
-    def __enter__(self) -> BatchArchive:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _write(self, target: Writable) -> None:
         for _ in self._written_to(target):

@@ -33,6 +33,7 @@ from ais_loader.values.requests import batch_options
 from ais_loader.values.snapshots import pinned_name
 from ais_loader.values.token_source import TokenSource
 from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, is_remote, split_url, store_folders
+from ais_loader.wire.closing import Closing
 from ais_loader.wire.remote import Remote
 
 URL_VARIABLE = "AIS_LOADER_URL"
@@ -183,7 +184,7 @@ class WithOpaque:
     """The value that becomes `Batch.opaque`."""
 
 
-class Client:
+class Client(Closing):
     """A client for one store. It is thread-safe, pickles as its address, and reconnects automatically after a fork."""
 
     def __init__(self, transport: Transport) -> None:
@@ -415,9 +416,3 @@ class Client:
         """Close the store or the connection. Batches in flight end with an error. You can call it more than once."""
         self.closed = True
         self._transport.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

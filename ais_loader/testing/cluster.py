@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import grpc
 
 from ais_loader.testing.node import NodeProcess, peer_secret_file
 from ais_loader.wire.channel_options import PROXY
+from ais_loader.wire.closing import Closing
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
@@ -37,7 +37,7 @@ class ProcessPlace:
     launcher: tuple[str, ...] = ()
 
 
-class ClusterProcesses:
+class ClusterProcesses(Closing):
     """A context manager for `nodes` running nodes under `root`, one per host unless `hosts` says otherwise.
 
     Args:
@@ -175,14 +175,6 @@ class ClusterProcesses:
                 list(pool.map(NodeProcess.stop, self.nodes))
         finally:
             self._held.close()
-
-    def __enter__(self) -> ClusterProcesses:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _endpoint(node: NodeProcess) -> str:

@@ -11,8 +11,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
+
+from ais_loader.wire.closing import Closing
 
 T = TypeVar("T")
 _CONTROL_TIMEOUT_S = 60.0
@@ -20,7 +21,7 @@ _CONTROL_TIMEOUT_S = 60.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-class LoopListener(abc.ABC):
+class LoopListener(Closing, abc.ABC):
     """A server that listens on loopback. Its subclass serves each connection with `_serve`.
 
     It is thread-safe, and a context manager.
@@ -64,14 +65,6 @@ class LoopListener(abc.ABC):
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CONTROL_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- on the loop
 

@@ -22,9 +22,9 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
+from ais_loader.wire.closing import Closing
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
@@ -74,7 +74,7 @@ def _reserved_port(host: str) -> socket.socket | None:
     return reserved
 
 
-class NodeProcess:
+class NodeProcess(Closing):
     """A running `ais-loader serve`. It starts immediately. As a context manager, it stops the node in any state.
 
     Args:
@@ -288,11 +288,3 @@ class NodeProcess:
         for port in self._ports:
             if port is not None:
                 port.close()
-
-    def __enter__(self) -> NodeProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

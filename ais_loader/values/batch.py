@@ -21,6 +21,7 @@ from ais_loader.values.packed import PackedBatch, pack
 from ais_loader.values.requests import OnError, transformed_of
 from ais_loader.values.timing import BatchTiming, Cause, TimingStopwatch
 from ais_loader.wire import recycled
+from ais_loader.wire.closing import Closing
 from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -33,7 +34,7 @@ _NO_DATA = memoryview(b"")
 _NO_FAULT = EntryFault("")
 
 
-class Batch:
+class Batch(Closing):
     """The result of one request. Iterate over it, or take it whole with `tobytes()` or `packed()`. Each entry is
     delivered once.
 
@@ -344,12 +345,6 @@ class Batch:
             "whose items have their bytes, or batch.tobytes() or batch.packed(); or send the entries, and fetch them "
             "in the other process"
         )
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_streams", None):

@@ -16,12 +16,13 @@ from typing import Any
 
 from ais_loader import errors
 from ais_loader.values.urls import split_url
+from ais_loader.wire.closing import Closing
 
 from ..shared_store import StoreReference
 from .io_backend import ObjectMissing, ais_url, open_bytes
 
 
-class AISRangeReader:
+class AISRangeReader(Closing):
     """A read-only file. It is opened at the first read, and again in another process. It pickles as URL and position.
 
     Reading raises ObjectMissing, and the errors of reading an object: ObjectNotFound if it has been replaced.
@@ -79,12 +80,6 @@ class AISRangeReader:
         if self._file is not None and self._pid == os.getpid():
             self._file.close()
         self._file = None
-
-    def __enter__(self) -> AISRangeReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_file": None}

@@ -13,10 +13,10 @@ import signal
 import stat
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple
 
 from ais_loader.errors import SourceChanged, SourceRefused, SourceUnreadable, StoreFormatError
+from ais_loader.wire.closing import Closing
 from storage_node.promote.confined_path import FILE, open_beneath
 from storage_node.promote.walk import FoundFile
 from storage_node.store import format as fmt
@@ -39,7 +39,7 @@ class FileStamp(NamedTuple):
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-class SourceFile:
+class SourceFile(Closing):
     """A file open for reading; close it afterwards. Belongs to one thread at a time."""
 
     def __init__(self, found: FoundFile) -> None:
@@ -137,14 +137,6 @@ class SourceFile:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def __enter__(self) -> SourceFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _open(found: FoundFile) -> int:

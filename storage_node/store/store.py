@@ -15,6 +15,7 @@ from typing import Literal
 
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound, StoreFormatError
 from ais_loader.wire.bucket_settings import BucketSettings
+from ais_loader.wire.closing import Closing
 from storage_node.store import store_record as records
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.archives.open_archives import Indexing, ShardLimits
@@ -40,7 +41,7 @@ from storage_node.store.uploads import Uploads
 from storage_node.store.write import ChangeWatch, StagedObject, Upload, WriteRouter, check_content, checked_metadata
 
 
-class Store:
+class Store(Closing):
     """Open it with `Store.open`; close it, or use it as a context manager.
 
     Operations on objects and buckets are methods of the store; those on a part of the store are methods of that part.
@@ -146,12 +147,6 @@ class Store:
         with contextlib.ExitStack() as closing:
             for drive in self.record.end():
                 closing.callback(drive.close)
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- what the store is
 

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ais_loader.wire.closing import Closing
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, NoAnswer, Pause, Request, Response, Steps
@@ -86,7 +87,7 @@ def drive(steps: Steps, channels: NodeConnections) -> pb.ClusterMap:
         return new_map
 
 
-class NodeConnections:
+class NodeConnections(Closing):
     """Connections to nodes by endpoint, for one thread."""
 
     def __init__(self, caller: Caller = OPERATOR) -> None:
@@ -116,14 +117,6 @@ class NodeConnections:
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
-
-    def __enter__(self) -> NodeConnections:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class AsyncChannels:
