@@ -18,7 +18,7 @@ from ais_loader.objects.multipart import new_id, part_name, put_part, remove
 from ais_loader.objects.put_spec import require_ordinary
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget, WriteTries
-from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.source import Content, Source
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.checksum import crc32c
@@ -84,9 +84,8 @@ def _is_appended(transport: Transport, bucket: str, name: str, at: int, tail: _T
     """Whether these bytes are at the position where they were to be appended; later appends do not move them."""
     checksum = 0
     try:
-        for chunk in transport.get(
-            bucket, name, start=at, length=tail.size_bytes, member=None, verify=True, timeout_s=_GET_TIMEOUT_S
-        ):
+        there = Entry(bucket, name, None, at, tail.size_bytes)
+        for chunk in transport.get(there, verify=True, timeout_s=_GET_TIMEOUT_S):
             checksum = crc32c(bytes(chunk), checksum)
     except (errors.ObjectNotFound, errors.RangeError):
         return False

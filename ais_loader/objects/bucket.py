@@ -57,7 +57,7 @@ from ais_loader.values.changes import (
     WarmSummary,
     check_on_error,
 )
-from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, checked_range, to_entry
+from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.inventory import InventoryInfo
 from ais_loader.values.pipeline import Etl
@@ -429,25 +429,19 @@ class Bucket(BucketComposing, BucketTransforming):
         CorruptObject, InvalidRequest, NodeUnavailable, SilenceTimeout.
         """
         timeout_s = checked_timeout_s(timeout_s)
-        if start != 0 or length is not None:
-            start, length = checked_range(start, length, name)
+        entry = Entry(self.name, name, member, start, length, version, etl=etl, args=args)
         if etl is not None or args is not None:
             whole = start == 0 and length is None and member is None and version is None
             if etl is not None and whole and "@" not in self.name:
                 request = request_for_transformed(self.name, name, etl, args)
                 if (made := self._transport.get_transformed(request, timeout_s)) is not None:
                     return bytes(made)
-            entry = Entry(self.name, name, member, start, length, version, etl=etl, args=args)
             return b"".join(
                 item.data for item in self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify)
             )
         if version is not None:
-            entry = Entry(self.name, name, member, start, length, version)
             return pinned_bytes(self._transport, entry, verify=verify, timeout_s=timeout_s)
-        chunks = self._transport.get(
-            self.name, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
-        )
-        return b"".join(chunks)
+        return b"".join(self._transport.get(entry, verify=verify, timeout_s=timeout_s))
 
     @overload
     def open(

@@ -27,7 +27,7 @@ from ais_loader import errors
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.put_spec import PARTS_PREFIX, require_ordinary
 from ais_loader.transport.base import PAGE_SIZE, PutSpec, Transport
-from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.source import Content, Source
 
 MAX_PARTS = 10_000
@@ -289,8 +289,7 @@ def _put_marker(
 def _read_marker(transport: Transport, bucket: str, upload_id: str) -> dict[str, Any] | None:
     name = folder(upload_id) + _MARKER
     try:
-        chunks = transport.get(bucket, name, start=0, length=None, member=None, verify=True, timeout_s=30.0)
-        marker: dict[str, Any] = json.loads(b"".join(chunks))
+        marker: dict[str, Any] = json.loads(b"".join(transport.get(Entry(bucket, name), verify=True, timeout_s=30.0)))
     except errors.ObjectNotFound:
         return None
     return marker

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from ais_loader import errors
 from ais_loader.errors import LoaderError, from_node
 from ais_loader.transport.retry import WriteTries
-from ais_loader.values.entry import MemberInfo, ObjectInfo
+from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
@@ -193,17 +193,9 @@ class Transport(Protocol):
         `retry`: try again if the answer is lost. Otherwise the caller does so, with the same `tries`.
         """
 
-    def get(
-        self,
-        bucket: str,
-        name: str,
-        *,
-        start: int,
-        length: int | None,
-        member: str | None,
-        verify: bool,
-        timeout_s: float,
-    ) -> Iterator[Buffer]: ...
+    def get(self, entry: Entry, *, verify: bool, timeout_s: float) -> Iterator[Buffer]:
+        """Yield the bytes of an entry without a version and transform: an object, a member, or one range of either."""
+
     def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:
         """Return the transformed bytes of a request's only entry, a whole object, on the fastest path. Return None if
         that path does not apply. Raises SilenceTimeout, and the errors of the transforms."""

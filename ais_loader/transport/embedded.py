@@ -233,33 +233,23 @@ class EmbeddedTransport(BucketListings):
         entry = compose_object(self._store_to_write(), request, moved or (lambda moved_bytes: None))
         return stored_info(request.object.bucket, request.object.name, entry)
 
-    def get(
-        self,
-        bucket: str,
-        name: str,
-        *,
-        start: int,
-        length: int | None,
-        member: str | None,
-        verify: bool,
-        timeout_s: float,
-    ) -> Iterator[Buffer]:
+    def get(self, entry: Entry, *, verify: bool, timeout_s: float) -> Iterator[Buffer]:
+        bucket, name, start, length = entry.bucket, entry.name, entry.start, entry.length
         require_object(bucket, name)
         store = self._store_here()
         if (place := self._remote_bucket(bucket)) is not None:
-            is_part = self._is_cold(bucket, name) if member else bool(start or length is not None)
+            is_part = self._is_cold(bucket, name) if entry.member else bool(start or length is not None)
             if is_part and self._can_fetch:
-                part = Entry(bucket, name, member, start, length)
-                return cold_part(store, self._remote_here(), part, verify=verify)
-            if member is None and self._can_fetch:
+                return cold_part(store, self._remote_here(), entry, verify=verify)
+            if entry.member is None and self._can_fetch:
                 if (chunks := self._remote_here().chunks(place, name)) is not None:
                     return chunks
             else:
                 self._ensure([(place, name)])
             if not self._can_fetch and isinstance(self.head_names(bucket, [name])[0], errors.ObjectNotFound):
                 raise errors.StoreReadOnly(COLD.format(name))
-        if member:
-            return open_member(store, bucket, name, member, start=start, length=length, verify=verify)
+        if entry.member:
+            return open_member(store, bucket, name, entry.member, start=start, length=length, verify=verify)
         return open_object(store, bucket, name, start=start, length=length, verify=verify)
 
     def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:

@@ -13,7 +13,7 @@ from typing import Self
 
 from ais_loader import errors
 from ais_loader.transport.base import PAGE_SIZE, Transport
-from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.wire.inventory import (
     PREFIX,
     Block,
@@ -196,10 +196,8 @@ def cold_objects(
 
 
 def _read(transport: Transport, bucket: str, name: str, start: int, length: int | None) -> bytes:
-    chunks = transport.get(
-        bucket, name, start=start, length=length, member=None, verify=length is not None, timeout_s=_TIMEOUT_S
-    )
-    return b"".join(chunks)
+    part = Entry(bucket, name, None, start, length)
+    return b"".join(transport.get(part, verify=length is not None, timeout_s=_TIMEOUT_S))
 
 
 def _without(infos: Iterable[ObjectInfo], names: Iterator[str]) -> Iterator[ObjectInfo]:

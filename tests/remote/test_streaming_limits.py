@@ -149,7 +149,7 @@ def test_an_object_too_large_for_a_batch_is_sent_while_it_arrives(
     data = os.urandom(MIB) * 257
     remote_bucket.put("a", data)
     with proxy.held("GET", remote_bucket.path("a"), skip=2, times=1, after=MIB) as held:
-        chunks = client._transport.get(cold.name, "a", start=0, length=None, member=None, verify=True, timeout_s=30.0)
+        chunks = client._transport.get(Entry(cold.name, "a"), verify=True, timeout_s=30.0)
         got = [bytes(next(chunks))]
         held.wait_for(1)
         assert not cold.head("a").is_stored

@@ -158,37 +158,26 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
         owners = self._ranked_owners if spec.is_conditional else self._owners
         return owners(spec.bucket, spec.name)[0]
 
-    def get(
-        self,
-        bucket: str,
-        name: str,
-        *,
-        start: int,
-        length: int | None,
-        member: str | None,
-        verify: bool,
-        timeout_s: float,
-    ) -> Iterator[Buffer]:
+    def get(self, entry: Entry, *, verify: bool, timeout_s: float) -> Iterator[Buffer]:
         """Get an object as a batch of one, from the first holder that answers. A broken answer continues at another
         holder. An object too large for a batch is streamed by a separate call."""
         members = self._discovery.found or self._discovery.members(timeout_s)
-        require_object(bucket, name)
-        if start == 0 and length is None and member is None:
-            data = self._get_small(members, bucket, name, timeout_s)
+        require_object(entry.bucket, entry.name)
+        if entry.start == 0 and entry.length is None and entry.member is None:
+            data = self._get_small(members, entry.bucket, entry.name, timeout_s)
             if data is not None:
                 yield data
                 return
         options = BatchOptions(timeout_s=timeout_s, verify_ranges=verify)
-        entries, requests = requests_for_entries([Entry(bucket, name, member, start, length)], options)
+        entries, requests = requests_for_entries([entry], options)
         batch = Batch(
             entries, requests, lambda request: self.open_batch(request, timeout_s=timeout_s, assembly="direct"), "raise"
         )
         try:
             yield from (item.data for item in batch)
         except errors.ItemTooLarge:
-            rest = pb.GetRequest(
-                bucket=bucket, name=name, member=member, start=start, length=length, verify_range=verify
-            )
+            rest = pb.GetRequest(bucket=entry.bucket, name=entry.name, member=entry.member, length=entry.length)
+            rest.start, rest.verify_range = entry.start, verify
             yield from self._download(rest, timeout_s)
 
     def _get_small(self, members: Members, bucket: str, name: str, timeout_s: float) -> Buffer | None:
