@@ -110,7 +110,8 @@ class NodeProcess(Closing):
         self.port, self.peer_port = (0 if one is None else one.getsockname()[1] for one in self._ports)
         self._host = host
         self._launcher = list(launcher)
-        self._metrics_url = ""
+        self.metrics_url = ""
+        """The URL of its metrics, or an empty string if it does not serve them."""
         self.gateway_url = ""
         """The URL of its gateway; empty if it has none."""
         self._arguments = [*arguments, *(["--metrics-port", "0"] if metrics else [])]
@@ -138,11 +139,6 @@ class NodeProcess(Closing):
     def peer_endpoint(self) -> str:
         """The host:port for other nodes and operators, whatever it advertises. Stays the same over all restarts."""
         return f"{self._host}:{self.peer_port}"
-
-    @property
-    def metrics_url(self) -> str:
-        """The URL of its metrics, or an empty string if it does not serve them."""
-        return self._metrics_url
 
     @property
     def pid(self) -> int:
@@ -182,7 +178,7 @@ class NodeProcess(Closing):
             announced = json.loads(self._announcement())
             self.port = int(str(announced["url"]).rpartition(":")[2])
             self.peer_port = int(announced["peer_port"])  # others may reach it elsewhere
-            self._metrics_url = str(announced.get("metrics_url", ""))
+            self.metrics_url = str(announced.get("metrics_url", ""))
             self.gateway_url = str(announced.get("gateway_url", ""))
         except BaseException:
             self.kill()
@@ -271,7 +267,7 @@ class NodeProcess(Closing):
     def numbers(self) -> dict[str, float]:
         """Return its metrics, by name and labels as Prometheus writes them. Needs `metrics`. Raises OSError."""
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(self._metrics_url, timeout=CALL_TIMEOUT_S) as answer:
+        with direct.open(self.metrics_url, timeout=CALL_TIMEOUT_S) as answer:
             lines = answer.read().decode().splitlines()
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}

@@ -44,7 +44,8 @@ class Readahead:
         self.memory = MemoryBudget(limit_bytes)
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="ais-loader-ahead")
         self._lock = threading.Lock()
-        self._expecting = False  # guarded by _lock for changes, as the next two
+        self.expecting = False  # guarded by _lock for changes, as the next two
+        """Whether the next reads are likely to need a drive."""
         self._cached_in_a_row = 0
         self.announced_bytes = 0
         """Bytes that were not in the page cache and were requested from the drives, since the node started."""
@@ -54,16 +55,11 @@ class Readahead:
     def of(self, batch: StoreBatch) -> BatchAhead:
         return BatchAhead(self, batch)
 
-    @property
-    def expecting(self) -> bool:
-        """Whether the next reads are likely to need a drive."""
-        return self._expecting
-
     def expect(self) -> None:
         """Note that a frame had to wait for a drive."""
         if self.memory.limit_bytes:
             with self._lock:
-                self._expecting, self._cached_in_a_row = True, 0
+                self.expecting, self._cached_in_a_row = True, 0
 
     def submit(self, batch: StoreBatch, span: FrameSpan) -> Future[None] | None:
         """Have a frame announced; None if the node is stopping."""
@@ -81,7 +77,7 @@ class Readahead:
             self.announced_bytes += found_bytes
             self._cached_in_a_row = 0 if found_bytes else self._cached_in_a_row + 1
             if self._cached_in_a_row >= _CACHED_IN_A_ROW:
-                self._expecting = False
+                self.expecting = False
 
     def close(self) -> None:
         """Stop announcing. Does not wait: an announcement in progress takes milliseconds."""

@@ -37,14 +37,10 @@ class LoopThread:
         self._end = end
         self._loop = asyncio.new_event_loop()
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix=f"{name}-read")
-        self._closed = False
+        self.is_closed = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
         self.run(_awaited(set_up(self)))
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -59,7 +55,7 @@ class LoopThread:
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin `work` on the loop. Raises Closed."""
-        if self._closed:
+        if self.is_closed:
             work.close()
             raise Closed("the store has been closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -86,11 +82,11 @@ class LoopThread:
 
     def close(self) -> None:
         """Stop the loop; return when nothing runs on it. May be called again."""
-        if self._closed:
+        if self.is_closed:
             return
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(_awaited(self._end()), self._loop).result(STOP_S)
-        self._closed = True
+        self.is_closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_S)
         self._readers.shutdown(wait=False)

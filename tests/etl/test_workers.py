@@ -735,7 +735,7 @@ def burst_of(folder: Path, function: Any, inputs: list[bytes], **fields: Any) ->
         async with transforms_of(folder, of_function(function, **fields), etl_workers=1) as transforms:
             transform = transforms.admit(call())
             (stage,) = transform.stages
-            stage._burst = len(inputs)  # type: ignore[attr-defined]
+            stage.burst = len(inputs)  # type: ignore[attr-defined]
             transform.release()
             origins = [Origin("b", f"{at}", "1.1.0") for at in range(len(inputs))]
             contents = [Content.of(data) for data in inputs]

@@ -117,13 +117,13 @@ class JobRun:
         self._not_directly: set[str] = set()
         """Sources whose results a server could not put to their owners. Their results go through this node."""
         self._again: list[tuple[str, LoaderError]] = []
-        self._stopping = False
+        self.stopped = False
         self.changed = Wakeup()
         """Set when the division has changed or `stop` was called."""
 
     def stop(self) -> None:
         """Finish what is running and start nothing more."""
-        self._stopping = True
+        self.stopped = True
         self.changed.set()
 
     @property
@@ -131,17 +131,13 @@ class JobRun:
         """Whether results may go directly from the server that makes them to the nodes that will own them."""
         return not self.job.inspect and self._transforms.puts(self._call)
 
-    @property
-    def stopped(self) -> bool:
-        return self._stopping
-
     async def run(self) -> None:
         """Run until stopped. On cancellation, what is running is released first."""
         failures = 0
         try:
             if self.puts and self._results_urls is not None:
                 await self._results_urls.learn()
-            while not self._stopping:
+            while not self.stopped:
                 division = self._division()
                 if self.part.finished and self.part.division == division:
                     await self.changed.wait()
@@ -163,7 +159,7 @@ class JobRun:
             await self._put_groups.close()
 
     def _go_on(self, division: Division) -> bool:
-        return not self._stopping and division == self._division()
+        return not self.stopped and division == self._division()
 
     # -- one pass
 
@@ -342,7 +338,7 @@ class JobRun:
             await self._held.acquire(expected)
             try:
                 async with self._turns:
-                    if self._stopping or (self._is_direct(one.input) and await self._put_directly(one)):
+                    if self.stopped or (self._is_direct(one.input) and await self._put_directly(one)):
                         return
                     output = await self._transform(one)
                 try:
@@ -441,7 +437,7 @@ class JobRun:
         """Transform and store a burst. It holds `expected` bytes and a turn, and returns both."""
         try:
             try:
-                if self._stopping:
+                if self.stopped:
                     return
                 outputs = await self._transform_many(some)
             finally:

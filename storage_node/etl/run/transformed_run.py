@@ -17,12 +17,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, Piece
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.etl.run.result_cache import Shared, args_of, result_key
 from storage_node.etl.run.run_state import (
@@ -114,9 +113,11 @@ class TransformedRun:
         """The entry that is delivered in pieces, its result, and the offset of the next piece."""
         self._piece_checksum = 0
         """CRC-32C of the bytes before that offset."""
-        self._status = np.zeros(self._n, np.uint8)
-        self._checksum = np.zeros(self._n, np.uint32)
-        self._sizes = np.zeros(self._n, np.int64)
+        self.status = np.zeros(self._n, np.uint8)
+        """Status of each entry, as far as delivered."""
+        self.checksum = np.zeros(self._n, np.uint32)
+        self.sizes = np.zeros(self._n, np.int64)
+        """Delivered bytes of each entry; 0 if it failed."""
         self._payload_bytes = 0
         self._delivered = 0
         self._entries = entry_values(inputs_of(request))
@@ -136,7 +137,7 @@ class TransformedRun:
                 position, self._next = self._next, self._next + 1
                 data = kept.content.data
                 assert data is not None
-                self._checksum[position] = kept.content.checksum
+                self.checksum[position] = kept.content.checksum
                 parts.append((position, pb.OK, data, kept.content.checksum, pb.TRANSFORMED, None))
                 payload_bytes += len(data)
                 kept.release()
@@ -166,7 +167,7 @@ class TransformedRun:
             if isinstance(result, FailedEntry):
                 self._delivered_one()
                 parts.append((at, result.status, memoryview(b""), 0, pb.NONE, self._batch.told(result.fault)))
-                self._status[at] = result.status
+                self.status[at] = result.status
                 if self._request.fail_fast:
                     break
                 continue
@@ -179,7 +180,7 @@ class TransformedRun:
             data = await self._bytes(content, 0, content.size_bytes)
             result.release()
             self._delivered_one()
-            self._checksum[at] = content.checksum
+            self.checksum[at] = content.checksum
             parts.append((at, pb.OK, data, content.checksum, due.kind, None))
             payload_bytes += len(data)
         self._count_kept()
@@ -190,24 +191,10 @@ class TransformedRun:
         """Whether all frames have been taken."""
         return self._next >= self._n and not self._due and self._pieces is None
 
-    @property
-    def status(self) -> U8:
-        """Status of each entry, as far as delivered."""
-        return self._status
-
-    @property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Delivered bytes of each entry; 0 if it failed."""
-        return self._sizes
-
-    @property
-    def checksum(self) -> U32:
-        return self._checksum
-
     def end(self) -> pb.End:
         """Return the END message for what has been delivered."""
         n = self._delivered
-        status, checksum = self._status[:n], self._checksum[:n]
+        status, checksum = self.status[:n], self.checksum[:n]
         return pb.End(
             outcome=pb.End.COMPLETE if n == self._n else pb.End.STOPPED,
             first_index=self._request.first_index,
@@ -246,7 +233,7 @@ class TransformedRun:
         first = self._request.first_index
         self._delivered = parts[-1][0] + 1
         for part in parts:
-            self._sizes[part[0]] = len(part[2])
+            self.sizes[part[0]] = len(part[2])
         self._payload_bytes += sum(len(part[2]) for part in parts)
         payload = parts[0][2] if len(parts) == 1 else memoryview(b"".join(part[2] for part in parts))
         return Frame(
@@ -278,9 +265,9 @@ class TransformedRun:
             piece=Piece(offset, content.size_bytes, self._piece_version(at, content)),
         )
         self._payload_bytes += len(data)
-        self._sizes[at] += len(data)
+        self.sizes[at] += len(data)
         if stop >= content.size_bytes:
-            self._checksum[at] = content.checksum
+            self.checksum[at] = content.checksum
             self._delivered = at + 1
             self._pieces = None
             result.release()

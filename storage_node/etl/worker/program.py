@@ -157,7 +157,7 @@ class Worker:
         self._fds: list[int] = []
         """Received descriptors, in order, of messages that have not been parsed."""
         self._ahead: deque[_Message] = deque()
-        self._shared, self._output, self._number = -1, -1, 0
+        self._shared, self.output, self._number = -1, -1, 0
         self._area = -1
         self._inputs: memoryview | None = None
         """Inputs in the area, mapped at the first burst."""
@@ -216,10 +216,10 @@ class Worker:
     def _leave(self) -> None:
         """Close everything in a process that the transform has forked, which must not reply, not even in the burst that
         it was forked in."""
-        for fd in (self._socket.detach(), self._shared, self._output, self._area):
+        for fd in (self._socket.detach(), self._shared, self.output, self._area):
             if fd >= 0:
                 os.close(fd)
-        self._shared = self._output = self._area = -1
+        self._shared = self.output = self._area = -1
         if self._written is not None:
             self._written.close()
 
@@ -237,9 +237,9 @@ class Worker:
 
     def _use_output(self, came: dict[str, int]) -> None:
         if "output" in came:
-            if self._output >= 0:
-                os.close(self._output)
-            self._output = came["output"]
+            if self.output >= 0:
+                os.close(self.output)
+            self.output = came["output"]
 
     def _read(self) -> _Message | None:
         """Return the next message of the node; None if the node has closed the socket."""
@@ -320,9 +320,9 @@ class Worker:
     def _write(self, parts: Iterable[Any]) -> int:
         """Overwrite the output file in place. Pages of the previous output are reused, which is cheaper than freeing
         and allocating them."""
-        os.lseek(self._output, 0, os.SEEK_SET)
-        size_bytes = sum(_write(self._output, part) for part in parts)
-        os.ftruncate(self._output, size_bytes)
+        os.lseek(self.output, 0, os.SEEK_SET)
+        size_bytes = sum(_write(self.output, part) for part in parts)
+        os.ftruncate(self.output, size_bytes)
         return size_bytes
 
     # -- the transform
@@ -352,10 +352,6 @@ class Worker:
 
     def write_all(self, parts: Iterable[Any]) -> _Written:
         return _Written(self._write(parts))
-
-    @property
-    def output(self) -> int:
-        return self._output
 
 
 class _Written:

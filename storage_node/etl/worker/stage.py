@@ -73,7 +73,9 @@ class WorkerStage(ABC):
         self._not_before_s = 0.0
         self._last_failure: TransformError | TransformRefused | None = None
         self._retries = limits.retries or DEFAULT_RETRIES
-        self._burst = 1
+        self.burst = 1
+        """Number of small objects that should be passed through together: as many as a worker finishes within a short
+        time."""
 
     @abstractmethod
     def _setup(self) -> tuple[dict[str, Any], bytes]:
@@ -97,12 +99,6 @@ class WorkerStage(ABC):
         if isinstance(output, LoaderError):
             raise output
         return output
-
-    @property
-    def burst(self) -> int:
-        """Number of small objects that should be passed through together: as many as a worker finishes within a short
-        time."""
-        return self._burst
 
     async def run_many(self, inputs: Sequence[tuple[Origin, Content]], args: str) -> list[Content | LoaderError]:
         """Like `run` for each input, by one worker. If it is cancelled, no output remains."""
@@ -140,7 +136,7 @@ class WorkerStage(ABC):
         """Return which of the remaining inputs are sent to a worker together."""
         some: list[int] = []
         size_bytes = 0
-        for at in left[: self._burst]:
+        for at in left[: self.burst]:
             content = inputs[at][1]
             if content.data is None or content.size_bytes > INLINE_BYTES or at in alone:
                 return some or [at]
@@ -180,9 +176,9 @@ class WorkerStage(ABC):
         """Adapt the burst size to the duration of a burst. The thresholds are wide, so that a busy machine, which
         delays each burst, does not shrink them."""
         if seconds > 4 * _BURST_S:
-            self._burst = max(1, int(count * _BURST_S / seconds))
-        elif seconds < _BURST_S and count == self._burst:
-            self._burst = min(_BURST, 2 * count)
+            self.burst = max(1, int(count * _BURST_S / seconds))
+        elif seconds < _BURST_S and count == self.burst:
+            self.burst = min(_BURST, 2 * count)
 
     async def try_out(self) -> None:
         """Start a worker. Raises the error of the start."""

@@ -19,17 +19,13 @@ class SparseSource:
     """Parts of `size_bytes`. Belongs to one thread at a time."""
 
     def __init__(self, size_bytes: int) -> None:
-        self._size = size_bytes
+        self.size_bytes = size_bytes
         self._starts: list[int] = []
         self._parts: dict[int, memoryview] = {}
 
-    @property
-    def size_bytes(self) -> int:
-        return self._size
-
     def add(self, start: int, data: bytes | memoryview) -> None:
         """Add what has been read from byte `start` on."""
-        at, stop, view = start, min(start + len(data), self._size), memoryview(data)
+        at, stop, view = start, min(start + len(data), self.size_bytes), memoryview(data)
         while (at := self.known_from(at)) < stop:
             end = min(stop, self.next_known(at))
             insort(self._starts, at)
@@ -43,7 +39,7 @@ class SparseSource:
 
     def known_from(self, offset: int) -> int:
         """Return the first byte from `offset` on that has not been read."""
-        while offset < self._size and (found := self._part_at(offset)) is not None:
+        while offset < self.size_bytes and (found := self._part_at(offset)) is not None:
             offset = found + len(self._parts[found])
         return offset
 
@@ -52,11 +48,11 @@ class SparseSource:
         if self._part_at(offset) is not None:
             return offset
         at = bisect_right(self._starts, offset)
-        return self._starts[at] if at < len(self._starts) else self._size
+        return self._starts[at] if at < len(self._starts) else self.size_bytes
 
     def pread(self, length: int, offset: int) -> bytes:
         """Return bytes like any source. Raises MissingBytes."""
-        stop = min(offset + length, self._size)
+        stop = min(offset + length, self.size_bytes)
         pieces: list[bytes] = []
         while offset < stop:
             found = self._part_at(offset)

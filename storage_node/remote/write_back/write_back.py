@@ -103,7 +103,8 @@ class WriteBack:
         self._ready: deque[Key] = deque()
         self._bucket_uuids: set[bytes] = set()
         """Buckets that have had pending uploads."""
-        self._bytes = 0
+        self.pending_bytes = 0
+        """Bytes that are to be uploaded, but for conflicts."""
         self._admitted_bytes = 0
         """Announced bytes of PUTs that are running."""
         self._running: set[Key] = set()
@@ -150,12 +151,12 @@ class WriteBack:
     def _add(self, key: Key, waiting: _WaitingUpload) -> None:
         self._bucket_uuids.add(key[0])
         self._pending[key] = waiting
-        self._bytes += waiting.counted_bytes
+        self.pending_bytes += waiting.counted_bytes
         self._ready.append(key)
 
     def _drop(self, key: Key) -> None:
         if (gone := self._pending.pop(key, None)) is not None:
-            self._bytes -= gone.counted_bytes
+            self.pending_bytes -= gone.counted_bytes
 
     def _load(self) -> None:
         for bucket_uuid, name, entry in self._store.uploads.pending():
@@ -183,11 +184,6 @@ class WriteBack:
                 self._drop(key)
         self._wake.set()
         return True
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that are to be uploaded, but for conflicts."""
-        return self._bytes
 
     def require_kept(self, bucket: RemoteBucket, name: str) -> None:
         """Raise ObjectNotFound for an object that was deleted here, and whose remote object is still to be deleted, and
@@ -291,7 +287,7 @@ class WriteBack:
                             await self._progress.wait()
         except TimeoutError:
             raise Overloaded(
-                f"{bucket.name}/{name}: {self._bytes:,} bytes are still to be uploaded to {bucket.remote.url}, "
+                f"{bucket.name}/{name}: {self.pending_bytes:,} bytes are still to be uploaded to {bucket.remote.url}, "
                 f"{self._settings.write_back_bytes:,} may be (remote_write_back_bytes); nothing was stored, try later"
             ) from None
         self._admitted_bytes += size_bytes
@@ -303,7 +299,7 @@ class WriteBack:
 
     async def _has_room(self, bucket: RemoteBucket, name: str, size_bytes: int) -> bool:
         elsewhere = await self._owners.pending_bytes(bucket, name)
-        pending = max(self._bytes + self._admitted_bytes, elsewhere)
+        pending = max(self.pending_bytes + self._admitted_bytes, elsewhere)
         return not pending or pending + size_bytes <= self._settings.write_back_bytes
 
     async def mark(self, bucket: RemoteBucket, put: objects.PutHeader | objects.SmallObject) -> None:
@@ -437,7 +433,7 @@ class WriteBack:
             if error is not None:
                 now.failure, now.failures = error, now.failures + 1
             if step is Step.CONFLICT:
-                self._bytes -= now.counted_bytes
+                self.pending_bytes -= now.counted_bytes
                 now.is_conflict = True
         if step is Step.CONFLICT:
             log.error("%s", error)
@@ -514,7 +510,7 @@ class WriteBack:
                 states.append(state)
             return states
 
-        return pb.UploadStatesResponse(state=await self._read(look), pending_bytes=self._bytes)
+        return pb.UploadStatesResponse(state=await self._read(look), pending_bytes=self.pending_bytes)
 
 
 def _conflict(bucket: RemoteBucket, name: str) -> VersionConflict:

@@ -33,20 +33,12 @@ class FdSource:
     """Shard in an open file, from byte `start`. The caller owns the descriptor and keeps it open meanwhile."""
 
     def __init__(self, fd: int, size_bytes: int | None = None, start: int = 0) -> None:
-        self._fd, self._start = fd, start
-        self._size = os.fstat(fd).st_size - start if size_bytes is None else size_bytes
-
-    @property
-    def fd(self) -> int:
-        return self._fd
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size
+        self.fd, self._start = fd, start
+        self.size_bytes = os.fstat(fd).st_size - start if size_bytes is None else size_bytes
 
     def pread(self, length: int, offset: int) -> bytes:
-        length = min(length, self._size - offset)
-        return os.pread(self._fd, length, self._start + offset) if length > 0 else b""
+        length = min(length, self.size_bytes - offset)
+        return os.pread(self.fd, length, self._start + offset) if length > 0 else b""
 
 
 class CheckedSource:
@@ -58,19 +50,15 @@ class CheckedSource:
 
     def __init__(self, fd: int, size_bytes: int, checksums: Sequence[int], damaged: Callable[[], None]) -> None:
         """`checksums` are those of all blocks. `damaged` is called on a mismatch."""
-        self._fd, self._size = fd, size_bytes
+        self._fd, self.size_bytes = fd, size_bytes
         self._checksums = checksums
         self._damaged = damaged
         self._last = -1, b""
         """Number and bytes of the block read last. Libraries read on in small steps."""
 
-    @property
-    def size_bytes(self) -> int:
-        return self._size
-
     def pread(self, length: int, offset: int) -> bytes:
         """Raises CorruptObject."""
-        stop = min(offset + length, self._size)
+        stop = min(offset + length, self.size_bytes)
         if offset >= stop:
             return b""
         first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
@@ -84,7 +72,7 @@ class CheckedSource:
         if known == number:
             return data
         begin = number * BLOCK_BYTES
-        size_bytes = min(BLOCK_BYTES, self._size - begin)
+        size_bytes = min(BLOCK_BYTES, self.size_bytes - begin)
         data = os.pread(self._fd, size_bytes, begin)
         if len(data) != size_bytes or crc32c(data) != self._checksums[number]:
             self._damaged()

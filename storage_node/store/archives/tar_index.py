@@ -74,12 +74,8 @@ class TarIndexer:
         self._ended = False
         self._behind = 0  # files of tars that follow the end
         self._sparse_bytes = 0  # content of a sparse file, behind its map
-        self._border = 0
-
-    @property
-    def border_bytes(self) -> int:
+        self.border_bytes = 0
         """Start of the latest member, including all of its headers: a good position to cut the tar."""
-        return self._border
 
     @property
     def needed_bytes(self) -> int:
@@ -180,7 +176,7 @@ class TarIndexer:
             self._count_behind(block, at)
             return
         if not self._promised:
-            self._border = at
+            self.border_bytes = at
         header = parse_header(block, at)
         content_at = at + BLOCK_BYTES
         if header.type == PAX_GLOBAL or header.type in PAX_LOCAL or header.type in (GNU_LONG_NAME, GNU_LONG_LINK):

@@ -104,20 +104,16 @@ class SequenceNumbers:
         self._catalog = catalog
         self._lock = threading.Lock()
         stored = catalog.get(fmt.COUNTER_KEY)
-        self._next = self._reserved = int.from_bytes(stored or b"\1", "big")  # guarded by _lock
-        if self._next > fmt.MAX_GENERATION:
+        self.next = self._reserved = int.from_bytes(stored or b"\1", "big")  # guarded by _lock
+        if self.next > fmt.MAX_GENERATION:
             raise StoreFormatError(
-                f"{catalog.path}: {self._next} is no generation that a drive comes to; {REBUILD_HINT}"
+                f"{catalog.path}: {self.next} is no generation that a drive comes to; {REBUILD_HINT}"
             )
-
-    @property
-    def next(self) -> int:
-        return self._next
 
     def take(self, count: int = 1) -> int:
         """Return the first of `count` consecutive numbers. Raises LoaderError."""
         with self._lock:
-            first = self._next
+            first = self.next
             if first + count > self._reserved:
                 # Always synced, whatever the durability: a counter that went back would give two files the same name.
                 batch = WriteBatch(raw_mode=True)
@@ -125,7 +121,7 @@ class SequenceNumbers:
                 batch.put(fmt.COUNTER_KEY, reserved.to_bytes(8, "big"))
                 self._catalog.write(batch, sync=True)
                 self._reserved = reserved
-            self._next = first + count
+            self.next = first + count
             return first
 
 

@@ -125,12 +125,13 @@ class Drive:
         self.files.on_segment_removed(self._cache.forget_segment)
         sparse = (path for _, path in self.catalog.scan(fmt.SPARSE_PREFIX)) if writable else ()
         try:
-            self._sparse = SparseSegments(sparse)
+            self.sparse = SparseSegments(sparse)
+            """Segments that are less than half live."""
         except BaseException:
             self.catalog.close()
             self.files.close()
             raise
-        self._garbage = Garbage(self.files, self.catalog, self._sparse, grace_s, self.shards.forget, wake)
+        self._garbage = Garbage(self.files, self.catalog, self.sparse, grace_s, self.shards.forget, wake)
         self._staging_names = itertools.count()
         self.record_mark = commit_mark(root)
         self._seen: object = None
@@ -156,7 +157,7 @@ class Drive:
                     clock=self._clock,
                     require_writable=self._use.require_writable,
                 )
-                self._compaction = SegmentCompaction(self.catalog, self.files, self._changes, self._sparse, self.faults)
+                self._compaction = SegmentCompaction(self.catalog, self.files, self._changes, self.sparse, self.faults)
             except BaseException:
                 # Not close(): a drive that could not be recovered keeps the mark that shows this.
                 self._clock.detach(self.catalog, orderly=False)
@@ -482,11 +483,6 @@ class Drive:
     def due_in_s(self) -> float | None:
         """Return the time until `reap` has something to remove, at least 0; None if nothing is dead."""
         return self._garbage.due_in_s()
-
-    @property
-    def sparse(self) -> SparseSegments:
-        """Segments that are less than half live."""
-        return self._sparse
 
     def compact_segments(self) -> Compacted:
         """Move living objects out of sparse segments, one group. Raises as `commit` does."""

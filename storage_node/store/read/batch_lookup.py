@@ -50,22 +50,18 @@ class BatchLookup:
         """Raises InvalidRequest if the request's columns do not fit together."""
         self._store = store
         self._request = request
-        self._table = BatchTable(list(request.name), request.first_index, hides_places=store.hides_places)
+        self.table = BatchTable(list(request.name), request.first_index, hides_places=store.hides_places)
+        """Table that all look-ups fill in."""
         if request.resume_version.startswith(ETAG_VERSION):
-            self._table.resumed_version = request.resume_version
+            self.table.resumed_version = request.resume_version
         self._looking: set[str] = set()
         """Shards that were looked up again because their files were missing."""
-        check_columns(request, self._table.n)
-        self._table.describes = request.HasField("whole_up_to")
-
-    @property
-    def table(self) -> BatchTable:
-        """Table that all look-ups fill in."""
-        return self._table
+        check_columns(request, self.table.n)
+        self.table.describes = request.HasField("whole_up_to")
 
     def run(self) -> None:
         """Look up every entry."""
-        table = self._table
+        table = self.table
         request = self._request
         by_bucket: dict[int, list[int]] = {}
         if request.bucket_index:
@@ -96,7 +92,7 @@ class BatchLookup:
         """Find all entries in what is known of locations. Returns False if that is not enough, and for requests for
         anything but whole objects of one bucket as they are now. With `waits`, locations that are not known are read
         from the catalogs."""
-        request, table, drive_set = self._request, self._table, self._store.drive_set
+        request, table, drive_set = self._request, self.table, self._store.drive_set
         if not table.n or len(request.bucket) != 1 or request.start or request.member or request.version:
             return False
         placement = drive_set.placement
@@ -128,13 +124,13 @@ class BatchLookup:
         with contextlib.suppress(LoaderError, UnicodeEncodeError):  # the look-up of the entries says so for each
             for slot, of_drive in self._by_drive(placement, bucket_uuid, unknown).items():
                 drive = self._store.drive_set.at(slot)
-                drive.learn(bucket_uuid, [self._table.names[position] for position in of_drive])
+                drive.learn(bucket_uuid, [self.table.names[position] for position in of_drive])
                 drive.fill.note_learned(len(of_drive), partial(placement.keeps, slot))
 
     def complete(self, first: int = 0) -> None:
         """Look up entries from `first` on in the catalogs if only their locations are known. The entries before it
         have been read."""
-        table = self._table
+        table = self.table
         if table.files is None:
             return
         table.paths = [file.path for file in table.files]
@@ -150,7 +146,7 @@ class BatchLookup:
             self._look_up_bucket(bucket.uuid_bytes, bucket_name, bucket.cut, positions)
 
     def _clear(self, first: int) -> None:
-        table = self._table
+        table = self.table
         for column in (table.folders, table.start, table.sizes, table.checksum):
             column[first:] = 0
 
@@ -164,7 +160,7 @@ class BatchLookup:
             older = NodeUnavailable if acting_by < asked_by else StaleMap
             status, kind = pb.UNAVAILABLE, older.kind
         for position in positions:
-            self._table.fail(position, status, str(error), kind)
+            self.table.fail(position, status, str(error), kind)
 
     def _look_up_bucket(self, bucket_uuid: bytes, bucket_name: str, cut: int | None, positions: list[int]) -> list[int]:
         """Look up entries of one bucket. Returns the positions of missing objects."""
@@ -183,14 +179,14 @@ class BatchLookup:
                 missing.append(position)
                 self._fail_missing(position, bucket_name, bucket_uuid)
             else:
-                self._table.fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
+                self.table.fail(position, pb.UNAVAILABLE, str(error), getattr(error, "kind", ""))
         return missing
 
     def _look_up_settled(
         self, placement: DrivePlacement, bucket_uuid: bytes, cut: int | None, positions: list[int]
     ) -> _Unfound:
         """Look up while every object is on its owner. Returns what was not found (None), or not looked up."""
-        names = self._table.names
+        names = self.table.names
         failed: _Unfound = {}
         for slot, mine in self._by_drive(placement, bucket_uuid, positions).items():
             try:
@@ -209,14 +205,14 @@ class BatchLookup:
             return {placement.only: positions}
         by_drive = defaultdict[int, list[int]](list)
         for position in positions:
-            by_drive[placement.owner(bucket_uuid, self._table.names[position])].append(position)
+            by_drive[placement.owner(bucket_uuid, self.table.names[position])].append(position)
         return by_drive
 
     def _look_up_moving(self, placement: DrivePlacement, bucket_uuid: bytes, positions: list[int]) -> _Unfound:
         failed: _Unfound = {}
         by_slot: dict[int, list[tuple[int, CatalogEntry | None]]] = {}
         found = self._store.drive_set.lookup_moving(
-            placement, bucket_uuid, [self._table.names[position] for position in positions]
+            placement, bucket_uuid, [self.table.names[position] for position in positions]
         )
         for position, located in zip(positions, found, strict=True):
             if isinstance(located, Exception):
@@ -244,7 +240,7 @@ class BatchLookup:
         of_snapshot: bool = False,
     ) -> _Unfound:
         """Enter what was found on one drive. Returns what was missing."""
-        table = self._table
+        table = self.table
         if self._store.replicas.stale.any and not of_snapshot:
             mine, found = self._trusted(bucket_uuid, mine, found)
             if not mine:
@@ -275,7 +271,7 @@ class BatchLookup:
         self, bucket_uuid: bytes, positions: list[int], found: list[CatalogEntry | None]
     ) -> tuple[list[int], list[CatalogEntry | None]]:
         """Return those that are not stale; the others fail."""
-        table = self._table
+        table = self.table
         left: list[int] = []
         records: list[CatalogEntry | None] = []
         for position, entry in zip(positions, found, strict=True):
@@ -288,13 +284,13 @@ class BatchLookup:
 
     def _is_stale(self, bucket_uuid: bytes, position: int, entry: CatalogEntry | None) -> bool:
         try:
-            return self._store.replicas.is_stale(bucket_uuid, self._table.names[position], entry)
+            return self._store.replicas.is_stale(bucket_uuid, self.table.names[position], entry)
         except LoaderError:
             return True
 
     def _narrow(self, position: int) -> None:
         """Apply the member, version and range that the request gives for one entry."""
-        table = self._table
+        table = self.table
         entry, request = table.records[position], self._request
         if entry is None:
             return
@@ -317,7 +313,7 @@ class BatchLookup:
     def _locate_members(self) -> set[int]:
         """Locate whole members of tars, one shard at a time. Returns their positions; all others are handled one by
         one."""
-        table = self._table
+        table = self.table
         request = self._request
         if request.start or request.version or request.resume_version:
             return set()
@@ -338,7 +334,7 @@ class BatchLookup:
     def _located_in_shard(self, positions: list[int]) -> Iterator[tuple[int, bytes, int, int, int, int]]:
         """Yield position, path, descriptor, offset, size and checksum of the members of one shard. The path is that
         below the descriptor, or b"" if this is the shard's own."""
-        table = self._table
+        table = self.table
         first, request = positions[0], self._request
         entry = table.records[first]
         assert entry is not None
@@ -360,7 +356,7 @@ class BatchLookup:
                 yield position, path, fd, *place
 
     def _narrow_to_member(self, position: int, entry: CatalogEntry, member: str) -> None:
-        table = self._table
+        table = self.table
         name, drive = table.names[position], table.drive_of(position)
         try:
             part = find_member(drive, entry, name, member, *self._range(position))
@@ -404,7 +400,7 @@ class BatchLookup:
         return request.version[position] if request.version else ""
 
     def _refused(self, position: int, entry: CatalogEntry) -> _Failed | None:
-        name = self._table.names[position]
+        name = self.table.names[position]
         pinned = self._pinned(position)
         if pinned and not has_version(entry, pinned):
             gone = version_gone(repr(name), pinned, entry.version)
@@ -421,7 +417,7 @@ class BatchLookup:
 
         `problem`: another error that reading met, a FailureCode and an errno.
         """
-        table = self._table
+        table = self.table
         name, old = table.names[position], table.records[position]
         bucket_name = self._request.bucket[self._request.bucket_index[position] if self._request.bucket_index else 0]
         bucket = self._store.find_bucket(bucket_name)
@@ -461,7 +457,7 @@ class BatchLookup:
     def look_up_again(self, position: int) -> None:
         """Look up an entry as if for the first time."""
         self.complete()
-        table = self._table
+        table = self.table
         table.status[position] = pb.OK
         table.faults.pop(table.first_index + position, None)
         table.records[position] = None
@@ -470,32 +466,32 @@ class BatchLookup:
     def fail_read(self, position: int, code: int, number: int) -> None:
         """Fail an entry that could not be read. `code` is a FailureCode, `number` an errno, or 0."""
         member = self._request.member[position] if self._request.member else ""
-        label = repr(self._table.names[position]) + (f", member {member!r}" if member else "")
-        if position in self._table.placed:
+        label = repr(self.table.names[position]) + (f", member {member!r}" if member else "")
+        if position in self.table.placed:
             message = f"{label}: reading what was fetched: {os.strerror(number) if number else 'damaged'}"
-            self._table.fail(position, pb.UNAVAILABLE, message)
+            self.table.fail(position, pb.UNAVAILABLE, message)
             return
-        _fail_reading(self._table, position, label, code, number)
+        _fail_reading(self.table, position, label, code, number)
         self._note_damage(position)
 
     def fail_member(self, position: int, error: LoaderError, message: str) -> None:
         """Fail an entry because of its archive."""
-        self._table.fail(position, status_of(error), message, error.kind)
+        self.table.fail(position, status_of(error), message, error.kind)
         self._note_damage(position, surely=False)
 
     def _note_damage(self, position: int, *, surely: bool = True) -> None:
         """Note the object of an unreadable entry as damaged, or as suspected."""
-        entry = self._table.records[position]
-        if self._table.status[position] == pb.CORRUPT and entry is not None:
+        entry = self.table.records[position]
+        if self.table.status[position] == pb.CORRUPT and entry is not None:
             at = self._request.bucket_index[position] if self._request.bucket_index else 0
             with contextlib.suppress(LoaderError):  # the bucket was deleted meanwhile
                 bucket_uuid = self._store.bucket(self._request.bucket[at]).uuid_bytes
                 damaged = self._store.damaged
                 noted = damaged.note if surely else damaged.suspect
-                noted(bucket_uuid, self._table.names[position], entry.version)
+                noted(bucket_uuid, self.table.names[position], entry.version)
 
     def _fail_missing(self, position: int, bucket: str, bucket_uuid: bytes | None) -> None:
-        table = self._table
+        table = self.table
         name = table.names[position]
         asked_by, acting_by = self._request.map_version, self._store.replicas.map_version
         if 0 < asked_by < acting_by:

@@ -542,7 +542,7 @@ def test_the_doctor_compacts_segments(tmp_path: Path) -> None:
     left = make_sparse(tmp_path)
     with store_at(tmp_path) as store:  # as earlier releases have left it
         drive = drive_of(store)
-        drive._sparse.take()
+        drive.sparse.take()
         for key, _ in list(drive.catalog.scan(fmt.SPARSE_PREFIX)):
             del drive.catalog._db[key]
     before = used_bytes(tmp_path)
