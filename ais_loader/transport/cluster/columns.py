@@ -51,19 +51,3 @@ class Columns:
             for k, nodes in zip(wanted, of_bucket, strict=True):
                 found[k] = nodes
         return found
-
-
-def grouped(
-    positions: Sequence[int], candidates: Sequence[Sequence[bytes]], avoid: frozenset[bytes]
-) -> tuple[dict[bytes, list[int]], list[int]]:
-    """Group positions by their first candidate that is not to be avoided. Also return those that have none."""
-    groups: dict[bytes, list[int]] = {}
-    nobody: list[int] = []
-    for at, nodes in zip(positions, candidates, strict=True):
-        for node in nodes:
-            if node not in avoid:
-                groups.setdefault(node, []).append(at)
-                break
-        else:
-            nobody.append(at)
-    return groups, nobody

@@ -36,7 +36,7 @@ What happens when a node dies halfway through its part:
   and the rest of the batch goes on. Only an error that no retry can help ends the whole batch.
 - The node acts by a newer map, by which others have the entries (StaleMap). The map is refreshed and
   the entries are assigned by it.
-- A holder has the entry damaged: see `_damaged_further`.
+- A holder has the entry damaged: see `Reorder.damaged_further`.
 - This process forks: the child's streams raise Closed, and the parent's resume on new sessions.
 
 Memory: each node may send SENDER_WINDOW_BYTES ahead of the consumer.
@@ -96,8 +96,6 @@ class MergedStream(FramedStream):
         self._arrivals: Arrivals = queue.SimpleQueue()
         self._senders: dict[int, Sender] = {}
         self._later: list[tuple[float, Share]] = []
-        self._damaged_at: dict[int, int] = {}
-        """Received bytes of an entry when a holder last reported its replica as damaged, by position."""
         self._closed = self._done = False
         self._hedging = members.hedging
         self._hedging.budget.requested(self._columns.count)
@@ -324,31 +322,13 @@ class MergedStream(FramedStream):
             faults = dict(zip(positions, found, strict=True))
             if sender.share.direct:
                 verdict = before.combined(status, faults, is_moving=self._routing.is_moving)
-                further = self._damaged_further(positions) if status == pb.CORRUPT else []
+                further = [at for at in positions if status == pb.CORRUPT and self._reorder.damaged_further(at)]
                 for group, tried in ((further, frozenset[bytes]()), (positions, before.tried)):
                     if left := [at for at in group if group is further or at not in further]:
                         now_tried = tried | {sender.node}
                         self._assign(replace(before, positions=left, tried=now_tried, missing=verdict, hedge=False))
             else:
                 self._assign(Share(positions, error=errors.NodeUnavailable(faults[positions[0]].message)))
-
-    def _damaged_further(self, positions: Sequence[int]) -> list[int]:
-        """Return those of these entries, damaged at a holder, that have progressed since another holder reported the
-        same.
-
-        Pieces are verified before they are sent, so the received part of an entry is correct, and the next holder
-        continues behind it. Holders whose damage lies in the received part may have the rest intact: all of them are
-        asked again. This terminates, because the entry has to progress each time.
-        """
-        further: list[int] = []
-        for position in positions:
-            offset = (self._reorder.resume_of(position) or (0,))[0]
-            before = self._damaged_at.get(position)
-            if before is None or offset > before:
-                self._damaged_at[position] = offset
-                if before is not None:
-                    further.append(position)
-        return further
 
     def _request_checked(self, sender: Sender) -> None:
         """Request the rest with verification by the node: bytes that the node had not verified were wrong."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ais_loader.transport.cluster.columns import Columns, grouped
+from ais_loader.transport.cluster.columns import Columns
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.substream import Share
+from ais_loader.wire.gather.replica_choice import grouped
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 DIRECT_TO_NODES = 64

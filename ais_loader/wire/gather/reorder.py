@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,14 @@ from ais_loader.wire.gather.claims import I64, NOBODY, Claims
 from ais_loader.wire.gather.frame_edit import Mask, failures, first_unset, subset, torn, without
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
-Resume: TypeAlias = tuple[int, int, str]
-"""Offset in the entry, CRC-32C of the bytes before it, version."""
+
+class Resume(NamedTuple):
+    """Where to continue an entry of which the beginning has arrived."""
+
+    offset: int
+    checksum: int
+    """CRC-32C of the bytes before it."""
+    version: str
 
 
 @dataclass(slots=True)
@@ -84,6 +90,7 @@ class Reorder:
         self._senders: list[_Sender] = []
         self._errors: dict[int, EntryFault] = {}
         self._partials: dict[int, _Partial] = {}
+        self._damaged_at: dict[int, int] = {}
         self._pieces: dict[int, deque[tuple[int, Frame]]] = {}  # by position, until the entry has come out
         self._pieced: Mask = np.zeros(n, np.bool_)
         self._any_order: deque[tuple[int, Frame]] = deque()
@@ -183,7 +190,21 @@ class Reorder:
         """Return where to continue an entry of which pieces have arrived; None for one that must be sent from its
         start."""
         partial = self._partials.get(position)
-        return None if partial is None else (partial.due, partial.checksum, partial.version)
+        return None if partial is None else Resume(partial.due, partial.checksum, partial.version)
+
+    def damaged_further(self, position: int) -> bool:
+        """Note that a holder's replica of an entry is damaged. Return whether to ask all holders again: another one has
+        reported the same, and the entry has progressed since.
+
+        Pieces are verified before they are sent, so what has arrived is correct, and the next holder continues behind
+        it. Holders whose damage lies in that part may have the rest intact. This terminates, because the entry has to
+        progress each time.
+        """
+        offset, before = (self.resume_of(position) or (0,))[0], self._damaged_at.get(position)
+        if before is not None and offset <= before:
+            return False
+        self._damaged_at[position] = offset
+        return before is not None
 
     @property
     def begun(self) -> Collection[int]:

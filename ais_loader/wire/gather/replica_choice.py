@@ -84,6 +84,22 @@ def choose(
     return chosen
 
 
+def grouped(
+    positions: Sequence[int], candidates: Sequence[Sequence[K]], avoid: Collection[K] = ()
+) -> tuple[dict[K, list[int]], list[int]]:
+    """Group positions by their first candidate that is not to be avoided. Also return those that have none."""
+    groups: dict[K, list[int]] = {}
+    nobody: list[int] = []
+    for at, nodes in zip(positions, candidates, strict=True):
+        for node in nodes:
+            if node not in avoid:
+                groups.setdefault(node, []).append(at)
+                break
+        else:
+            nobody.append(at)
+    return groups, nobody
+
+
 def _most(other_s: float) -> float:
     return CLEARLY * other_s + SLACK_S
 

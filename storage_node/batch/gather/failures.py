@@ -39,8 +39,6 @@ class Failures:
         self.worst: dict[int, tuple[int, EntryFault]] = {}
         """For each position: the most severe status that a node has reported, with its reason."""
         self._tried: dict[int, set[int]] = {}
-        self._damaged_at: dict[int, int] = {}
-        """Bytes of an entry that had arrived when a holder last found its copy damaged, by position."""
         self._recoveries = self._soft_errors = 0
 
     def note(self, position: int, status: int, fault: EntryFault) -> None:
@@ -52,18 +50,6 @@ class Failures:
         before = self.worst.get(position)
         if before is None or _weight(status, fault) > _weight(*before):
             self.worst[position] = status, fault
-
-    def note_damage(self, position: int, offset: int) -> None:
-        """Note that a holder's replica is damaged after the first `offset` bytes of an entry.
-
-        Holders whose replica is damaged before that offset may have the rest intact, so all of them are asked again.
-        This terminates, because the entry must progress each time.
-        """
-        before = self._damaged_at.get(position)
-        if before is None or offset > before:
-            self._damaged_at[position] = offset
-            if before is not None:
-                self._routing.restore(position)
 
     def try_next_holder(self, position: int, node: int, *, again: bool) -> bool:
         """Remove `node` from an entry that it did not deliver; return whether a node is left.

@@ -301,10 +301,8 @@ class Gather:
             position, code = int(sender.positions[index]), int(status[at])
             fault = errors.get(index, _NO_FAULT)
             self._failures.note(position, code, fault)
-            if code == pb.CORRUPT:
-                # Pieces are verified before they are sent: those that have been passed on are valid, and another holder
-                # continues after them.
-                self._failures.note_damage(position, (self.reorder.resume_of(position) or (0,))[0])
+            if code == pb.CORRUPT and self.reorder.damaged_further(position):
+                self._routing.restore(position)
             if fault.kind == StaleMap.kind and not contested[at] and self._plan_again(sender, [position]):
                 again[at] = True
                 continue

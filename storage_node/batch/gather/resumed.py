@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ais_loader.wire.frame import Frame
-from ais_loader.wire.gather.reorder import Reorder
+from ais_loader.wire.gather.reorder import Reorder, Resume
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.gather.routing import Resume
 
 
 class Resumed:
@@ -39,8 +38,7 @@ class Resumed:
         """Return where to continue an entry of which the client, or the reorder buffer, has the beginning."""
         found, request = reorder.resume_of(position), self._request
         if found is not None:
-            offset, checksum, version = found
-            return Resume(offset + (0 if position else self._skipped_bytes), checksum, version)
+            return found if position else found._replace(offset=found.offset + self._skipped_bytes)
         if position or not self._skipped_bytes:
             return None
         return Resume(request.resume_offset, request.resume_checksum, request.resume_version)

@@ -6,26 +6,18 @@ No I/O and no waiting. Placing ten thousand entries takes some milliseconds, so 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ais_loader.wire.batch_columns import SHARED, add_entries, carry_over, entry_values
 from ais_loader.wire.cluster_map import ClusterView, sure_copies
-from ais_loader.wire.gather.replica_choice import Load, NodeLoads, choose
+from ais_loader.wire.gather.reorder import Resume
+from ais_loader.wire.gather.replica_choice import Load, NodeLoads, choose, grouped
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.placement import object_hash
 from storage_node.store.read.frame_plan import check_columns
 
 NO_NODE = -1
 """Stands for this node if the map does not contain it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Where to continue an entry whose beginning has been delivered."""
-
-    offset: int
-    checksum: int
-    version: str
 
 
 class ReplicaRouting:
@@ -117,20 +109,13 @@ class ReplicaRouting:
 
     def by_node(self, positions: Iterable[int]) -> dict[int, list[int]]:
         """Group positions, in order, by the node to ask next."""
-        found: dict[int, list[int]] = {}
-        for position in sorted(positions):
-            found.setdefault(self.left[position][0], []).append(position)
-        return found
+        ordered = sorted(positions)
+        return grouped(ordered, [self.left[position] for position in ordered])[0]
 
     def others(self, positions: Sequence[int], node: int) -> dict[int, list[int]]:
         """Group positions by the next node to ask, other than `node` and without nodes known to fail."""
-        found: dict[int, list[int]] = {}
-        for position in positions:
-            for other in self.left[position]:
-                if other != node and not self.is_failing(other):
-                    found.setdefault(other, []).append(position)
-                    break
-        return found
+        able = [[other for other in self.left[position] if not self.is_failing(other)] for position in positions]
+        return grouped(positions, able, {node})[0]
 
     def part(
         self, positions: Sequence[int], *, initial_credit_bytes: int, resume: Resume | None = None
@@ -142,7 +127,5 @@ class ReplicaRouting:
         carry_over(self._request, part, SHARED)
         add_entries(part, entry_values(self._request), positions)
         if resume is not None:
-            part.resume_offset = resume.offset
-            part.resume_checksum = resume.checksum
-            part.resume_version = resume.version
+            part.resume_offset, part.resume_checksum, part.resume_version = resume
         return part
