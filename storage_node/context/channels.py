@@ -286,6 +286,13 @@ class Channels:
             self.failed(endpoint)
             raise ReplicaLost(f"{endpoint}: the connection broke") from error
 
+    async def ask(
+        self, endpoint: str, stub: Callable[[Any], Any], method: str, request: Any, timeout_s: float, **options: Any
+    ) -> Any:
+        """Return a node's answer to one call. `options`: those of gRPC. Raises ReplicaLost."""
+        with self.reporting(endpoint):
+            return await getattr(stub(self.to(endpoint)), method)(request, timeout=timeout_s, **options)
+
     def avoided(self, endpoint: str) -> bool:
         """Whether a node failed recently."""
         return endpoint in self._suspects

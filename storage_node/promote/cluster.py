@@ -14,7 +14,7 @@ from ais_loader import errors
 from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
-from ais_loader.wire.generated import ais_promote_pb2_grpc
+from ais_loader.wire.generated.ais_promote_pb2_grpc import PromoteStub
 from ais_loader.wire.object_info import Stored, info_of, stored_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import require_bucket
@@ -130,10 +130,8 @@ class ClusterPromotion:
                 return {}
         else:
             endpoint, channels = replica_set.endpoint(node), self._writes.channels
-            stub = ais_promote_pb2_grpc.PromoteStub(channels.to(endpoint))
             try:
-                with channels.reporting(endpoint):
-                    answer = await stub.Have(request, timeout=HAVE_TIMEOUT_S)
+                answer = await channels.ask(endpoint, PromoteStub, "Have", request, HAVE_TIMEOUT_S)
             except ReplicaLost:
                 return {}
         return {info.name: stored_of(info) for info in answer.object if info.name}

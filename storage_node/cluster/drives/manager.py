@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from ais_loader.wire.generated import ais_cluster_pb2_grpc
+from ais_loader.wire.generated.ais_cluster_pb2_grpc import DrivesStub
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore, roots_of
 from storage_node.cluster.drives.health import ROOM_BYTES, ErrorWindow, Neighbour, RoomWatch, why_kept
 from storage_node.cluster.repair.repair import Repair
@@ -448,9 +448,9 @@ class DriveManager:
 
     async def _ask(self, endpoint: str) -> Neighbour:
         try:
-            with self._channels.reporting(endpoint):
-                stub = ais_cluster_pb2_grpc.DrivesStub(self._channels.to(endpoint))
-                drives = await stub.ListDrives(pb.ListDrivesRequest(), timeout=REACH_TIMEOUT_S, wait_for_ready=True)
+            drives = await self._channels.ask(
+                endpoint, DrivesStub, "ListDrives", pb.ListDrivesRequest(), REACH_TIMEOUT_S, wait_for_ready=True
+            )
             return Neighbour(endpoint, drives, await self._repair.progress_of(endpoint))
         except ReplicaLost:
             return Neighbour(endpoint, None, None)

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
+from ais_loader.wire.generated.ais_cluster_pb2_grpc import ClusterStub
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.cluster.replication.replica import from_wire
@@ -54,11 +55,10 @@ class RepairPeers:
             request = wire.NewestRequest(
                 bucket=bucket_ref(bucket), name=names, allow_unknown=True, make_lasting=make_lasting
             )
-            stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
+            timeout_s = SYNC_TIMEOUT_S if make_lasting else STEP_TIMEOUT_S
+            found: wire.NewestResponse
             try:
-                with self.channels.reporting(endpoint):
-                    timeout_s = SYNC_TIMEOUT_S if make_lasting else STEP_TIMEOUT_S
-                    found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
+                found = await self.channels.ask(endpoint, rpc.ReplicaStub, "Newest", request, timeout_s)
             except ReplicaLost:
                 return None
             if found.map_version == view.version:
@@ -78,9 +78,8 @@ class RepairPeers:
         request = wire.VersionsRequest(
             bucket=bucket_ref(bucket), start_after=start_after, limit=PAGE_NAMES, with_evicted=True
         )
-        stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
-        with self.channels.reporting(endpoint):
-            page: wire.VersionsResponse = await stub.Versions(request, timeout=STEP_TIMEOUT_S)
+        page: wire.VersionsResponse
+        page = await self.channels.ask(endpoint, rpc.ReplicaStub, "Versions", request, STEP_TIMEOUT_S)
         found = [(state.name, state_of(state)) for state in page.object]
         await self._advance_clock(_versions(state for _, state in found))
         return [(name, state) for name, state in found if state is not None], page.more
@@ -88,30 +87,25 @@ class RepairPeers:
     async def push(self, endpoint: str, bucket: pb.MapBucket, names: Sequence[str], node_uuid: bytes) -> None:
         """Make the node send these names to this one. Raises ReplicaLost."""
         request = wire.PushRequest(bucket=bucket_ref(bucket), name=names, node_uuid=node_uuid)
-        stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
-        with self.channels.reporting(endpoint):
-            await stub.Push(request, timeout=PUSH_TIMEOUT_S)
+        await self.channels.ask(endpoint, rpc.RepairStub, "Push", request, PUSH_TIMEOUT_S)
 
     async def too_few(self, endpoint: str, bucket: pb.MapBucket | None = None, names: Sequence[str] = ()) -> None:
         """Make the node create the missing replicas of these objects, or of all that it has. Raises ReplicaLost."""
         request = wire.TooFewRequest(bucket=bucket_ref(bucket) if bucket is not None else None, name=names)
-        stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
-        with self.channels.reporting(endpoint):
-            await stub.TooFew(request, timeout=REACH_TIMEOUT_S)
+        await self.channels.ask(endpoint, rpc.RepairStub, "TooFew", request, REACH_TIMEOUT_S)
 
     async def returned(self, endpoint: str, node_uuid: bytes, own_endpoint: str) -> int:
         """Tell the node that this one is back; return the version of its map. Raises ReplicaLost."""
         request = wire.ReturnedRequest(node_uuid=node_uuid, endpoint=own_endpoint)
-        stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
-        with self.channels.reporting(endpoint):
-            answer: wire.ReturnedResponse = await stub.Returned(request, timeout=2 * REACH_TIMEOUT_S + STEP_TIMEOUT_S)
+        timeout_s = 2 * REACH_TIMEOUT_S + STEP_TIMEOUT_S
+        answer: wire.ReturnedResponse
+        answer = await self.channels.ask(endpoint, rpc.RepairStub, "Returned", request, timeout_s)
         return answer.map_version
 
     async def progress(self, endpoint: str) -> wire.ProgressResponse:
         """Return the repair progress of a node. Raises ReplicaLost."""
-        stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
-        with self.channels.reporting(endpoint):
-            answer: wire.ProgressResponse = await stub.Progress(wire.ProgressRequest(), timeout=REACH_TIMEOUT_S)
+        answer: wire.ProgressResponse
+        answer = await self.channels.ask(endpoint, rpc.RepairStub, "Progress", wire.ProgressRequest(), REACH_TIMEOUT_S)
         return answer
 
     async def close(self) -> None:
@@ -120,9 +114,8 @@ class RepairPeers:
 
 async def reach(channels: Channels, endpoint: str) -> None:
     """Make sure that a channel works now, even if it was waiting to reconnect. Raises ReplicaLost."""
-    stub = ais_cluster_pb2_grpc.ClusterStub(channels.to(endpoint))
-    with channels.reporting(endpoint):
-        await stub.GetMap(pb.GetMapRequest(known_version=2**63), timeout=REACH_TIMEOUT_S, wait_for_ready=True)
+    request = pb.GetMapRequest(known_version=2**63)
+    await channels.ask(endpoint, ClusterStub, "GetMap", request, REACH_TIMEOUT_S, wait_for_ready=True)
     channels.answered(endpoint)
 
 

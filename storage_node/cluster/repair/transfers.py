@@ -19,7 +19,7 @@ from ais_loader.errors import LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from ais_loader.wire.generated import ais_replica_pb2_grpc
+from ais_loader.wire.generated.ais_replica_pb2_grpc import ReplicaStub
 from storage_node.cluster.repair.plan import batches
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.replication.replicas import RemoteReplicaStream
@@ -159,8 +159,7 @@ class Transfers:
             writes=entry.writes,
             metadata=entry.raw_metadata,
         )
-        with self._channels.reporting(endpoint):
-            await ais_replica_pb2_grpc.ReplicaStub(self._channels.to(endpoint)).Bury(request, timeout=STEP_TIMEOUT_S)
+        await self._channels.ask(endpoint, ReplicaStub, "Bury", request, STEP_TIMEOUT_S)
 
     # -- small objects
 

@@ -115,11 +115,9 @@ class Convergence:
     ) -> tuple[Answer, int]:
         """Return what the cut sees on a node, and the version of that node's map; empty if it does not answer."""
         request = pb.SeenRequest(bucket=bucket_ref(bucket), cut=cut, name=names)
+        found: pb.SeenResponse
         try:
-            with self._channels.reporting(endpoint):
-                found: pb.SeenResponse = await rpc.SnapshotCopiesStub(self._channels.to(endpoint)).Seen(
-                    request, timeout=STEP_TIMEOUT_S
-                )
+            found = await self._channels.ask(endpoint, rpc.SnapshotCopiesStub, "Seen", request, STEP_TIMEOUT_S)
         except ReplicaLost as lost:
             log.info("what a snapshot sees at %s: %s", endpoint, lost)
             return {}, 0
@@ -156,9 +154,7 @@ class Convergence:
             try:
                 messages = self._messages(bucket, cut, name, version)
                 async with contextlib.aclosing(messages):
-                    with self._channels.reporting(endpoint):
-                        stub = rpc.SnapshotCopiesStub(self._channels.to(endpoint))
-                        await stub.Keep(messages, timeout=KEEP_TIMEOUT_S)
+                    await self._channels.ask(endpoint, rpc.SnapshotCopiesStub, "Keep", messages, KEEP_TIMEOUT_S)
             except ObjectNotFound:
                 return  # replaced in the meantime: the next round finds it
             except ReplicaLost as lost:

@@ -267,12 +267,7 @@ class SnapshotCoordinator:
 
     async def _ask(self, endpoint: str, method: str, request: Any, timeout_s: float) -> Any:
         """Call a method on a node. Raises LoaderError."""
-        return await _all_needed(self._call(endpoint, method, request, timeout_s))
-
-    async def _call(self, endpoint: str, method: str, request: Any, timeout_s: float) -> Any:
-        with self._channels.reporting(endpoint):
-            call = getattr(rpc.SnapshotCopiesStub(self._channels.to(endpoint)), method)
-            return await call(request, timeout=timeout_s)
+        return await _all_needed(self._channels.ask(endpoint, rpc.SnapshotCopiesStub, method, request, timeout_s))
 
     async def _change(self, edit: Edit) -> cluster_pb.ClusterMap:
         """Change the map. Raises ChangeFailed, and what the edit raises."""

@@ -67,12 +67,10 @@ class SnapshotSweep:
         if at is None:
             return True
         endpoint = view.nodes[at].peer_endpoint
+        request = pb.MakingRequest(bucket_uuid=bucket_uuid, name=one.name, created_ns=one.created_ns)
+        answer: pb.MakingResponse
         try:
-            with self._channels.reporting(endpoint):
-                answer: pb.MakingResponse = await rpc.SnapshotCopiesStub(self._channels.to(endpoint)).Making(
-                    pb.MakingRequest(bucket_uuid=bucket_uuid, name=one.name, created_ns=one.created_ns),
-                    timeout=REACH_TIMEOUT_S,
-                )
+            answer = await self._channels.ask(endpoint, rpc.SnapshotCopiesStub, "Making", request, REACH_TIMEOUT_S)
         except ReplicaLost:
             since_s = self._silent_since_s.setdefault(key, time.monotonic())
             return time.monotonic() - since_s > SILENT_S

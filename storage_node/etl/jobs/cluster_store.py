@@ -11,8 +11,9 @@ from ais_loader import errors
 from ais_loader.errors import BucketNotFound, DriveFull, LoaderError, NodeUnavailable, NotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
-from ais_loader.wire.generated import ais_contents_pb2, ais_contents_pb2_grpc
+from ais_loader.wire.generated import ais_contents_pb2
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated.ais_contents_pb2_grpc import ContentsStub
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.cluster.repair.source_reader import SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
@@ -129,15 +130,13 @@ class NodeStore:
             except LoaderError as error:
                 return [error] * len(names)
         endpoint, channels = replica_set.endpoint(node), self._writes.channels
-        stub = ais_contents_pb2_grpc.ContentsStub(channels.to(endpoint))
         found: list[Stored | LoaderError] = []
         for start in range(0, len(names), _HEADS):
             some = names[start : start + _HEADS]
+            request = ais_contents_pb2.HeadManyRequest(bucket=bucket, name=some)
+            answer: ais_contents_pb2.HeadManyResponse
             try:
-                with channels.reporting(endpoint):
-                    answer: ais_contents_pb2.HeadManyResponse = await stub.HeadMany(
-                        ais_contents_pb2.HeadManyRequest(bucket=bucket, name=some), timeout=HEADS_TIMEOUT_S
-                    )
+                answer = await channels.ask(endpoint, ContentsStub, "HeadMany", request, HEADS_TIMEOUT_S)
             except ReplicaLost as lost:
                 found += [NodeUnavailable(str(lost))] * len(some)
                 continue

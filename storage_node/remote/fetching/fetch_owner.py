@@ -17,7 +17,7 @@ from ais_loader.errors import ObjectNotFound, RemoteUnavailable
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from ais_loader.wire.generated import ais_replica_pb2_grpc
+from ais_loader.wire.generated.ais_replica_pb2_grpc import RepairStub
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
@@ -85,9 +85,8 @@ class FetchOwner:
         async def settle(node: int, mine: list[str]) -> None:
             endpoint = view.nodes[node].peer_endpoint
             request = pb.SettleFetchesRequest(bucket=bucket.name, bucket_uuid=bucket.uuid, name=mine)
-            stub: Any = rpc.RemotePeerStub(self._channels.to(endpoint))
-            with contextlib.suppress(ReplicaLost), self._channels.reporting(endpoint):
-                await stub.SettleFetches(request, timeout=self._timeout_s)
+            with contextlib.suppress(ReplicaLost):
+                await self._channels.ask(endpoint, rpc.RemotePeerStub, "SettleFetches", request, self._timeout_s)
 
         others = {node: mine for node, mine in by_node.items() if view.nodes[node].uuid != self._membership.node_uuid}
         await asyncio.gather(*(settle(node, mine) for node, mine in others.items()))
@@ -115,9 +114,8 @@ class FetchOwner:
             try:
                 if self._channels.avoided(endpoint):
                     raise ReplicaLost(f"{endpoint} does not answer")
-                stub: Any = ais_replica_pb2_grpc.RepairStub(self._channels.to(endpoint))
-                with self._channels.reporting(endpoint):
-                    answer: wire.PushResponse = await stub.Push(request, timeout=STEP_TIMEOUT_S)
+                answer: wire.PushResponse
+                answer = await self._channels.ask(endpoint, RepairStub, "Push", request, STEP_TIMEOUT_S)
             except ReplicaLost as lost:
                 silent.append(str(lost))
                 continue

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
@@ -83,9 +82,8 @@ class UploadOwners:
             name=[one.name for one in uploads],
             version=[str(one.version) for one in uploads],
         )
-        stub: Any = rpc.RemotePeerStub(self._channels.to(endpoint))
-        with self._channels.reporting(endpoint):
-            answer: pb.UploadStatesResponse = await stub.UploadStates(request, timeout=STEP_TIMEOUT_S)
+        answer: pb.UploadStatesResponse
+        answer = await self._channels.ask(endpoint, rpc.RemotePeerStub, "UploadStates", request, STEP_TIMEOUT_S)
         self._bytes[endpoint] = time.monotonic(), answer.pending_bytes
         return answer.state
 
@@ -109,9 +107,9 @@ class UploadOwners:
         found: set[str] = set()
 
         async def ask(endpoint: str) -> None:
-            stub: Any = rpc.RemotePeerStub(self._channels.to(endpoint))
-            with contextlib.suppress(ReplicaLost), self._channels.reporting(endpoint):
-                found.update((await stub.PendingDeletions(request, timeout=STEP_TIMEOUT_S)).name)
+            call = endpoint, rpc.RemotePeerStub, "PendingDeletions", request, STEP_TIMEOUT_S
+            with contextlib.suppress(ReplicaLost):
+                found.update((await self._channels.ask(*call)).name)
 
         await asyncio.gather(*(ask(endpoint) for endpoint in endpoints if not self._channels.avoided(endpoint)))
         return found
