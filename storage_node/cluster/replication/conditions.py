@@ -123,12 +123,16 @@ class _Known:
 
 
 async def _decide(replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[PendingWrite]) -> None:
-    """Evaluate conditions on names whose first owner is this node: read its own entries, ask the others, compare.
+    """Evaluate conditions on names whose first owner is this node.
 
-    Nothing is decided if any answer comes by a newer map, of which another node may be the first owner.
+    1. Read: this node's entries, and for which names every node is needed (`_own_entries`).
+    2. Ask: the other owners, or every node for these (`_nodes_to_ask`). One that is behind is taught the map once.
+    3. Compare: an answer by a newer map ends all writes, since another node may be the first owner by it. Otherwise
+       the newest entry of each name counts, whoever has it.
+    4. Decide: by that entry. A name for which a needed node is silent is not decided: its write fails.
     """
-    known = await _own(replicas, replica_set, writes)
-    asked = _to_ask(replicas, replica_set, known)
+    known = await _own_entries(replicas, replica_set, writes)
+    asked = _nodes_to_ask(replicas, replica_set, known)
     answers = await asyncio.gather(
         *(
             _ask(replicas, replica_set, node, mine, by_this_map=any(known[write].needs_all for write in mine))
@@ -156,7 +160,7 @@ async def _decide(replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[
             write.decide(of_name.own, of_name.newest, clock)
 
 
-async def _own(
+async def _own_entries(
     replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[PendingWrite]
 ) -> dict[PendingWrite, _Known]:
     """Read this node's entries. Fails the writes whose entries cannot be read."""
@@ -183,7 +187,7 @@ async def _own(
     return known
 
 
-def _to_ask(
+def _nodes_to_ask(
     replicas: Replicas, replica_set: ReplicaSet, known: Mapping[PendingWrite, _Known]
 ) -> dict[int, list[PendingWrite]]:
     """Return the nodes to ask, and the writes to ask each of them about."""

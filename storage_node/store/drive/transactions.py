@@ -279,27 +279,31 @@ class Transactions:
         elsewhere: Mapping[bytes, CatalogEntry],
         grants: Grants,
     ) -> list[CatalogEntry | LoaderError]:
-        # Before the stripes are held, because syncing is slow. An object that is overtaken meanwhile gets another
-        # counter below.
-        entries = files.prepare()
+        """Take the steps of the module's text.
+
+        An object is decided by the newest entry of its name: on this drive (`stored`), elsewhere, or of an earlier
+        object of the call. Preparing syncs, which is slow, so no stripe is held meanwhile; an object that is overtaken
+        gets another counter when it is chosen. Files of what was replaced end after the stripes are released.
+        """
+        prepared = files.prepare()
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
             self._require_buckets((one.bucket_uuid, one.name) for one in objects if one.moved is None)
-            current = self._entries(keys)
-            newest = dict(current)
+            stored = self._entries(keys)
+            newest = dict(stored)
             for key, other in elsewhere.items():
                 if key not in newest or newest[key].version < other.version:
                     newest[key] = other
             chosen: list[_Chosen] = []
             results: list[CatalogEntry | LoaderError] = []
-            for key, pending, entry in zip(keys, objects, entries, strict=True):
+            for key, pending, entry in zip(keys, objects, prepared, strict=True):
                 result = self._choose(key, pending, entry, newest.get(key), files, grants)
                 if isinstance(result, _Chosen):
                     chosen.append(result)
                     newest[key] = result = result.record
                 results.append(result)
-            ended = self._publish(chosen, files, current, grants) if chosen else Ended([], [])
+            ended = self._publish(chosen, files, stored, grants) if chosen else Ended([], [])
         self.defer_unlink(ended)
         return results
 
