@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Concatenate, ParamSpec, TypeAlias
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 
@@ -12,6 +13,28 @@ Request: TypeAlias = pb.GetMapRequest | pb.LearnRequest | pb.PrepareRequest | pb
 Response: TypeAlias = pb.GetMapResponse | pb.LearnResponse | pb.PrepareResponse | pb.AcceptResponse
 Edit: TypeAlias = Callable[[pb.ClusterMap | None], pb.ClusterMap]
 """Makes the next map from a copy of the committed one; from None for nodes that belong to no cluster."""
+P = ParamSpec("P")
+
+
+def changing(change: Callable[Concatenate[pb.ClusterMap, P], None]) -> Callable[P, Edit]:
+    """Return the function that makes edits of one that changes the map of a cluster in place. An edit raises ValueError
+    for nodes that belong to no cluster."""
+
+    @functools.wraps(change)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Edit:
+        def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+            change(changed := require_cluster(map_), *args, **kwargs)
+            return changed
+
+        return edit
+
+    return make
+
+
+def require_cluster(map_: pb.ClusterMap | None) -> pb.ClusterMap:
+    if map_ is None:
+        raise ValueError("these nodes belong to no cluster yet; create one first")
+    return map_
 
 
 @dataclass(frozen=True, slots=True)

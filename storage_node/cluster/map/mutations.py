@@ -14,7 +14,7 @@ from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.remote import Remote
-from storage_node.cluster.consensus.effects import Edit
+from storage_node.cluster.consensus.effects import Edit, changing, require_cluster
 from storage_node.context.errors import TooFewCopies
 from storage_node.store.names import check_bucket_name
 
@@ -67,7 +67,7 @@ def add_node(node: pb.MapNode) -> Edit:
     copy = _copy(node)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        map_ = _require(map_)
+        map_ = require_cluster(map_)
         known = _find(map_, copy.uuid)
         if copy.uuid in map_.removed:
             raise ValueError(removed_message(copy.uuid))
@@ -86,62 +86,44 @@ def add_node(node: pb.MapNode) -> Edit:
     return edit
 
 
-def finish_join(node_uuid: bytes) -> Edit:
+@changing
+def finish_join(map_: pb.ClusterMap, node_uuid: bytes) -> None:
     """Mark a joining node as active: it has all its objects."""
-
-    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        node = _require_node(map_ := _require(map_), node_uuid)
-        if node.state == pb.MapNode.LEAVING:
-            raise ValueError(f"node {node_uuid.hex()} is leaving; it cannot finish joining")
-        node.state = pb.MapNode.ACTIVE
-        return map_
-
-    return edit
+    node = _require_node(map_, node_uuid)
+    if node.state == pb.MapNode.LEAVING:
+        raise ValueError(f"node {node_uuid.hex()} is leaving; it cannot finish joining")
+    node.state = pb.MapNode.ACTIVE
 
 
-def begin_leave(node_uuid: bytes) -> Edit:
+@changing
+def begin_leave(map_: pb.ClusterMap, node_uuid: bytes) -> None:
     """Make a node hand over its objects; from now on it owns none. A node that is still joining can leave too."""
-
-    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        node = _require_node(map_ := _require(map_), node_uuid)
-        node.state = pb.MapNode.LEAVING
-        _require_hosts(map_, f"node {node_uuid.hex()} cannot leave")
-        return map_
-
-    return edit
+    node = _require_node(map_, node_uuid)
+    node.state = pb.MapNode.LEAVING
+    _require_hosts(map_, f"node {node_uuid.hex()} cannot leave")
 
 
-def finish_leave(node_uuid: bytes) -> Edit:
+@changing
+def finish_leave(map_: pb.ClusterMap, node_uuid: bytes) -> None:
     """Remove a leaving node that has handed over all its objects."""
-
-    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        map_ = _require(map_)
-        node = _find(map_, node_uuid)
-        if node is None:
-            return map_
-        if node.state != pb.MapNode.LEAVING:
-            raise ValueError(
-                f"node {node_uuid.hex()} is {_state(node)}; let it begin to leave first, or remove it if it is lost"
-            )
-        take_out(map_, node)
-        return map_
-
-    return edit
+    node = _find(map_, node_uuid)
+    if node is None:
+        return
+    if node.state != pb.MapNode.LEAVING:
+        raise ValueError(
+            f"node {node_uuid.hex()} is {_state(node)}; let it begin to leave first, or remove it if it is lost"
+        )
+    take_out(map_, node)
 
 
-def remove_node(node_uuid: bytes) -> Edit:
+@changing
+def remove_node(map_: pb.ClusterMap, node_uuid: bytes) -> None:
     """Remove a lost node together with its replicas."""
-
-    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        map_ = _require(map_)
-        node = _find(map_, node_uuid)
-        if node is None:
-            return map_
-        take_out(map_, node)
-        _require_hosts(map_, f"node {node_uuid.hex()} cannot be removed")
-        return map_
-
-    return edit
+    node = _find(map_, node_uuid)
+    if node is None:
+        return
+    take_out(map_, node)
+    _require_hosts(map_, f"node {node_uuid.hex()} cannot be removed")
 
 
 def take_out(map_: pb.ClusterMap, node: pb.MapNode) -> None:
@@ -165,7 +147,7 @@ def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str) -> Edit:
     _require_endpoint(peer_endpoint)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        node = _require_node(map_ := _require(map_), node_uuid)
+        node = _require_node(map_ := require_cluster(map_), node_uuid)
         node.endpoint, node.peer_endpoint = endpoint, peer_endpoint
         return map_
 
@@ -177,7 +159,7 @@ def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, remote: Re
     check_bucket_name(name)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        map_ = _require(map_)
+        map_ = require_cluster(map_)
         if any(bucket.name == name for bucket in map_.bucket):
             raise ValueError(f"bucket {name!r} exists; choose another name, or use it")
         require_copies(map_, copies, min_copies)
@@ -193,7 +175,8 @@ def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, remote: Re
     return edit
 
 
-def set_bucket(name: str, settings: BucketSettings) -> Edit:
+@changing
+def set_bucket(map_: pb.ClusterMap, name: str, settings: BucketSettings) -> None:
     """Change settings of a bucket.
 
     A new number of copies is reached when `finish_changes` reports it; see docs/cluster.md.
@@ -201,48 +184,37 @@ def set_bucket(name: str, settings: BucketSettings) -> Edit:
     The edit raises TooFewCopies, to be retried, while a snapshot of the bucket is being created: its owners are
     scanning what the snapshot sees.
     """
-
-    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        map_ = _require(map_)
-        found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
-        if found is None:
-            raise ValueError(f"bucket {name!r} does not exist; create_bucket makes it")
-        before = found.copies, max(1, found.min_copies)
-        wanted = (
-            before[0] if settings.copies is None else settings.copies,
-            before[1] if settings.min_copies is None else settings.min_copies,
-        )
-        if wanted != before:
-            require_copies(map_, *wanted)
-            if wanted[0] != before[0]:
-                if any(one.maker for one in found.snapshot):
-                    raise TooFewCopies(f"a snapshot of bucket {name!r} is being made; change its copies after that")
-                found.former_copies[:] = list(dict.fromkeys([*found.former_copies, before[0]]))
-            found.copies, found.min_copies = wanted
-        if settings.remote is not None:
-            found.ClearField("remote")
-            if settings.remote:
-                found.remote.CopyFrom(settings.remote.to_wire())
-        return map_
-
-    return edit
+    found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
+    if found is None:
+        raise ValueError(f"bucket {name!r} does not exist; create_bucket makes it")
+    before = found.copies, max(1, found.min_copies)
+    wanted = (
+        before[0] if settings.copies is None else settings.copies,
+        before[1] if settings.min_copies is None else settings.min_copies,
+    )
+    if wanted != before:
+        require_copies(map_, *wanted)
+        if wanted[0] != before[0]:
+            if any(one.maker for one in found.snapshot):
+                raise TooFewCopies(f"a snapshot of bucket {name!r} is being made; change its copies after that")
+            found.former_copies[:] = list(dict.fromkeys([*found.former_copies, before[0]]))
+        found.copies, found.min_copies = wanted
+    if settings.remote is not None:
+        found.ClearField("remote")
+        if settings.remote:
+            found.remote.CopyFrom(settings.remote.to_wire())
 
 
-def delete_bucket(name: str) -> Edit:
+@changing
+def delete_bucket(map_: pb.ClusterMap, name: str) -> None:
     """Delete a bucket with all its objects."""
-
-    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        map_ = _require(map_)
-        found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
-        if found is None:
-            raise ValueError(f"bucket {name!r} does not exist; it may have been deleted already")
-        if found.snapshot:
-            named = ", ".join(one.name for one in found.snapshot)
-            raise BucketHasSnapshots(f"bucket {name!r} has snapshots, {named}: delete them first")
-        map_.bucket.remove(found)
-        return map_
-
-    return edit
+    found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
+    if found is None:
+        raise ValueError(f"bucket {name!r} does not exist; it may have been deleted already")
+    if found.snapshot:
+        named = ", ".join(one.name for one in found.snapshot)
+        raise BucketHasSnapshots(f"bucket {name!r} has snapshots, {named}: delete them first")
+    map_.bucket.remove(found)
 
 
 def require_copies(map_: pb.ClusterMap, copies: int, min_copies: int) -> None:
@@ -294,12 +266,6 @@ def unchanged(map_: pb.ClusterMap | None) -> pb.ClusterMap:
     """Edit nothing; used to fetch the newest map and make sure that it is committed."""
     if map_ is None:
         raise ValueError("the nodes of this node's cluster belong to none")
-    return map_
-
-
-def _require(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-    if map_ is None:
-        raise ValueError("these nodes belong to no cluster yet; create one first")
     return map_
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.reserved import REMOTE_ETAG
-from storage_node.cluster.consensus.effects import Edit
+from storage_node.cluster.consensus.effects import changing
 from storage_node.cluster.map.mutations import take_out
 from storage_node.store.format import CatalogEntry, Version, is_pending
 
@@ -222,24 +222,18 @@ def owned_by(view: ClusterView, bucket: pb.MapBucket, names: Sequence[str], loca
     return {name for name, mine in zip(names, (owners == local).any(axis=1).tolist(), strict=True) if mine}
 
 
-def finish_changes(version: int) -> Edit:
+@changing
+def finish_changes(map_: pb.ClusterMap, version: int) -> None:
     """Finish the change of the map: under this version, no node has found anything left to move."""
-
-    def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-        if map_ is None:
-            raise ValueError("the nodes of this node's cluster belong to none")
-        if map_.version != version:
-            return map_  # another change came first and may require moves
-        left = [node for node in map_.node if node.state == pb.MapNode.LEAVING]
-        for node in left:
-            take_out(map_, node)
-        for node in map_.node:
-            node.state = pb.MapNode.ACTIVE
-        for bucket in map_.bucket:
-            del bucket.former_copies[:]
-        return map_
-
-    return edit
+    if map_.version != version:
+        return  # another change came first and may require moves
+    left = [node for node in map_.node if node.state == pb.MapNode.LEAVING]
+    for node in left:
+        take_out(map_, node)
+    for node in map_.node:
+        node.state = pb.MapNode.ACTIVE
+    for bucket in map_.bucket:
+        del bucket.former_copies[:]
 
 
 def same_owners(before: ClusterView, after: ClusterView) -> bool:
