@@ -12,13 +12,14 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ais_loader.wire.field_help import DocWithFields, field_docs
 from scripts.made_parts import with_part
+from storage_node.metrics.declarations import Metric
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
@@ -320,6 +321,18 @@ def settings_table() -> str:
 def settings() -> str:
     """The page of settings with the table of today."""
     return with_part(SETTINGS, "scripts/write_reference.py", settings_table())
+
+
+def metrics_table(metrics: Iterable[Metric[Any]], process: Mapping[str, str]) -> str:
+    """Format the table of a page in docs/; a test compares them."""
+    rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
+    for metric in metrics:
+        labels = ", ".join(metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.type} | {labels} | {metric.unit} | {metric.meaning} |")
+    for name, meaning in process.items():
+        kind, unit = "counter" if name.endswith("_total") else "gauge", name.removesuffix("_total").rpartition("_")[2]
+        rows.append(f"| `{name}` | {kind} |  | {unit} | {meaning} |")
+    return "\n".join(rows) + "\n"
 
 
 def main(check: bool) -> int:

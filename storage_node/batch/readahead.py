@@ -49,8 +49,6 @@ class Readahead:
         self._cached_in_a_row = 0
         self.announced_bytes = 0
         """Bytes that were not in the page cache and were requested from the drives, since the node started."""
-        self.waited_frames = 0
-        """Frames that had to wait for a drive despite read-ahead, or before it started."""
 
     def of(self, batch: StoreBatch) -> BatchAhead:
         return BatchAhead(self, batch)
@@ -110,7 +108,6 @@ class BatchAhead:
 
     def _note_waiting(self) -> None:
         if self._batch.waited() and self._reading is not None:
-            self._readahead.waited_frames += 1
             if _is_worth_it(self._reading):
                 self._readahead.expect()
         elif self._overtaken:

@@ -5,7 +5,7 @@ Tests compare it with docs/metrics.md and the dashboard, and with what a running
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -490,15 +490,3 @@ PROCESS = {
     "ais_loader_process_max_fds": "Maximum number of open file descriptors.",
 }
 """Metrics of prometheus-client's own collector, on Linux."""
-
-
-def markdown_table(metrics: Iterable[Metric[Any]] = METRICS, process: Mapping[str, str] = PROCESS) -> str:
-    """Format the table of a page in docs/; a test compares them."""
-    rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
-    for metric in metrics:
-        labels = ", ".join(metric.labels)
-        rows.append(f"| `{metric.name}` | {metric.type} | {labels} | {metric.unit} | {metric.meaning} |")
-    for name, meaning in process.items():
-        kind, unit = "counter" if name.endswith("_total") else "gauge", name.removesuffix("_total").rpartition("_")[2]
-        rows.append(f"| `{name}` | {kind} |  | {unit} | {meaning} |")
-    return "\n".join(rows) + "\n"

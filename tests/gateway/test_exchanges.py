@@ -16,10 +16,10 @@ import pytest
 
 import storage_node
 from ais_loader.testing import eventually
+from scripts.write_reference import metrics_table
 from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.server.access_log import shown_path
 from storage_node.gateway.server.counters import METRICS
-from storage_node.metrics.declarations import markdown_table
 from storage_node.metrics.exporter import metrics_served
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.raw_kit import connected, parsed, received, request
@@ -203,7 +203,7 @@ def test_an_answer_that_is_cut_is_counted_as_aborted(
 
 def test_the_table_of_metrics_is_the_declared_one() -> None:
     text = (ROOT.parent / "docs" / "gateway.md").read_text()
-    assert markdown_table(METRICS, {}) in text
+    assert metrics_table(METRICS, {}) in text
 
 
 def test_the_dashboard_shows_every_metric(told: tuple[GatewayThread, Path], served: Served, bucket: str) -> None:

@@ -38,12 +38,14 @@ with NodeProcess("drive", metrics=True) as node:
 """,
     "archives": """
 from storage_node.store.archives.archive import index_shard
-from storage_node.store.archives.source import BytesSource
-import gzip, lz4.frame, zstandard
+from storage_node.store.archives.source import FdSource
+import gzip, lz4.frame, tempfile, zstandard
 client = ais_loader.connect(url)
 tar = client.bucket("b").get("s.tar")
 for kind, pack in (("gz", gzip.compress), ("lz4", lz4.frame.compress), ("zst", zstandard.compress)):
-    index_shard(BytesSource(pack(tar)), f"s.tar.{kind}")
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(pack(tar))
+        index_shard(FdSource(file.fileno()), f"s.tar.{kind}")
 for kind in ("lz4", "zst"):
     client.get_batch(["ais://b/s.tar"], archive=f"tar.{kind}").write_to(f"batch.tar.{kind}")
 """,

@@ -23,7 +23,7 @@ from storage_node.remote.archives.zip_walk import index_directory
 from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
-from storage_node.store.archives.source import BytesSource
+from tests.store.archives.archive_kit import BytesSource
 from tests.store.archives.mutations import HARMS, Harm, harmed, tars, zips
 from tests.table import table
 from tests.tar_kit import packed_tar

@@ -81,18 +81,6 @@ class CheckedSource:
         return data
 
 
-class BytesSource:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self._data)
-
-    def pread(self, length: int, offset: int) -> bytes:
-        return self._data[offset : offset + length]
-
-
 def read_exactly(source: ByteSource, length: int, offset: int) -> bytes:
     """Read exactly `length` bytes. Raises ArchiveDamaged if the source ends earlier."""
     data = source.pread(length, offset)

@@ -19,7 +19,7 @@ import zstandard
 from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.member import DEFAULT_LIMITS, ArchiveLimits, Member
-from storage_node.store.archives.source import ByteSource, BytesSource
+from storage_node.store.archives.source import ByteSource
 from storage_node.store.archives.tar_index import TarIndexer
 from tests.store.archives.seekable_zstd import reframe
 from tests.tar_kit import packed_tar
@@ -45,6 +45,16 @@ NAMES = (
     "new\nline",
     "ünïcode" * 40,
 )
+
+
+class BytesSource:
+    """Bytes as a source of an archive."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.size_bytes = data, len(data)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self._data[offset : offset + length]
 
 
 def content(seed: int, size: int) -> bytes:

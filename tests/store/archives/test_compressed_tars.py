@@ -34,13 +34,14 @@ from storage_node.store.archives.archive import Archive, ShardIndexer, index_sha
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
 from storage_node.store.archives.member import ArchiveLimits
 from storage_node.store.archives.restart import MAX_STRETCH_BYTES
-from storage_node.store.archives.source import BytesSource, chunks_of
+from storage_node.store.archives.source import chunks_of
 from storage_node.store.archives.zstd_frames import MAX_BLOCK_BYTES
 from storage_node.store.checksum import crc32c
 from tests.example_count import examples
 from tests.store.archives.archive_kit import (
     NAMES,
     PACKERS,
+    BytesSource,
     content,
     lz4_frame,
     make_tar,

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from ais_loader.errors import ArchiveDamaged, ArchiveIndexError
 from storage_node.store.archives import gzip_points
 from storage_node.store.archives.gzip_points import GzipPoints, _aligned, build_gzip_points
-from storage_node.store.archives.source import BytesSource
 from tests.example_count import examples
-from tests.store.archives.archive_kit import content
+from tests.store.archives.archive_kit import BytesSource, content
 from tests.table import table
 
 

@@ -12,8 +12,16 @@ from ais_loader import errors
 from ais_loader.errors import ArchiveDamaged, LoaderError, NotAnArchive
 from storage_node.store.archives.archive import ShardIndexer
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name, recognise
-from storage_node.store.archives.source import ArchiveFile, BytesSource, FdSource, chunks_of, read_exactly
-from tests.store.archives.archive_kit import content, in_zip, make_tar, open_archive, packed_in_every_way, served
+from storage_node.store.archives.source import ArchiveFile, FdSource, chunks_of, read_exactly
+from tests.store.archives.archive_kit import (
+    BytesSource,
+    content,
+    in_zip,
+    make_tar,
+    open_archive,
+    packed_in_every_way,
+    served,
+)
 from tests.table import table
 
 TAR = make_tar([("a", b"a")])

@@ -23,13 +23,12 @@ from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import HEADER_BYTES, ShardState
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import ArchiveLimits, Member
-from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
 from tests.example_count import examples
-from tests.store.archives.archive_kit import NAMES, content, in_zip, index_of, make_tar, served
+from tests.store.archives.archive_kit import NAMES, BytesSource, content, in_zip, index_of, make_tar, served
 from tests.table import table
 
 SHARD = ShardState(Version(3, 77, 2), 123_456, 0xDEADBEEF)

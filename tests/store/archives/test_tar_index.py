@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, ArchiveUnsupported, LoaderError, MemberNotFound
 from storage_node.store.archives.archive import Archive
 from storage_node.store.archives.member import ArchiveLimits
-from storage_node.store.archives.source import BytesSource
 from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
 from tests.data import utterances
@@ -24,6 +23,7 @@ from tests.example_count import examples
 from tests.store.archives.archive_kit import (
     NAMES,
     WRITTEN_BY_BSDTAR,
+    BytesSource,
     content,
     index_of,
     make_tar,

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import ArchiveDamaged, ArchiveUnsupported
-from storage_node.store.archives.source import BytesSource
 from tests.store.archives.archive_kit import (
     WRITTEN_BY_BSDTAR,
+    BytesSource,
     content,
     open_archive,
     packed_in_every_way,

@@ -24,12 +24,12 @@ from ais_loader.errors import (
 )
 from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.member import ArchiveLimits
-from storage_node.store.archives.source import BytesSource
 from storage_node.store.checksum import crc32c
 from tests.example_count import examples
 from tests.store.archives.archive_kit import (
     NAMES,
     WRITTEN_BY_BSDTAR,
+    BytesSource,
     content,
     in_zip,
     open_archive,
