@@ -343,6 +343,12 @@ def usage_row(node: str, row: remote_pb.RemoteUsageRow) -> RemoteUsage:
     )
 
 
+def drive_row(drive: Any, state: str) -> dict[str, object]:
+    """Return a drive of `Transport.describe`, from the state of one or a node's answer."""
+    columns = "objects_estimate", "free_bytes", "size_bytes"
+    return {"uuid": drive.uuid, "path": drive.path, "state": state} | {one: getattr(drive, one) for one in columns}
+
+
 MAX_COPIES = 2**32 - 1
 MAX_QUOTA = 2**62
 """Largest number of copies of an object that a request can carry. A store keeps at most one on each host."""

@@ -30,6 +30,7 @@ from ais_loader.transport.base import (
     PendingUploads,
     PutSpec,
     RemoteUsage,
+    drive_row,
     object_info,
     pending_row,
     require_bucket,
@@ -448,41 +449,37 @@ class EmbeddedTransport(BucketListings):
             reads = remote.tier.reads
             remote.run(reads.ensure(*objects[0]) if len(objects) == 1 else reads.ensure_all(objects))
 
+    def _require_remote(self, bucket: str) -> RemoteBucket:
+        """Return a remote bucket. Raises BucketNotFound, and InvalidRequest for another one."""
+        require_bucket(bucket)
+        self._store_here().bucket(bucket)
+        if (place := self._remote_bucket(bucket)) is None:
+            raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
+        return place
+
+    def _remote_to_change(self, bucket: str) -> RemoteBucket:
+        self._store_to_write().drive_set.require_writable()
+        return self._require_remote(bucket)
+
     def _refuse_remote(self, bucket: str, what: str) -> None:
         """Raises Unsupported for a remote bucket."""
         if self._remote_bucket(bucket) is not None:
             raise errors.Unsupported(f"bucket {bucket!r} is a remote one: an embedded store cannot {what} into it")
 
     def warm(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        require_bucket(bucket)
-        store = self._store_to_write()
-        store.drive_set.require_writable()
-        store.bucket(bucket)
-        place = self._remote_bucket(bucket)
-        if place is None:
-            raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
-        remote = self._remote_here()
+        place, remote = self._remote_to_change(bucket), self._remote_here()
         return remote.run(remote.tier.reads.warm(place, names))
 
     def evict(self, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str]) -> tuple[int, int]:
-        require_bucket(bucket)
-        store = self._store_to_write()
-        store.drive_set.require_writable()
-        store.bucket(bucket)
-        if self._remote_bucket(bucket) is None:
-            raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
+        self._remote_to_change(bucket)
         from storage_node.remote.copies.eviction import evict
 
-        return evict(store, bucket, names, prefix, patterns, self._remote_here().tier.space.kept)
+        return evict(self._store_here(), bucket, names, prefix, patterns, self._remote_here().tier.space.kept)
 
     def refresh_inventory(
         self, request: remote_pb.RefreshInventoryRequest
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
-        self._store_to_write().drive_set.require_writable()
-        place = self._remote_bucket(request.bucket)
-        if place is None:
-            raise errors.InvalidRequest(f"bucket {request.bucket!r} is not a remote one")
-        remote = self._remote_here()
+        place, remote = self._remote_to_change(request.bucket), self._remote_here()
         return remote.each(remote.tier.inventories.refresh(place, request))
 
     def can_expect(self, bucket: str) -> bool:
@@ -494,11 +491,7 @@ class EmbeddedTransport(BucketListings):
     def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> list[PendingUploads]:
         uuid = None
         if bucket:
-            require_bucket(bucket)
-            self._store_here().bucket(bucket)
-            if (place := self._remote_bucket(bucket)) is None:
-                raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
-            uuid = place.uuid
+            uuid = self._require_remote(bucket).uuid
         if not self._can_fetch:
             return []
         return [pending_row("", row) for row in self._remote_here().pending(uuid, prefix, wait_s)]
@@ -598,32 +591,18 @@ class EmbeddedTransport(BucketListings):
             "pending_upload_bytes": sum(row.bytes for row in pending),
             "oldest_pending_upload_s": max((row.oldest_s for row in pending), default=0.0),
             "upload_conflicts": sum(row.conflicts for row in pending),
-            "drives": [
-                {
-                    "uuid": state.uuid,
-                    "path": state.path,
-                    "state": state.problem or "ok",
-                    "objects_estimate": state.objects_estimate,
-                    "free_bytes": state.free_bytes,
-                    "size_bytes": state.size_bytes,
-                }
-                for state in store.pool.states()
-            ],
+            "drives": [drive_row(state, state.problem or "ok") for state in store.pool.states()],
         }
 
     def close(self) -> None:
         self._closed = True
-        if self._etl is not None and self._pid == os.getpid():
-            self._etl.close()
-        self._etl = None
-        if self._remote is not None and self._pid == os.getpid():
-            self._remote.close()
-        self._remote = None
-        if self._helpers is not None and self._pid == os.getpid():
-            self._helpers.shutdown()
-        if self._store is not None and self._pid == os.getpid():
-            self._store.close()
-        self._store = None
+        if self._pid == os.getpid():
+            if self._helpers is not None:
+                self._helpers.shutdown()
+            for part in (self._etl, self._remote, self._store):
+                if part is not None:
+                    part.close()
+        self._etl = self._remote = self._store = None
 
 
 def writer_here(paths: Iterable[str]) -> EmbeddedTransport | None:

@@ -448,35 +448,20 @@ class Failover:
         """Return the first owner's answer. A node that is no longer the first owner makes the client refresh the map.
 
         Args:
-            again: whether the call can be made twice, although the first attempt may have taken effect.
+            retry: whether the call can be made twice, although the first attempt may have taken effect.
             replay: whether it can be made twice if the first attempt was rejected; defaults to `retry`.
             patience: see `_write`.
 
         Raises NodeUnavailable, StaleMap after `retry_s`.
         """
-        members, patience = self.members, patience or RetryBudget(self._retry_s)
-        while True:
-            failure: errors.LoaderError
-            node = self._ranked_owners(bucket, name)[0]
-            try:
-                return call(members.calls(node))
-            except errors.StaleMap as error:
-                failure = error
-                if not (retry if replay is None else replay):
-                    raise
-            except errors.Overloaded as error:
-                failure = error
-                if not (retry if replay is None else replay):
-                    raise
-            except errors.NodeUnavailable as error:
-                if not error.retryable:
-                    raise
-                members.suspect(node)
-                failure = error
-                if not retry:
-                    raise
-            members.refresh(force=isinstance(failure, errors.StaleMap))
-            self._pause(patience, failure)
+        return self._first(
+            lambda: self._ranked_owners(bucket, name)[:1],
+            call,
+            retry=retry,
+            consumes=True,
+            replay=retry if replay is None else replay,
+            patience=patience,
+        )
 
     def _owners(self, bucket: str, name: str) -> list[bytes]:
         members = self.members
@@ -502,10 +487,12 @@ class Failover:
         *,
         retry: bool,
         consumes: bool,
+        replay: bool | None = None,
         patience: RetryBudget | None = None,
     ) -> T:
         """Return the answer of the first of these nodes that has one. `retry`: see `_write`. `consumes`: the call
-        consumes its source, which cannot be read a second time, before it is known whether the node is there."""
+        consumes its source, which cannot be read a second time, before it is known whether the node is there. `replay`:
+        see `_write_first`; None for calls that any node answers, whatever its map."""
         members, patience = self.members, patience or RetryBudget(self._retry_s)
         while True:
             failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")
@@ -519,9 +506,11 @@ class Failover:
                     if not retry:
                         raise
                     continue
-                except errors.Overloaded as error:
+                except (errors.Overloaded, errors.StaleMap) as error:
                     failure = error
-                    if not retry and consumes:
+                    if isinstance(error, errors.StaleMap) and replay is None:
+                        raise
+                    if not (retry if replay is None else replay) and consumes:
                         raise
                 except errors.NodeUnavailable as error:
                     if not error.retryable:
@@ -533,7 +522,7 @@ class Failover:
                 others = True
             if full is not None and not others:
                 raise full
-            members.refresh()
+            members.refresh(force=isinstance(failure, errors.StaleMap))
             self._pause(patience, failure)
 
     def _pause(self, patience: RetryBudget, failure: errors.LoaderError) -> None:

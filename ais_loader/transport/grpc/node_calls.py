@@ -23,6 +23,7 @@ from ais_loader.transport.base import (
     EtlMethod,
     OpenedObject,
     PutSpec,
+    drive_row,
     object_info,
     require_bucket,
     require_text,
@@ -555,17 +556,7 @@ class NodeCalls:
             "etl_commands": dict(answer.etl_command),
             "etl_sandbox": answer.etl_sandbox,
             "limits": dict(answer.limits),
-            "drives": [
-                {
-                    "uuid": drive.uuid,
-                    "path": drive.path,
-                    "state": drive.state,
-                    "objects_estimate": drive.objects_estimate,
-                    "free_bytes": drive.free_bytes,
-                    "size_bytes": drive.size_bytes,
-                }
-                for drive in answer.drive
-            ],
+            "drives": [drive_row(drive, drive.state) for drive in answer.drive],
         }
 
     def _lane_kind(self) -> str:
