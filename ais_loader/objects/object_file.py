@@ -265,18 +265,7 @@ class ObjectFile(_ObjectStream):
 class ObjectReader(_ObjectStream):
     """A plain, forward-only stream of an object. `chunks()` yields views, without any copy."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        info: ObjectInfo,
-        *,
-        timeout_s: float = 30.0,
-        read_ahead_bytes: int = READ_AHEAD_BYTES,
-        verify: bool = True,
-        content: Callable[[], Buffer] | None = None,
-    ) -> None:
-        super().__init__(transport, info, timeout_s, read_ahead_bytes, verify, content=content)
-        self._rest = memoryview(b"")
+    _rest = memoryview(b"")
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the rest of the object as views of at most 4 MiB. Raises the errors of a batch."""
