@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
 
 from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import info_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.listing_filter import Filtered
 from storage_node.context.node import Node
 from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.tier import RemoteTier
-from storage_node.store.listing import PAGE_BYTES, LevelPage, NamesPage
+from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.read.object_reader import MemberPage, list_members
-from storage_node.store.replica_state import CatalogPage
 
 MAX_PAGE_SIZE = 10_000
 
@@ -29,100 +27,42 @@ class Listings:
 
     async def page(self, request: pb.ListRequest) -> pb.ListResponse:
         """Return a page of a listing. Raises LoaderError."""
-        if request.names_only and (names := await self._names(request)) is not None:
-            return names
-        if request.one_level and (level := await self._level(request)) is not None:
-            return level
-        most = MAX_PAGE_SIZE if request.names_only else min(request.page_size or 1000, MAX_PAGE_SIZE)
-
-        def look() -> CatalogPage:
-            return self._store.replicas.page(
-                request.bucket,
-                request.prefix,
-                request.start_after,
-                most=most,
-                most_bytes=PAGE_BYTES,
-                skip_missing=request.skip_missing_drives,
-            )
-
-        def answer(page: CatalogPage, shown: Filtered) -> pb.ListResponse:
-            """Build the response on a thread: thousands of messages would block the event loop."""
-            response = (
-                _names_response([name.encode() for name, _ in shown.objects])
-                if request.names_only
-                else pb.ListResponse(object=[info_of(request.bucket, name, entry) for name, entry in shown.objects])
-            )
-            response.more, response.next = page.next is not None, page.next or ""
-            response.in_doubt.extend(sorted([*page.in_doubt, *shown.in_doubt]))
-            return response
-
-        oldest = self._node.membership.lease.version
-        page = await self._node.read(look)
+        replicas, oldest = self._store.replicas, self._node.membership.lease.version
+        look = functools.partial(
+            replicas.page,
+            request.bucket,
+            request.prefix,
+            request.start_after,
+            most=MAX_PAGE_SIZE if request.names_only else min(request.page_size or 1000, MAX_PAGE_SIZE),
+            most_bytes=PAGE_BYTES,
+            skip_missing=request.skip_missing_drives,
+        )
+        page = await self._node.read(
+            functools.partial(look, names_only=request.names_only, one_level=request.one_level)
+        )
+        names = [*page.names, *(first.encode() for _, first in page.folders)]
+        if names and not await self._node.read(self._writes.owns, request.bucket, names):
+            page = await self._node.read(look)  # objects of others are looked at one by one
         shown = await self._writes.current(request.bucket, page.objects)
-        return self._dated(await self._node.read(answer, page, shown), oldest)
 
-    async def _names(self, request: pb.ListRequest) -> pb.ListResponse | None:
-        """Return a page of names, or None if some are in doubt, or not this node's own: they are looked at one by
-        one."""
-
-        def look() -> NamesPage | None:
-            if self._store.replicas.stale.any:
-                return None
-            return self._store.replicas.names(
-                request.bucket,
-                request.prefix,
-                request.start_after,
-                most_bytes=PAGE_BYTES,
-                skip_missing=request.skip_missing_drives,
-            )
-
-        def answer(page: NamesPage) -> pb.ListResponse:
-            response = _names_response(page.names)
-            response.more, response.next = page.next is not None, page.next or ""
-            return response
-
-        oldest = self._node.membership.lease.version
-        page = await self._node.read(look)
-        if page is None or not await self._node.read(self._writes.owns, request.bucket, page.names):
-            return None
-        return self._dated(await self._node.read(answer, page), oldest)
-
-    async def _level(self, request: pb.ListRequest) -> pb.ListResponse | None:
-        """Return a page of one level; None as in `_names`. A folder is known by its first name alone."""
-
-        def look() -> LevelPage | None:
-            if self._store.replicas.stale.any:
-                return None
-            return self._store.replicas.level(
-                request.bucket,
-                request.prefix,
-                request.start_after,
-                most=min(request.page_size or 1000, MAX_PAGE_SIZE),
-                most_bytes=PAGE_BYTES,
-                skip_missing=request.skip_missing_drives,
-            )
-
-        def answer(page: LevelPage) -> pb.ListResponse:
-            return pb.ListResponse(
-                object=[info_of(request.bucket, name, entry) for name, entry in page.objects],
-                folder=[folder for folder, _ in page.folders],
+        def answer() -> pb.ListResponse:
+            """Build the response on a thread: thousands of messages would block the event loop."""
+            response = pb.ListResponse(
                 more=page.next is not None,
                 next=page.next or "",
+                in_doubt=sorted([*page.in_doubt, *shown.in_doubt]),
+                folder=[folder for folder, _ in page.folders],
+                oldest_map_version=oldest,
             )
+            if request.names_only:
+                block = NamesBlock.of(page.names or [name.encode() for name, _ in shown.objects])
+                response.names, response.name_lengths = block.names, block.lengths.astype("<u2").tobytes()
+            else:
+                response.object.extend(info_of(request.bucket, name, entry) for name, entry in shown.objects)
+            return response
 
-        oldest = self._node.membership.lease.version
-        page = await self._node.read(look)
-        if page is None:
-            return None
-        names = [name.encode() for name, _ in page.objects] + [first.encode() for _, first in page.folders]
-        if not await self._node.read(self._writes.owns, request.bucket, names):
-            return None
-        return self._dated(await self._node.read(answer, page), oldest)
-
-    def _dated(self, response: pb.ListResponse, oldest: int) -> pb.ListResponse:
-        """Add what tells whether the listings of several nodes belong together."""
-        response.oldest_map_version = oldest
-        if (last_removal_s := self._store.replicas.last_removal_s) is not None:
+        response = await self._node.read(answer)
+        if (last_removal_s := replicas.last_removal_s) is not None:
             response.let_go_ms = int((time.monotonic() - last_removal_s) * 1000)
         response.map_version = self._node.map_version
         return response
@@ -144,11 +84,6 @@ class Listings:
                 raise
         cold = await self._tier.reads.member_page(bucket, request.name, wanted)
         return _members_response(await stored() if cold is None else cold)
-
-
-def _names_response(names: Sequence[bytes]) -> pb.ListResponse:
-    block = NamesBlock.of(names)
-    return pb.ListResponse(names=block.names, name_lengths=block.lengths.astype("<u2").tobytes(), has_names=True)
 
 
 def _members_response(page: MemberPage) -> pb.ListMembersResponse:
