@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ais_loader import errors
 from ais_loader.name_matching import Patterns, pattern_list
-from ais_loader.transport.base import PAGE_SIZE, Transport
+from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.changes import Failure
 from ais_loader.wire.generated import ais_etl_pb2 as pb
@@ -307,7 +307,7 @@ def plan_job(transport: Transport, job: pb.TransformJob) -> list[PlannedResult]:
     if job.object:
         found = sorted(name for name in set(job.object) if names.takes(name))
     else:
-        listed = transport.objects(job.bucket, prefix=job.prefix, page_size=PAGE_SIZE)
+        listed = transport.objects(job.bucket, prefix=job.prefix)
         found = [info.name for info in listed if names.takes(info.name)]
     existing = set(found)
     planned = []

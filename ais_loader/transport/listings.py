@@ -155,7 +155,7 @@ class BucketListings(ABC):
         bucket: str,
         *,
         prefix: str,
-        page_size: int,
+        page_size: int = PAGE_SIZE,
         start_after: str = "",
         skip_missing_drives: bool = False,
         stored_only: bool = False,
@@ -183,7 +183,7 @@ class BucketListings(ABC):
             request.names_only = True
             yield from map(NamesBlock.of, cast("Iterator[Sequence[bytes]]", self._pages(request)))
             return
-        found = self.objects(bucket, prefix=prefix, page_size=PAGE_SIZE, skip_missing_drives=skip_missing_drives)
+        found = self.objects(bucket, prefix=prefix, skip_missing_drives=skip_missing_drives)
         while group := [info.name.encode() for info in itertools.islice(found, _NAMES_TOGETHER)]:
             yield NamesBlock.of(group)
 
