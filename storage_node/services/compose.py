@@ -25,7 +25,7 @@ from storage_node.lane.calls import ObjectBytes
 from storage_node.limits.call_slots import tenant_of
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
-from storage_node.services.objects import ObjectsService
+from storage_node.services.object_writes import ObjectWrites
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.compose import check_parts, composed_metadata, done_earlier, tar_end
 
@@ -33,11 +33,11 @@ PROGRESS_S = 1.0
 
 
 class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
-    def __init__(self, node: Node, writes: WriteCoordinator, objects_service: ObjectsService, tier: RemoteTier) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, object_writes: ObjectWrites, tier: RemoteTier) -> None:
         self._node = node
         self._tier = tier
         self._sources = SourceReader(node, writes)
-        self._objects = objects_service
+        self._objects = object_writes
 
     async def Compose(self, request: pb.ComposeRequest, context: Context) -> AsyncIterator[pb.ComposeResponse]:
         check_parts(request)
@@ -86,7 +86,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
 
     async def _store(self, composing: Composing) -> objects.ObjectInfo:
         async with aclosing(composing.messages()) as messages:
-            return await self._objects.store_messages(composing.request.object.bucket, messages)
+            return await self._objects.store(composing.request.object.bucket, messages)
 
     async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
         return await self._node.open_archives(tenant_of(context), tar_end, self._node.store, request)

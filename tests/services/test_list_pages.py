@@ -20,7 +20,7 @@ from ais_loader.wire.names_block import NamesBlock
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.server import NodeServer
-from storage_node.services import listings
+from storage_node.services import object_reads
 from storage_node.store.listing import PAGE_BYTES
 from tests.node.node_kit import serving
 from tests.tar_kit import packed_tar
@@ -45,13 +45,13 @@ def client(node: NodeServer) -> Iterator[Client]:
 def threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of those that build rows of pages."""
     found: set[str] = set()
-    info_of = listings.info_of
+    info_of = object_reads.info_of
 
     def noted(*arguments: Any) -> pb.ObjectInfo:
         found.add(threading.current_thread().name)
         return info_of(*arguments)
 
-    monkeypatch.setattr(listings, "info_of", noted)
+    monkeypatch.setattr(object_reads, "info_of", noted)
     return found
 
 
@@ -92,7 +92,7 @@ def test_a_page_of_names_is_made_on_a_reader_thread_and_ends_by_bytes(
             threads.add(threading.current_thread().name)
             return super().of(names)
 
-    monkeypatch.setattr(listings, "NamesBlock", Noted)
+    monkeypatch.setattr(object_reads, "NamesBlock", Noted)
     names = [f"{at:04}" + "n" * 1000 for at in range(3000)]
     client.create_bucket("pages").put_many([(name, b"") for name in names])
     transport = NodeCalls(node.url, ClusterOptions())

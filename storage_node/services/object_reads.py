@@ -1,9 +1,12 @@
-"""Listings of a node: pages of a bucket's objects, of one level of them, and of an archive's members."""
+"""Object reads: objects of this node or of remote storage, their descriptions, and pages of objects and members."""
 
 from __future__ import annotations
 
 import functools
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, closing
+from typing import Any
 
 from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -12,18 +15,82 @@ from ais_loader.wire.object_info import info_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
 from storage_node.remote.archives.cold_parts import WantedPage
+from storage_node.remote.descriptions import described
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.listing import PAGE_BYTES
-from storage_node.store.read.object_reader import MemberPage, list_members
+from storage_node.store.read.object_reader import (
+    MemberPage,
+    MemberReader,
+    StoredObjectReader,
+    list_members,
+    open_member,
+    open_object,
+)
 
 MAX_PAGE_SIZE = 10_000
 
 
-class Listings:
-    """Pages of listings, built on reader threads. Belongs to the node's event loop."""
+class ObjectReads:
+    """Belongs to the node's event loop. Reads, and builds pages, on reader threads."""
 
     def __init__(self, node: Node, writes: WriteCoordinator, tier: RemoteTier) -> None:
         self._node, self._store, self._writes, self._tier = node, node.store, writes, tier
+
+    async def get(self, request: pb.GetRequest, tenant: str) -> AsyncGenerator[pb.GetResponse, None]:
+        """Yield the description of an object or member, then its bytes. Raises LoaderError."""
+        read, bucket = self._node.read, self._tier.buckets.find(request.bucket)
+        reader: StoredObjectReader | MemberReader
+        if request.member:
+            if bucket is not None:
+                await self._tier.reads.ensure(bucket, request.name)
+            reader = await self._node.open_archives(tenant, self._open, request)
+        else:
+            part = None
+            if bucket is not None:
+                length = request.length if request.HasField("length") else -1
+                part = await self._tier.reads.arriving(bucket, request.name, request.version, request.start, length)
+            if part is not None:
+                with closing(part):
+                    info = described(request.bucket, part.info)
+                    yield pb.GetResponse(header=pb.GetHeader(info=info, length=part.size_bytes))
+                    async with aclosing(part.chunks()) as chunks:
+                        async for chunk in chunks:
+                            yield pb.GetResponse(data=chunk)
+                return
+            reader = await read(self._open, request)
+        with closing(reader):
+            info = info_of(request.bucket, request.name, reader.record)
+            yield pb.GetResponse(header=pb.GetHeader(info=info, length=reader.length))
+            while data := await read(next, reader, b""):
+                yield pb.GetResponse(data=data)
+
+    def _open(self, request: pb.GetRequest) -> StoredObjectReader | MemberReader:
+        wanted: dict[str, Any] = {
+            "start": request.start,
+            "length": request.length if request.HasField("length") else None,
+            "version": request.version,
+            "verify": request.verify_range,
+        }
+        if request.member:
+            return open_member(self._store, request.bucket, request.name, request.member, **wanted)
+        return open_object(self._store, request.bucket, request.name, **wanted)
+
+    async def head(self, request: pb.HeadRequest) -> pb.ObjectInfo:
+        """Describe an object. Raises LoaderError."""
+        bucket = self._tier.buckets.find(request.bucket)
+        try:
+            if bucket is None:
+                entry = await self._node.read(self._store.head, request.bucket, request.name)
+            else:
+                entry = await self._node.read(self._tier.copies.stored, bucket, request.name)
+        except ObjectNotFound:
+            if bucket is None:
+                raise
+            return await self._tier.descriptions.head(bucket, request.name)
+        if bucket is not None and not self._tier.copies.is_current(bucket, request.name, entry):
+            await self._tier.fetches.fetch(bucket, request.name, str(entry.version))
+            entry = await self._node.read(self._store.head, request.bucket, request.name)
+        return info_of(request.bucket, request.name, entry)
 
     async def page(self, request: pb.ListRequest) -> pb.ListResponse:
         """Return a page of a listing. Raises LoaderError."""
