@@ -191,9 +191,8 @@ class NodeLifecycle:
         )
         """Check of clients' tokens; None if they need none."""
         lines = CallLines(node.audit, config) if node.audit is not None else None
-        rates = node.rates if node.rates.is_limited else None
-        self.of_clients = CallPath(node, lines, self.gate, rates)
-        self.of_lanes = CallPath(node, lines, self.gate, rates, over_lane=True)
+        self.of_clients = CallPath(node, lines, self.gate, node.rates)
+        self.of_lanes = CallPath(node, lines, self.gate, node.rates, over_lane=True)
         self.of_peers = CallPath(node, lines)
         self._map_sync: Callable[[], MapSync] = lambda: MapSync(
             node.learn,
