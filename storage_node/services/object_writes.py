@@ -115,20 +115,13 @@ class ObjectWrites:
                 header.metadata.clear()
                 header.metadata.update(metadata)
                 header.size_bytes, header.checksum = spool.size_bytes, spool.checksum
-                async with aclosing(self._copy(header, spool)) as copy:
+                async with aclosing(self._chunks(spool)) as chunks:
                     try:
-                        return await self._put_writer.store(copy)
+                        return await self._put_writer.store_chunks(header, chunks)
                     except LoaderError as error:
                         raise _copy_failed(header.bucket, header.name, error) from error
         finally:
             await asyncio.shield(read(spool.close))
-
-    async def _copy(self, header: pb.PutHeader, spool: Spooled) -> AsyncGenerator[pb.PutRequest, None]:
-        yield pb.PutRequest(header=header)
-        async with aclosing(self._chunks(spool)) as chunks:
-            async for chunk in chunks:
-                yield pb.PutRequest(data=chunk)
-        yield pb.PutRequest(end=pb.PutEnd(size_bytes=spool.size_bytes, checksum=spool.checksum))
 
     async def _fill(self, spool: Spooled, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest]) -> None:
         async for message in messages:
