@@ -285,19 +285,6 @@ def start_job(transport: Transport, job: pb.TransformJob) -> TransformJob:
     return TransformJob(transport, transport.etl("StartJob", pb.StartJobRequest(job=job)))
 
 
-def list_jobs(transport: Transport) -> list[TransformJob]:
-    """Return all known jobs, including those that have ended."""
-    return [TransformJob(transport, info) for info in transport.etl("ListJobs", pb.ListJobsRequest()).job]
-
-
-def find_job(transport: Transport, name: str) -> TransformJob:
-    """Find a job by name. Raises JobNotFound."""
-    for job in list_jobs(transport):
-        if job.name == name:
-            return job
-    raise errors.JobNotFound(f"there is no job {name!r}")
-
-
 def plan_job(transport: Transport, job: pb.TransformJob) -> list[PlannedResult]:
     """Return what the job would make of the current objects, in the order of names.
 
