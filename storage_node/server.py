@@ -37,7 +37,6 @@ from storage_node.limits.call_slots import note_tenant, tenant_of
 from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
 from storage_node.metrics.declarations import METRICS
 from storage_node.metrics.exporter import metrics_served, require_library
-from storage_node.metrics.running_node import RunningNode
 from storage_node.services.call_table import ANYONE, Role
 from storage_node.services.idle_clock import IdleClock
 from storage_node.services.lifecycle import (
@@ -49,6 +48,7 @@ from storage_node.services.lifecycle import (
     start,
     stop,
 )
+from storage_node.services.running_node import RunningNode
 from storage_node.settings.config import ServerConfig
 from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.drive.identity import SECRET_FILE_NAME

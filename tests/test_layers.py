@@ -52,7 +52,7 @@ ais_loader.integrations
 """
 NODE = f"""
 {WIRE}
-storage_node.store.checksum storage_node.store.commit_mark storage_node.store.failpoints storage_node.store.names
+storage_node.store.checksum storage_node.store.failpoints storage_node.store.names
 storage_node.store.permissions storage_node.store.machine_memory storage_node.store.native
 storage_node.store.format
 storage_node.store.drive.preconditions

@@ -15,7 +15,7 @@ from ais_loader import errors
 from ais_loader.cli.options import arguments_of
 from ais_loader.cli.show import OutputLines, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.transforms.transform_job import JobCounts, TransformJob, find_job, list_jobs
+from ais_loader.transforms.transform_job import JobCounts, TransformJob
 from ais_loader.values.pipeline import Stage
 
 
@@ -111,7 +111,7 @@ def run(
 def jobs(as_json: bool, store: StoreChoice) -> None:
     """List jobs, including those that have ended."""
     with store.reading() as client, OutputLines() as lines:
-        for one in list_jobs(client._transport):
+        for one in client.etl.jobs():
             _show(one, lines, as_json=as_json)
 
 
@@ -124,7 +124,7 @@ def jobs(as_json: bool, store: StoreChoice) -> None:
 def job(name: str, wait: bool, failures: bool, as_json: bool, store: StoreChoice) -> None:
     """Show the progress of the job NAME."""
     with store.reading() as client, OutputLines() as lines:
-        found = find_job(client._transport, name)
+        found = client.etl.job(name)
         if wait:
             _wait(found)
         _show(found, lines, as_json=as_json, failures=failures)
@@ -143,7 +143,7 @@ def cancel(name: str, forget: bool, as_json: bool, store: StoreChoice) -> None:
     Objects in progress are finished, and results are kept. Running the same `etl run` again continues with the rest.
     """
     with store.writing(create=False) as client:
-        found = find_job(client._transport, name)
+        found = client.etl.job(name)
         if forget:
             found.delete()
         else:

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from ais_loader import errors
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.put_spec import require_ordinary
-from ais_loader.transport.base import PAGE_SIZE, Transport
+from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.changes import Failure, OnError, OnProgress, Tally
 from ais_loader.values.entry import ObjectInfo
@@ -177,8 +177,8 @@ def each_copied(
                 raise
             return source, error
 
-    sources = transport.objects(bucket, prefix=prefix, page_size=PAGE_SIZE)
-    targets = transport.objects(to_bucket, prefix=to, page_size=PAGE_SIZE)
+    sources = transport.objects(bucket, prefix=prefix)
+    targets = transport.objects(to_bucket, prefix=to)
     pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="ais-loader-copy")
     try:
         for source, stored in _paired(sources, len(prefix), targets, len(to)):

@@ -15,7 +15,7 @@ from ais_loader.objects.equal_files import holds
 from ais_loader.objects.folders import chooser
 from ais_loader.objects.object_file import opened_reader
 from ais_loader.objects.opened_batch import opened_batch
-from ais_loader.transport.base import PAGE_SIZE, Transport, require_text
+from ais_loader.transport.base import Transport, require_text
 from ais_loader.values.changes import DownloadSummary, Failure, OnError, OnProgress, Tally, check_on_error
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.requests import BatchOptions
@@ -58,11 +58,7 @@ def download(
     require_text(prefix, errors.InvalidRequest, "prefix")
     above, wanted = prefix.rpartition("/")[0], chooser(include, exclude)
     cut = len(above) + 1 if above else 0
-    named = (
-        (info, info.name[cut:])
-        for info in transport.objects(bucket, prefix=prefix, page_size=PAGE_SIZE)
-        if wanted(info.name[cut:])
-    )
+    named = ((info, info.name[cut:]) for info in transport.objects(bucket, prefix=prefix) if wanted(info.name[cut:]))
     files = _Files(transport, top, overwrite, timeout_s, on_bytes)
     with Tally(progress, on_error=on_error) as tally:
         for info, outcome in _together(files.written, _groups(named), files.ended):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ais_loader.objects.folder_walk import FileToStore
-from ais_loader.transport.base import PAGE_SIZE, Transport
+from ais_loader.transport.base import Transport
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.checksum import crc32c
 
@@ -26,9 +26,7 @@ def without_equal(transport: Transport, bucket: str, files: Sequence[FileToStore
 
 def _stored(transport: Transport, bucket: str, names: Sequence[str]) -> dict[str, ObjectInfo]:
     wanted = set(names)
-    infos: Iterator[ObjectInfo] = (
-        transport.objects(bucket, prefix=_common_prefix(names), page_size=PAGE_SIZE) if names else iter(())
-    )
+    infos: Iterator[ObjectInfo] = transport.objects(bucket, prefix=_common_prefix(names)) if names else iter(())
     return {info.name: info for info in infos if info.name in wanted}
 
 

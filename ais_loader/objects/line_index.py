@@ -15,7 +15,7 @@ from ais_loader.errors import LoaderError, SnapshotReadOnly, StoreReadOnly
 from ais_loader.file_formats import HEAD_BYTES, UTF_16, format_of, is_text
 from ais_loader.objects.client import Client
 from ais_loader.objects.range_table import foreign, pin_of
-from ais_loader.transport.base import PAGE_SIZE, PutSpec
+from ais_loader.transport.base import PutSpec
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.snapshots import SNAPSHOT_MARK
 from ais_loader.values.source import Source
@@ -174,7 +174,7 @@ def _keep(
 
 def _remove_stale(client: Client, bucket: str, prefix: str) -> None:
     """Remove the indexes of objects that do not exist any more."""
-    found = client._transport.objects(bucket, prefix=index_name(prefix), page_size=PAGE_SIZE)
+    found = client._transport.objects(bucket, prefix=index_name(prefix))
     names = [info.name.removeprefix(PREFIX) for info in found]
     stale = [
         index_name(name)

@@ -26,7 +26,7 @@ from typing import Any
 from ais_loader import errors
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.put_spec import PARTS_PREFIX, require_ordinary
-from ais_loader.transport.base import PAGE_SIZE, PutSpec, Transport
+from ais_loader.transport.base import PutSpec, Transport
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.source import Content, Source
 
@@ -164,7 +164,7 @@ class MultipartUpload:
 
     def parts(self) -> list[PartInfo]:
         """List the stored parts, in the order of their numbers."""
-        found = self._transport.objects(self.bucket, prefix=self._folder, page_size=PAGE_SIZE)
+        found = self._transport.objects(self.bucket, prefix=self._folder)
         return [_part(info) for info in found if not info.name.endswith(_MARKER)]
 
     def complete(
@@ -297,7 +297,7 @@ def _read_marker(transport: Transport, bucket: str, upload_id: str) -> dict[str,
 
 def uploads(transport: Transport, bucket: str) -> Iterator[UploadInfo]:
     """See Bucket.uploads."""
-    found = transport.objects(bucket, prefix=PARTS_PREFIX, page_size=PAGE_SIZE)
+    found = transport.objects(bucket, prefix=PARTS_PREFIX)
     for upload_id, group in itertools.groupby(found, key=lambda info: info.name[len(PARTS_PREFIX) :].partition("/")[0]):
         group_infos = list(group)
         stored = [info for info in group_infos if not info.name.endswith(_MARKER)]

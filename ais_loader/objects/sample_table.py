@@ -177,7 +177,7 @@ def bucket_samples(transport: Transport, bucket: str, prefix: str, pattern: Patt
     fits = None if pattern is None else matcher(pattern_list("pattern", pattern))
     listed = [
         info
-        for info in transport.objects(bucket, prefix=prefix, page_size=PAGE_SIZE)
+        for info in transport.objects(bucket, prefix=prefix)
         if info.name.lower().endswith(ARCHIVE_EXTENSIONS) and (fits is None or fits(info.name))
     ]
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import InvalidRequest, JobNotFound
 from ais_loader.extras import needs
+from ais_loader.transforms.transform_job import TransformJob
 from ais_loader.transport.base import Transport
 from ais_loader.values.pipeline import Stage
 from ais_loader.wire.generated import ais_etl_pb2 as pb
@@ -225,6 +226,18 @@ class Transforms:
             for name, arguments in node.get("etl_commands", {}).items():
                 found.setdefault((name, arguments), []).append(node["url"])
         return [NodeCommandInfo(*command, tuple(found[command])) for command in sorted(found)]
+
+    def jobs(self) -> list[TransformJob]:
+        """Return all known jobs, including those that have ended."""
+        answer = self._transport.etl("ListJobs", pb.ListJobsRequest())
+        return [TransformJob(self._transport, info) for info in answer.job]
+
+    def job(self, name: str) -> TransformJob:
+        """Find a job by name. Raises JobNotFound."""
+        for found in self.jobs():
+            if found.name == name:
+                return found
+        raise JobNotFound(f"there is no job {name!r}")
 
     def list(self) -> list[TransformInfo]:
         """List all transforms, in the order of creation, with their states on every node."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ais_loader import errors
 from ais_loader.name_matching import Patterns, pattern_list
-from ais_loader.transport.base import PAGE_SIZE, Transport
+from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.changes import Failure
 from ais_loader.wire.generated import ais_etl_pb2 as pb
@@ -285,19 +285,6 @@ def start_job(transport: Transport, job: pb.TransformJob) -> TransformJob:
     return TransformJob(transport, transport.etl("StartJob", pb.StartJobRequest(job=job)))
 
 
-def list_jobs(transport: Transport) -> list[TransformJob]:
-    """Return all known jobs, including those that have ended."""
-    return [TransformJob(transport, info) for info in transport.etl("ListJobs", pb.ListJobsRequest()).job]
-
-
-def find_job(transport: Transport, name: str) -> TransformJob:
-    """Find a job by name. Raises JobNotFound."""
-    for job in list_jobs(transport):
-        if job.name == name:
-            return job
-    raise errors.JobNotFound(f"there is no job {name!r}")
-
-
 def plan_job(transport: Transport, job: pb.TransformJob) -> list[PlannedResult]:
     """Return what the job would make of the current objects, in the order of names.
 
@@ -307,7 +294,7 @@ def plan_job(transport: Transport, job: pb.TransformJob) -> list[PlannedResult]:
     if job.object:
         found = sorted(name for name in set(job.object) if names.takes(name))
     else:
-        listed = transport.objects(job.bucket, prefix=job.prefix, page_size=PAGE_SIZE)
+        listed = transport.objects(job.bucket, prefix=job.prefix)
         found = [info.name for info in listed if names.takes(info.name)]
     existing = set(found)
     planned = []

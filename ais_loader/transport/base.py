@@ -230,7 +230,7 @@ class Transport(Protocol):
         bucket: str,
         *,
         prefix: str,
-        page_size: int,
+        page_size: int = PAGE_SIZE,
         start_after: str = "",
         skip_missing_drives: bool = False,
         stored_only: bool = False,

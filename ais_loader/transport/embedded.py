@@ -40,10 +40,10 @@ from ais_loader.transport.base import (
 )
 from ais_loader.transport.embedded_puts import header_of, put_groups, staged, stored_info
 from ais_loader.transport.embedded_streams import COLD, ColdStream, EmbeddedStream, GeneratedStream, cold_part
-from ais_loader.transport.listings import PAGE_BYTES, BucketListings, LevelItem, items_of
+from ais_loader.transport.listings import PAGE_BYTES, BucketListings, Item, MembersPage, items_of
 from ais_loader.transport.read_only import ETL_READS
 from ais_loader.transport.retry import WriteTries
-from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.options import EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
@@ -56,7 +56,6 @@ from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
-from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import ETAG_VERSION
@@ -67,7 +66,7 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object
 from storage_node.store.drive import locking
 from storage_node.store.drive.preconditions import parse_condition
-from storage_node.store.read.object_reader import MemberPage, list_members, open_member, open_object, read_located
+from storage_node.store.read.object_reader import list_members, open_member, open_object, read_located
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import NameSummary
@@ -379,8 +378,29 @@ class EmbeddedTransport(BucketListings):
         by_prefix = {name: PrefixSummary(*sums) for name, sums in sorted(tally.folders.items())}
         return BucketSummary(bucket, prefix, tally.objects, tally.size_bytes, by_prefix)
 
-    def _stored(self, request: objects_pb.ListRequest) -> _StoreListing:
-        return _StoreListing(self._store_here, request)
+    def _pages(self, request: objects_pb.ListRequest) -> Iterator[Sequence[Item]]:
+        """See `BucketListings`. Between two pages, an iterator that is never finished holds no snapshot of the
+        catalog."""
+        wanted, after = request, request.start_after
+        while True:
+            page = self._store_here().replicas.page(
+                wanted.bucket,
+                wanted.prefix,
+                after,
+                most=wanted.page_size,
+                most_bytes=PAGE_BYTES,
+                skip_missing=wanted.skip_missing_drives,
+                names_only=wanted.names_only,
+                one_level=wanted.one_level,
+            )
+            if wanted.names_only:
+                yield page.names or [name.encode() for name, _ in page.objects]
+            else:
+                objects = [stored_info(wanted.bucket, name, entry) for name, entry in page.objects]
+                yield items_of(objects, [name for name, _ in page.folders], wanted.prefix) if page.folders else objects
+            if page.next is None:
+                return
+            after = page.next
 
     def _remote_of(self, bucket: str) -> Remote | None:
         place = self._remote_bucket(bucket) if self._can_fetch else None
@@ -390,33 +410,24 @@ class EmbeddedTransport(BucketListings):
         place = self._remote_bucket(bucket)
         return iter(()) if place is None else self._remote_here().pages(place, prefix, start_after)
 
-    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
-        require_object(bucket, name)
-        require_text(prefix, errors.InvalidRequest, "prefix")
-        first, version = 0, ""
-        while True:
-            page = self._member_page(bucket, name, (prefix, first, page_size, version))
-            for member in page.members:
-                yield MemberInfo(
-                    bucket, name, member.name, member.size_bytes, member.checksum, page.version, page.hidden
-                )
-            if not page.next:
-                return
-            first, version = page.next, page.version
-
-    def _member_page(self, bucket: str, name: str, wanted: tuple[str, int, int, str]) -> MemberPage:
-        store = self._store_here()
+    def _member_page(self, request: objects_pb.ListMembersRequest) -> MembersPage:
+        store, bucket, name = self._store_here(), request.bucket, request.name
+        wanted = request.prefix, request.first, request.page_size, request.version
+        place = None
         try:
-            return list_members(store, bucket, name, *wanted)
+            page = list_members(store, bucket, name, *wanted)
         except errors.ObjectNotFound:
             place = self._remote_bucket(bucket) if self._can_fetch else None
             if place is None:
                 raise
-        from storage_node.remote.archives.cold_parts import WantedPage
+        if place is not None:
+            from storage_node.remote.archives.cold_parts import WantedPage
 
-        remote = self._remote_here()
-        page = remote.run(remote.tier.reads.member_page(place, name, WantedPage(*wanted)))
-        return list_members(store, bucket, name, *wanted) if page is None else page
+            remote = self._remote_here()
+            cold = remote.run(remote.tier.reads.member_page(place, name, WantedPage(*wanted)))
+            page = list_members(store, bucket, name, *wanted) if cold is None else cold
+        members = [(member.name, member.size_bytes, member.checksum) for member in page.members]
+        return MembersPage(page.version, members, page.next, page.hidden)
 
     # -- remote buckets
 
@@ -641,48 +652,3 @@ def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
         quota_bytes=record.quota_bytes,
         quota_objects=record.quota_objects,
     )
-
-
-class _StoreListing:
-    """Listing of one bucket in this process, in pages, as over a network: an iterator that is never finished holds no
-    snapshot of the catalog."""
-
-    def __init__(self, store: Callable[[], Store], request: objects_pb.ListRequest) -> None:
-        self._store, self._request = store, request
-
-    def objects(self) -> Iterator[ObjectInfo]:
-        wanted, after = self._request, self._request.start_after
-        while True:
-            skip = wanted.skip_missing_drives
-            page = list(self._store().objects(wanted.bucket, wanted.prefix, after, wanted.page_size, skip_missing=skip))
-            for name, entry in page:
-                yield stored_info(wanted.bucket, name, entry)
-            if len(page) < wanted.page_size:
-                return
-            after = page[-1][0]
-
-    def names(self) -> Iterator[NamesBlock]:
-        wanted = self._request
-        after: str | None = ""
-        while after is not None:
-            page = self._store().replicas.names(
-                wanted.bucket, wanted.prefix, after, most_bytes=PAGE_BYTES, skip_missing=wanted.skip_missing_drives
-            )
-            yield NamesBlock.of(page.names)
-            after = page.next
-
-    def level(self) -> Iterator[LevelItem]:
-        wanted = self._request
-        after: str | None = ""
-        while after is not None:
-            page = self._store().replicas.level(
-                wanted.bucket,
-                wanted.prefix,
-                after,
-                most=wanted.page_size,
-                most_bytes=PAGE_BYTES,
-                skip_missing=wanted.skip_missing_drives,
-            )
-            objects = (stored_info(wanted.bucket, name, entry) for name, entry in page.objects)
-            yield from items_of(objects, [folder for folder, _ in page.folders], wanted.prefix)
-            after = page.next

@@ -13,15 +13,15 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import Protocol, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from ais_loader.errors import InvalidRequest, NodeUnavailable
 from ais_loader.tracebacks import short_tracebacks
-from ais_loader.transport.base import PAGE_SIZE, Transport, object_info, require_bucket, require_text
+from ais_loader.transport.base import PAGE_SIZE, Transport, object_info, require_bucket, require_object, require_text
 from ais_loader.transport.remote_inventory import cold_objects
-from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.entry import MemberInfo, ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.names_block import NamesBlock, after_folder
@@ -33,10 +33,14 @@ PAGE_BYTES = 1 << 20
 _NAMES_TOGETHER = 10_000
 LevelItem: TypeAlias = ObjectInfo | str
 """An object, or the name of a folder up to its slash, which no object has."""
+Item: TypeAlias = LevelItem | bytes
+"""Item of a listing: one of a level, or a name in UTF-8 in a listing of names alone."""
 
 
-def name_of_item(item: LevelItem) -> str:
-    return item if isinstance(item, str) else item.name
+def name_of_item(item: Item) -> str:
+    if isinstance(item, ObjectInfo):
+        return item.name
+    return item if isinstance(item, str) else item.decode()
 
 
 def folder_of(name: str, prefix: str) -> str | None:
@@ -107,20 +111,19 @@ def objects_of(pages: Iterable[remote_pb.ListRemoteResponse], bucket: str) -> It
 def names_of_page(page: pb.ListResponse) -> NamesBlock:
     """Return the names in a response to a request with `names_only`. Raises NodeUnavailable if they do not fit their
     lengths."""
-    if not page.has_names:  # a node that does not know it
-        return NamesBlock.of([message.name.encode() for message in page.object])
     lengths = np.frombuffer(page.name_lengths[: len(page.name_lengths) // 2 * 2], "<u2")
     if len(page.name_lengths) % 2 or int(lengths.sum(dtype=np.int64)) != len(page.names):
         raise NodeUnavailable("a node sent names that do not fit their lengths")
     return NamesBlock(lengths, page.names)
 
 
-class StoredListing(Protocol):
-    """The listing of what a store has of a bucket, in one of three forms. Each is lazy."""
+class MembersPage(NamedTuple):
+    """Page of an archive's members: their names, sizes in bytes and checksums."""
 
-    def objects(self) -> Iterator[ObjectInfo]: ...
-    def names(self) -> Iterator[NamesBlock]: ...
-    def level(self) -> Iterator[LevelItem]: ...
+    version: str
+    members: Iterable[tuple[str, int, int]]
+    next: int
+    hidden: int
 
 
 @short_tracebacks
@@ -128,8 +131,12 @@ class BucketListings(ABC):
     """The listings of a transport: what its store has, merged with what the remote storage of a bucket has."""
 
     @abstractmethod
-    def _stored(self, request: pb.ListRequest) -> StoredListing:
-        """Return the listing of what is stored."""
+    def _pages(self, request: pb.ListRequest) -> Iterator[Sequence[Item]]:
+        """Yield what is stored, page by page. A folder may be the last item of a page and the first of the next."""
+
+    @abstractmethod
+    def _member_page(self, request: pb.ListMembersRequest) -> MembersPage:
+        """Return a page of an archive's members, from the first holder that answers."""
 
     @abstractmethod
     def _remote_of(self, bucket: str) -> Remote | None:
@@ -148,7 +155,7 @@ class BucketListings(ABC):
         bucket: str,
         *,
         prefix: str,
-        page_size: int,
+        page_size: int = PAGE_SIZE,
         start_after: str = "",
         skip_missing_drives: bool = False,
         stored_only: bool = False,
@@ -156,7 +163,7 @@ class BucketListings(ABC):
         """See `Transport.objects`. A cluster lists every name once, in its newest version. Raises NodeUnavailable if
         all replicas of some objects may be on nodes that do not answer."""
         request = _request(bucket, prefix, page_size, start_after, skip_missing_drives=skip_missing_drives)
-        stored = self._stored(request).objects()
+        stored = cast("Iterator[ObjectInfo]", itertools.chain.from_iterable(self._pages(request)))
         place = None if stored_only else self._remote_below(bucket, prefix)
         if place is None:
             yield from stored
@@ -174,9 +181,9 @@ class BucketListings(ABC):
         request = _request(bucket, prefix, PAGE_SIZE, skip_missing_drives=skip_missing_drives)
         if self._remote_below(bucket, prefix) is None:
             request.names_only = True
-            yield from self._stored(request).names()
+            yield from map(NamesBlock.of, cast("Iterator[Sequence[bytes]]", self._pages(request)))
             return
-        found = self.objects(bucket, prefix=prefix, page_size=PAGE_SIZE, skip_missing_drives=skip_missing_drives)
+        found = self.objects(bucket, prefix=prefix, skip_missing_drives=skip_missing_drives)
         while group := [info.name.encode() for info in itertools.islice(found, _NAMES_TOGETHER)]:
             yield NamesBlock.of(group)
 
@@ -187,12 +194,27 @@ class BucketListings(ABC):
         request = _request(bucket, prefix, page_size, skip_missing_drives=skip_missing_drives)
         if self._remote_below(bucket, prefix) is None:
             request.one_level = True
-            yield from self._stored(request).level()
+            items = cast("Iterator[LevelItem]", itertools.chain.from_iterable(self._pages(request)))
+            yield from (item for item, _ in itertools.groupby(items))
             return
         listed = functools.partial(
             self.objects, bucket, prefix=prefix, page_size=page_size, skip_missing_drives=skip_missing_drives
         )
         yield from level_of_objects(lambda after: listed(start_after=after), prefix, page_size)
+
+    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
+        """List the members of one version. Raises ObjectNotFound also when the archive is replaced between two
+        pages."""
+        require_object(bucket, name)
+        require_text(prefix, InvalidRequest, "prefix")
+        request = pb.ListMembersRequest(bucket=bucket, name=name, prefix=prefix, page_size=min(page_size, 2**32 - 1))
+        while True:
+            page = self._member_page(request)
+            for member in page.members:
+                yield MemberInfo(bucket, name, *member, page.version, page.hidden)
+            if not page.next:
+                return
+            request.first, request.version = page.next, page.version
 
 
 def _request(

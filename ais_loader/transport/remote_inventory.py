@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
 from ais_loader import errors
-from ais_loader.transport.base import PAGE_SIZE, Transport
+from ais_loader.transport.base import Transport
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.wire.inventory import (
     PREFIX,
@@ -111,7 +111,7 @@ class InventoryReader:
         """Yield the names of objects that were put or deleted through the store since, in the order of names."""
         base = changed_name(self._remote.inventory)
         after = base + start_after if start_after else ""
-        found = self._transport.objects(self._bucket, prefix=base + prefix, page_size=PAGE_SIZE, start_after=after)
+        found = self._transport.objects(self._bucket, prefix=base + prefix, start_after=after)
         return (info.name.removeprefix(base) for info in found)
 
     def looked_up(self, names: Iterable[str]) -> Iterator[ObjectInfo]:

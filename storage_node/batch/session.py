@@ -29,11 +29,12 @@ from typing import Protocol, TypeVar
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.audit.reads import BatchReads
+from storage_node.batch.admission import Busy
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assembled_batch import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.local_batch import LocalBatch
-from storage_node.batch.resources import BatchCall, BatchResources, Busy, Gone, Message
+from storage_node.batch.resources import BatchCall, BatchResources, Gone, Message
 from storage_node.batch.transformed_batch import TransformedBatch
 from storage_node.context.node import Node
 from storage_node.etl.local_etl import LocalEtl
@@ -272,7 +273,7 @@ class _Session:
         """
         service, tenant = self._service, request.tenant
         rates = service.node.rates
-        if rates.is_limited and rates.refusal(tenant) is not None:
+        if rates is not None and rates.refusal(tenant) is not None:
             return None
         if not service.resources.slots.may_pass(tenant) or service.node.load.memory_is_critical():
             return None
@@ -294,7 +295,7 @@ class _Session:
             answer = answer_kept(node.store, etl, request, batch_id, node.membership)
         if answer is not None:
             service.resources.slots.charge(tenant, answer[1])
-            if rates.is_limited:
+            if rates is not None:
                 rates.take(tenant)
                 rates.spend(tenant, answer[1])
             if buckets and buckets[0] is not None:

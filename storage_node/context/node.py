@@ -154,7 +154,9 @@ class Node:
         )
         """Streams of nodes that coordinate writes, separate from those of clients: a node without a free slot for a
         replica must not make another node's write wait for one of its own clients."""
-        self.rates = TenantRates(config.limits.tenant_requests_per_s, config.limits.tenant_bytes_per_s)
+        rates = config.limits.tenant_requests_per_s, config.limits.tenant_bytes_per_s
+        self.rates = TenantRates(*rates) if any(rates) else None
+        """Rates of tenants; None if they are not limited."""
         self.unread = CallSlots(
             _UNREAD_CALLS, _UNREAD_STILL_S, config.limits.tenant_weights, tenant_share=config.limits.tenant_share
         )

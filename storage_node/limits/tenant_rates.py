@@ -35,10 +35,6 @@ class TenantRates:
         self._now_s = now_s
         self._left: dict[str, _Left] = {}
 
-    @property
-    def is_limited(self) -> bool:
-        return bool(self._requests_per_s or self._bytes_per_s)
-
     def _of(self, tenant: str) -> _Left:
         now_s, left = self._now_s(), self._left.get(tenant)
         if left is None:
@@ -59,8 +55,6 @@ class TenantRates:
 
     def refusal(self, tenant: str) -> str | None:
         """Return why a tenant may make no request now; None if it may."""
-        if not self.is_limited:
-            return None
         left = self._of(tenant)
         if self._requests_per_s and left.requests < min(1.0, self._requests_per_s * BURST_S):
             return (
@@ -73,7 +67,7 @@ class TenantRates:
     def take(self, tenant: str) -> str | None:
         """Count a request. Return why it is refused; None if it is not."""
         why = self.refusal(tenant)
-        if why is None and self.is_limited:
+        if why is None:
             self._left[tenant].requests -= 1
         return why
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from ais_loader.version import __version__
 from storage_node.limits.counters import Histogram
-from storage_node.metrics.running_node import RunningNode
+from storage_node.services.running_node import RunningNode
 
 Type = Literal["counter", "gauge", "histogram"]
 Value = float | Histogram | Mapping[Any, Any]

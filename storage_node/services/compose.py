@@ -24,7 +24,7 @@ from storage_node.context.node import Node
 from storage_node.lane.calls import ObjectBytes
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
-from storage_node.services.objects import ObjectsService
+from storage_node.services.object_writes import ObjectWrites
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.compose import check_parts, composed_metadata, done_earlier
 
@@ -32,11 +32,11 @@ PROGRESS_S = 1.0
 
 
 class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
-    def __init__(self, node: Node, writes: WriteCoordinator, objects_service: ObjectsService, tier: RemoteTier) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, object_writes: ObjectWrites, tier: RemoteTier) -> None:
         self._node = node
         self._tier = tier
         self._sources = SourceReader(node, writes)
-        self._objects = objects_service
+        self._objects = object_writes
 
     async def Compose(self, request: pb.ComposeRequest, context: Context) -> AsyncIterator[pb.ComposeResponse]:
         check_parts(request)
@@ -85,7 +85,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
 
     async def _store(self, composing: Composing) -> objects.ObjectInfo:
         async with aclosing(composing.messages()) as messages:
-            return await self._objects.store_messages(composing.request.object.bucket, messages)
+            return await self._objects.store(composing.request.object.bucket, messages)
 
 
 class Composing:

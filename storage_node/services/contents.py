@@ -18,7 +18,7 @@ from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import count_each
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
-from storage_node.services.write_through import WriteThrough
+from storage_node.services.object_writes import ObjectWrites
 from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.summary import NameSummary
 
@@ -31,24 +31,24 @@ _MISSING = (ObjectNotFound.kind, ObjectDeleted.kind)
 
 
 class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
-    def __init__(self, node: Node, writes: WriteCoordinator, tier: RemoteTier) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, objects: ObjectWrites, tier: RemoteTier) -> None:
         self._node = node
         self._store = node.store
         self._writes = writes
         self._tier = tier
-        self._write_through = WriteThrough(node, tier)
+        self._objects = objects
 
     async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
         names = list(request.name)
         if len(names) > MAX_NAMES:
             raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
         condition = parse_condition(False, "", request.write_id, request.repeat_ms)
-        if (back := self._write_through.written_back(request.bucket)) is not None:
+        if (back := self._objects.written_back(request.bucket)) is not None:
             return self._deleted(await self._delete_later(back, names, condition))
-        refused = await self._write_through.delete(request.bucket, names)
+        refused = await self._objects.delete_remote(request.bucket, names)
         left = [name for name, error in zip(names, refused, strict=True) if error is None]
         results = await self._delete_copies(request.bucket, left, condition)
-        if self._write_through.is_wanted(request.bucket):
+        if self._objects.is_remote(request.bucket):
             results = [None if isinstance(one, ObjectNotFound) else one for one in results]  # a cold object has no copy
         deleted = iter(results)
         return self._deleted([next(deleted) if error is None else error for error in refused])

@@ -53,6 +53,8 @@ from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
 from storage_node.services.etl import EtlPeers, EtlPeerService, EtlService, jobs_of_node
 from storage_node.services.node import ClusterService, DriveService, NodeService, TokenService
+from storage_node.services.object_reads import ObjectReads
+from storage_node.services.object_writes import ObjectWrites
 from storage_node.services.objects import ObjectsService
 from storage_node.services.peer_check import PeerCheck
 from storage_node.services.pending_guard import PendingGuard
@@ -163,7 +165,7 @@ class NodeLifecycle:
         plans = Plans()
         self.remote = node_tier(node, writes, put_writer.store_chunks, put_writer.store_group, plans)
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
-        self.objects = ObjectsService(node, writes, put_writer, self.remote)
+        self._object_writes = ObjectWrites(node, writes, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)
         self.promote = PromoteService(node, membership, writes, self.remote)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
@@ -189,9 +191,8 @@ class NodeLifecycle:
         )
         """Check of clients' tokens; None if they need none."""
         lines = CallLines(node.audit, config) if node.audit is not None else None
-        rates = node.rates if node.rates.is_limited else None
-        self.of_clients = CallPath(node, lines, self.gate, rates)
-        self.of_lanes = CallPath(node, lines, self.gate, rates, over_lane=True)
+        self.of_clients = CallPath(node, lines, self.gate, node.rates)
+        self.of_lanes = CallPath(node, lines, self.gate, node.rates, over_lane=True)
         self.of_peers = CallPath(node, lines)
         self._map_sync: Callable[[], MapSync] = lambda: MapSync(
             node.learn,
@@ -214,13 +215,15 @@ class NodeLifecycle:
         copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
         guard = PendingGuard(self.remote, node.membership, writes.channels)
         ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node, guard), methods)
-        ais_objects_pb2_grpc.add_ObjectsServicer_to_server(self.objects, methods)
+        ais_objects_pb2_grpc.add_ObjectsServicer_to_server(
+            ObjectsService(ObjectReads(node, writes, self.remote), self._object_writes), methods
+        )
         ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(self.batches, version, self.remote), methods)
         ais_compose_pb2_grpc.add_ComposeServicer_to_server(
-            ComposeService(node, writes, self.objects, self.remote), methods
+            ComposeService(node, writes, self._object_writes, self.remote), methods
         )
         ais_promote_pb2_grpc.add_PromoteServicer_to_server(self.promote, methods)
-        contents = ContentsService(node, writes, self.remote)
+        contents = ContentsService(node, writes, self._object_writes, self.remote)
         ais_contents_pb2_grpc.add_ContentsServicer_to_server(contents, methods)
         ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
         ais_cluster_pb2_grpc.add_ClusterServicer_to_server(self.cluster, methods)

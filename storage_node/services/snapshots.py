@@ -8,12 +8,11 @@ from contextlib import aclosing
 
 from ais_loader.errors import DriveFailed, InvalidRequest, Unsupported
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as copies_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc, ais_snapshots_pb2_grpc
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from storage_node.cluster.replication.commit import SnapshotBarrier
-from storage_node.cluster.replication.replica import from_wire, require_bucket, to_wire
+from storage_node.cluster.replication.replica import from_wire, require_bucket, to_state
 from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.context.node import Node
@@ -23,7 +22,7 @@ from storage_node.store.drive.version_clock import check_counter
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.names import check_object_name
-from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
+from storage_node.store.retained_replicas import KeptVersion, seen, seen_after
 from storage_node.store.snapshots import CutCheck, Snapshot
 from storage_node.store.store import Store
 from storage_node.store.write import check_content
@@ -161,27 +160,12 @@ def _seen(store: Store, request: copies_pb.SeenRequest) -> copies_pb.SeenRespons
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     if request.name:
         names = list(request.name)
-        found = seen(store, request.bucket.uuid, names, request.cut)
-        return copies_pb.SeenResponse(object=map(_state, names, found))
+        found = [one and one.record for one in seen(store, request.bucket.uuid, names, request.cut)]
+        return copies_pb.SeenResponse(object=map(to_state, names, found))
     limit = min(request.limit or PAGE_NAMES, PAGE_NAMES)
     rows = seen_after(store, request.bucket.uuid, request.start_after, request.cut, limit + 1)
     limit = within(PAGE_BYTES, (name for name, _ in rows[:limit]))
-    return copies_pb.SeenResponse(
-        object=[_state(name, Seen(entry, 0)) for name, entry in rows[:limit]], more=len(rows) > limit
-    )
-
-
-def _state(name: str, found: Seen | None) -> wire.ObjectState:
-    if found is None:
-        return wire.ObjectState(name=name)
-    entry = found.record
-    return wire.ObjectState(
-        name=name,
-        version=to_wire(entry.version),
-        is_tombstone=entry.is_tombstone,
-        size_bytes=entry.size_bytes,
-        checksum=entry.checksum,
-    )
+    return copies_pb.SeenResponse(object=[to_state(*row) for row in rows[:limit]], more=len(rows) > limit)
 
 
 def _begin(store: Store, header: copies_pb.KeepHeader) -> KeptVersion:

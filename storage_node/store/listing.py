@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ais_loader.errors import DriveFailed, LoaderError
@@ -42,18 +42,23 @@ def within(most_bytes: int, names: Iterable[str]) -> int:
     return count
 
 
-class NamesPage(NamedTuple):
-    """Page of names in order."""
+class CatalogPage(NamedTuple):
+    """Page of a listing in name order: of objects, of names alone, or of the objects and folders of one level."""
 
-    names: list[bytes]
-    """In UTF-8."""
-    next: str | None
+    objects: Sequence[Named] = ()
+    next: str | None = None
     """Name after which the next page begins; None if this is the last one."""
+    in_doubt: Sequence[str] = ()
+    """Names within the page that other nodes have to be asked for."""
+    names: Sequence[bytes] = ()
+    """In UTF-8, in place of `objects`."""
+    folders: Sequence[tuple[str, str]] = ()
+    """Each with the first name in it."""
 
 
 def names_page(
     drives: DriveSet, bucket_uuid: bytes, prefix: str, start_after: str, most_bytes: int, *, skip_missing: bool
-) -> NamesPage | None:
+) -> CatalogPage | None:
     """Return names of about `most_bytes` bytes, as `merged` lists them without a cut; None while objects move between
     drives. Raises DriveFailed if a drive is missing, unless `skip_missing`, StoreFormatError, Closed."""
     while True:
@@ -82,39 +87,29 @@ def names_page(
     if not prefix.startswith("/"):
         hidden = HIDDEN.encode()
         del listed[bisect_left(listed, hidden) : bisect_left(listed, hidden[:-1] + bytes([hidden[-1] + 1]))]
-    return NamesPage(listed, None if end is None else end.decode())
-
-
-class LevelPage(NamedTuple):
-    """Page of one level of names, in order."""
-
-    objects: list[Named]
-    folders: list[tuple[str, str]]
-    """Each with the first name in it."""
-    next: str | None
-    """Name after which the next page begins; None if this is the last one."""
+    return CatalogPage(next=None if end is None else end.decode(), names=listed)
 
 
 def level_page(
-    scan: Callable[[str, bool], Iterator[Named]], prefix: str, start_after: str, *, most: int, most_bytes: int
-) -> LevelPage:
+    scan: Callable[..., Iterator[Named]], prefix: str, start_after: str, *, most: int, most_bytes: int
+) -> CatalogPage:
     """Return the objects without a slash after the prefix's last one, and the folders of the others.
 
-    `scan` begins after a name. It begins again behind a folder with many names, which its second argument says.
+    `scan` begins after a name. It begins again behind a folder with many names, which `again` says.
     """
     objects: list[Named] = []
     folders: list[tuple[str, str]] = []
     top, after, size_bytes = prefix.rfind("/") + 1, start_after, 0
     for again in itertools.chain([False], itertools.repeat(True)):
         folder, passed = "", 0
-        for name, entry in scan(after, again):
+        for name, entry in scan(after, again=again):
             if folder and name.startswith(folder):
                 passed += 1
                 if passed == _PASSED_NAMES:
                     break
                 continue
             if len(objects) + len(folders) >= most or size_bytes >= most_bytes:
-                return LevelPage(objects, folders, after)
+                return CatalogPage(objects, after, folders=folders)
             slash = name.find("/", top)
             if slash < 0:
                 folder, after = "", name
@@ -127,7 +122,7 @@ def level_page(
                 size_bytes += len(folder)
         else:
             break
-    return LevelPage(objects, folders, None)
+    return CatalogPage(objects, folders=folders)
 
 
 def merged(

@@ -15,6 +15,7 @@ Thread-safe.
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
 import math
@@ -40,7 +41,7 @@ from storage_node.store.drive.preconditions import parse_version
 from storage_node.store.drive.transactions import DeletionLog
 from storage_node.store.drive.version_clock import VersionClock, advice, ms_of, shown
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.listing import LevelPage, NamesPage, level_page, merged, names_page
+from storage_node.store.listing import CatalogPage, level_page, merged, names_page
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault, shown_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.write import WriteRouter
@@ -246,16 +247,6 @@ class StoredVersion(NamedTuple):
     """The store has no entry of the name: it has evicted this version."""
 
 
-class CatalogPage(NamedTuple):
-    """Page of objects in name order."""
-
-    objects: list[tuple[str, CatalogEntry]]
-    in_doubt: list[str]
-    """Names within the page that other nodes have to be asked for."""
-    next: str | None
-    """Name after which the next page begins; None if this is the last one."""
-
-
 def _all_stale(bucket: str) -> ReplicaStale:
     return ReplicaStale(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
 
@@ -416,19 +407,40 @@ class ReplicaState:
         return False
 
     def page(
-        self, bucket: str, prefix: str, start_after: str, *, most: int, most_bytes: int, skip_missing: bool = False
+        self,
+        bucket: str,
+        prefix: str,
+        start_after: str,
+        *,
+        most: int,
+        most_bytes: int,
+        skip_missing: bool = False,
+        names_only: bool = False,
+        one_level: bool = False,
     ) -> CatalogPage:
         """List like `Store.objects`, without names in doubt, which another node lists. Raises ReplicaStale if all are
         in doubt.
 
         `most` is the number of names, `most_bytes` the size of names and metadata after which a page ends.
+        `one_level` lists folders, if nothing is in doubt; `names_only` lists names, as many as fit, if nothing moves
+        either, and not of a snapshot. Otherwise the page has all objects.
         """
         of = self._buckets.get(bucket)
+        doubts = self.stale.any and of.cut is None
+        page: CatalogPage | None = None
+        if one_level and not doubts:
+            scan = functools.partial(self.scan, bucket, prefix, tombstones=False, skip_missing=skip_missing)
+            page = level_page(scan, prefix, start_after, most=most, most_bytes=most_bytes)
+        elif names_only and not doubts and of.cut is None:
+            self._require_text(prefix, start_after)
+            page = names_page(self._drives, of.uuid_bytes, prefix, start_after, most_bytes, skip_missing=skip_missing)
+        if page is not None:
+            self._buckets.require_still(bucket, of)
+            return page
         bucket_uuid, size_bytes, last = of.uuid_bytes, 0, start_after
         objects: list[tuple[str, CatalogEntry]] = []
         left_out: set[str] = set()
         more = False
-        doubts = self.stale.any and of.cut is None
         for name, entry in self.scan(bucket, prefix, start_after, tombstones=False, skip_missing=skip_missing):
             if len(objects) + len(left_out) >= most or size_bytes >= most_bytes:
                 more = True
@@ -452,43 +464,7 @@ class ReplicaState:
             if len(missed) > most:
                 raise _all_stale(bucket)
             left_out |= {name for name in missed if self.is_stale(bucket_uuid, name, None)}
-        return CatalogPage(objects, sorted(left_out), last if more else None)
-
-    def names(
-        self, bucket: str, prefix: str, start_after: str, *, most_bytes: int, skip_missing: bool = False
-    ) -> NamesPage:
-        """List like `Store.objects`, names alone, of about `most_bytes` bytes. Raises what that raises."""
-        of = self._buckets.get(bucket)
-        page = None
-        if of.cut is None:
-            self._require_text(prefix, start_after)
-            self._drives.require_open()
-            page = names_page(self._drives, of.uuid_bytes, prefix, start_after, most_bytes, skip_missing=skip_missing)
-        if page is None:
-            names: list[bytes] = []
-            size_bytes, more = 0, False
-            for name, _ in self.scan(bucket, prefix, start_after, tombstones=False, skip_missing=skip_missing):
-                if size_bytes >= most_bytes:
-                    more = True
-                    break
-                names.append(name.encode())
-                size_bytes += len(names[-1])
-            page = NamesPage(names, names[-1].decode() if more else None)
-        self._buckets.require_still(bucket, of)
-        return page
-
-    def level(
-        self, bucket: str, prefix: str, start_after: str, *, most: int, most_bytes: int, skip_missing: bool = False
-    ) -> LevelPage:
-        """List one level of names. Raises what `Store.objects` raises."""
-        of = self._buckets.get(bucket)
-
-        def scan(after: str, again: bool) -> Iterator[tuple[str, CatalogEntry]]:
-            return self.scan(bucket, prefix, after, tombstones=False, skip_missing=skip_missing, again=again)
-
-        page = level_page(scan, prefix, start_after, most=most, most_bytes=most_bytes)
-        self._buckets.require_still(bucket, of)
-        return page
+        return CatalogPage(objects, last if more else None, sorted(left_out))
 
     def versions(
         self,

@@ -16,7 +16,6 @@ from ais_loader.errors import StoreFormatError
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.remote import Remote
 from storage_node.store.checksum import decode_checked, encode_checked
-from storage_node.store.commit_mark import commit_mark
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.segment_format import SEGMENT_FORMAT
 from storage_node.store.names import SNAPSHOT_MARK
@@ -316,6 +315,31 @@ def decode(data: bytes, source: Path) -> StoreRecord:
         return record
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFormatError(f"{source}: not a cluster record: {error}") from error
+
+
+class CommitMark:
+    """Mark of the last commit in one folder, to the record or to a catalog, by any writer of this process.
+
+    A reader beside a writer in another process checks for changes once a second. A reader in the same process compares
+    a mark before each look-up, which costs almost nothing, so that it never returns what this process has already
+    replaced or deleted.
+    """
+
+    def __init__(self) -> None:
+        self.latest = object()
+        """A new object after each commit. Comparing it with an earlier one shows whether there was a commit."""
+
+    def committed(self) -> None:
+        self.latest = object()
+
+
+_marks: dict[tuple[int, int], CommitMark] = {}
+
+
+def commit_mark(folder: Path) -> CommitMark:
+    """Return the mark of a folder, under any path. Raises OSError if there is none."""
+    found = os.stat(folder)
+    return _marks.setdefault((found.st_dev, found.st_ino), CommitMark())
 
 
 def write(folder: Path, record: StoreRecord) -> None:

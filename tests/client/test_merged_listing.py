@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ais_loader.errors import BucketNotFound, DriveFailed, NodeUnavailable, StaleMap
 from ais_loader.transport.cluster import listing
-from ais_loader.transport.cluster.listing import NAMES, OBJECTS, ListedMap, ListedPage, MergedListing
+from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
+from ais_loader.transport.listings import name_of_item
 from ais_loader.values.entry import ObjectInfo
 from tests.example_count import examples
 
@@ -26,17 +27,17 @@ def info(name: str, version: str = "1.1.1") -> ObjectInfo:
 
 
 def objects_of(*args: Any, **options: Any) -> list[ObjectInfo]:
-    return [one for found in MergedListing(*args, kind=OBJECTS, **options).stretches() for one in found]
+    return [one for found in MergedListing(*args, **options).stretches() for one in found]
 
 
-def names_of(page: Callable[..., ListedPage[ObjectInfo]], *args: Any, **options: Any) -> list[str]:
+def names_of(page: Callable[..., ListedPage], *args: Any, **options: Any) -> list[str]:
     """The listing of the same nodes, when they are asked for names alone."""
 
-    def names(*where: Any) -> ListedPage[bytes]:
+    def names(*where: Any) -> ListedPage:
         found = page(*where)
-        return replace(found, objects=[one.name.encode() for one in found.objects])  # type: ignore[arg-type,return-value]
+        return replace(found, items=[name_of_item(one).encode() for one in found.items])
 
-    stretches = MergedListing(names, *args, kind=NAMES, **options).stretches()
+    stretches = MergedListing(names, *args, **options).stretches()
     return [name.decode() for found in stretches for name in found]
 
 
@@ -52,7 +53,7 @@ class Nodes:
         self.asked = [0] * len(listings)
         self.in_doubt: dict[int, list[str]] = {}
 
-    def page(self, map_: ListedMap, at: int, after: str) -> ListedPage[ObjectInfo]:
+    def page(self, map_: ListedMap, at: int, after: str) -> ListedPage:
         self.asked[at] += 1
         found: list[ObjectInfo] = []
         for one in self.listings[at]:
@@ -147,7 +148,7 @@ def test_names_that_come_into_doubt_while_others_are_waited_for_are_not_left_out
     nodes = Nodes([info("b"), info("d", "1.2.1")], [info("b"), info("d")], third)
     nodes.in_doubt = {0: ["a", "c"], 1: ["a", "c"]}
 
-    def page(map_: ListedMap, at: int, after: str) -> ListedPage[ObjectInfo]:
+    def page(map_: ListedMap, at: int, after: str) -> ListedPage:
         answer = nodes.page(map_, at, after)
         if at == 1:  # looked at for the first time: "b", "d" and "e" are being written now, and what "a" is is settled
             nodes.in_doubt = {0: ["b", "d", "e"], 1: ["b", "d", "e"]}
@@ -160,7 +161,7 @@ def test_names_that_come_into_doubt_while_others_are_waited_for_are_not_left_out
 
 
 def test_a_newer_map_that_nobody_tells_is_an_error_and_no_short_list() -> None:
-    def page(map_: ListedMap, at: int, after: str) -> ListedPage[ObjectInfo]:
+    def page(map_: ListedMap, at: int, after: str) -> ListedPage:
         return ListedPage([], None, (), 2, 2)
 
     with pytest.raises(StaleMap):
@@ -231,7 +232,7 @@ class World:
         hosts = [str(at) for at in self.members]
         return ListedMap(self.version, [host.encode() for host in hosts], hosts, 1, self.moving)
 
-    def page(self, map_: ListedMap, at: int, after: str) -> ListedPage[ObjectInfo]:
+    def page(self, map_: ListedMap, at: int, after: str) -> ListedPage:
         for _ in range(self.random.randrange(4)):
             self.step()
         node = int(map_.hosts[at])

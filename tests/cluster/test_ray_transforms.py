@@ -17,7 +17,6 @@ from ais_loader import Client, ClusterOptions, Entry, connect
 from ais_loader.errors import TransformFailed
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
-from ais_loader.transforms.transform_job import find_job
 from storage_node.ops import ray_head
 from tests.cluster.operator_kit import Operator
 from tests.etl import wheel_kit
@@ -94,7 +93,7 @@ def test_a_job_of_ten_thousand_objects_survives_the_loss_of_rays_head(
     assert gcs and len(runs(tmp_path)) < OBJECTS
     eventually(lambda: not head.answers())
     operator.json("up", "--no-dashboard")
-    job = find_job(client._transport, "j")
+    job = client.etl.job("j")
     counts = job.wait(timeout_s=UP_AGAIN_S)
     assert (job.state, counts.failed) == ("done", 0)
     require_right(client)

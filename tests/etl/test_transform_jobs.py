@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.cli import etl_jobs
 from ais_loader.testing import seeded_bytes
-from ais_loader.transforms.transform_job import find_job, list_jobs
 from storage_node.context.node import Node
 from storage_node.etl.jobs import cluster_store
 from storage_node.etl.jobs.job_store import stage_content
@@ -101,10 +100,10 @@ def test_a_job_that_nobody_waits_for_goes_on_and_may_be_stopped_listed_and_forgo
 ) -> None:
     job = client.bucket(BUCKET).transform("to", etl="upper", name="j", wait=False)
     with connect(client.url) as other:
-        same = find_job(other._transport, "j")
+        same = other.etl.job("j")
         same.wait(timeout_s=20)
         assert (same.state, same.counts.transformed) == ("done", 200)
-        assert [one.name for one in list_jobs(other._transport)] == ["j"]
+        assert [one.name for one in other.etl.jobs()] == ["j"]
         same.delete()
         with pytest.raises(errors.JobNotFound):
             job.refresh()
@@ -175,7 +174,7 @@ def test_what_does_not_exist_is_refused_before_anything_begins(client: Client) -
     ):
         with pytest.raises(error):
             client.bucket(bucket).transform(to, etl=etl)
-    assert list_jobs(client._transport) == []
+    assert client.etl.jobs() == []
 
 
 def test_a_node_of_no_cluster_has_jobs_of_its_own(tmp_path: Path, counted: Counted) -> None:

@@ -19,7 +19,6 @@ from ais_loader import connect
 from ais_loader.testing import eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import peer_secret_file
-from ais_loader.transforms.transform_job import find_job
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from tests.faults.counted_jobs_kit import NAMES, OBJECTS, counting, require_right, runs
 from tests.faults.ledger_kit import endpoints
@@ -95,7 +94,7 @@ def test_a_job_of_ten_thousand_objects_survives_all_that_may_die(tmp_path: Path)
         eventually(lambda: len(runs(tmp_path / "counts")) > 5000, interval_s=0.1)
         require_killed(controller)
         cluster.kill([2])  # for good
-        job = find_job(client._transport, "j")
+        job = client.etl.job("j")
         assert job.state == "running"  # all of that was in the middle of it
         counts = job.wait(timeout_s=WAIT_S)
         assert (job.state, counts.transformed + counts.skipped, counts.failed) == ("done", OBJECTS, 0)

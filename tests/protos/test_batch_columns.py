@@ -6,7 +6,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ais_loader.transport.cluster.columns import Columns
+from ais_loader.transport.cluster.routing import Columns
 from ais_loader.wire.batch_columns import (
     ANSWERING,
     ENTRY_COLUMNS,

@@ -168,7 +168,7 @@ def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: 
         assert cluster.ask(["k"], initial_credit_bytes=1 << 20).data == {0: b"right"}
         with pytest.raises(ReplicaStale):
             store.head(BUCKET, "k")
-        assert store.replicas.page(BUCKET, "", "", most=10, most_bytes=1000) == ([], ["k"], None)
+        assert store.replicas.page(BUCKET, "", "", most=10, most_bytes=1000) == ([], None, ["k"], (), ())
         assert bucket.get("k") == b"right"
         assert bucket.head("k").size_bytes == 5
         for assembly in ("direct", "target"):

@@ -13,7 +13,6 @@ import pytest
 
 from ais_loader import connect, errors
 from ais_loader.testing.waiting import eventually
-from ais_loader.transforms.transform_job import find_job
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_etl_pb2 as pb
@@ -85,7 +84,7 @@ def record(node: SecureNode) -> pb.EtlRecord:
 def require_ended(node: SecureNode, why: str) -> None:
     """The job has failed for this reason, and stores nothing any more."""
     with connect(node.url, token=node.token(EVERYTHING)) as client:
-        job = find_job(client._transport, "mine")
+        job = client.etl.job("mine")
         eventually(lambda: job.refresh().state != "running", ENDS_WITHIN_S)
         assert job.state == "failed" and why in job.problem and "'team'" in job.problem
         stored = sorted(client.bucket("to"))
@@ -105,7 +104,7 @@ def test_a_job_ends_when_its_token_is_revoked(node: SecureNode) -> None:
     assert token not in str(record(node)) and token.rpartition(".")[2] not in str(record(node))
     revoke(node, other)
     with connect(node.url, token=node.token(EVERYTHING)) as client:
-        job_of_client = find_job(client._transport, "mine")
+        job_of_client = client.etl.job("mine")
         eventually(lambda: job_of_client.refresh().counts.transformed > 1, TIMEOUT_S)
         assert job_of_client.state == "running"  # another one's token does not matter
     revoke(node, token)
@@ -118,7 +117,7 @@ def test_a_job_ends_when_its_token_expires(node: SecureNode, monkeypatch: pytest
     lasting = node.token(EVERYTHING, lifetime_s=6000)
     monkeypatch.setattr(token_gate, "now_s", lambda: time.time() + 900)
     with connect(node.url, token=lasting) as client:
-        job = find_job(client._transport, "mine")
+        job = client.etl.job("mine")
         eventually(lambda: job.refresh().state != "running", ENDS_WITHIN_S)
         assert job.state == "failed" and "has expired" in job.problem
         with pytest.raises(errors.LoaderError, match="has expired"):
@@ -131,7 +130,7 @@ def test_a_restart_does_not_lose_the_token_of_a_job(folder: Path) -> None:
         started(node, token)
     with secure(folder, etl_code=True, etl_workers=1) as node:
         with connect(node.url, token=node.token(EVERYTHING)) as client:
-            job = find_job(client._transport, "mine")
+            job = client.etl.job("mine")
             eventually(lambda: job.refresh().counts.transformed > 1, TIMEOUT_S)
         revoke(node, token)
         require_ended(node, "was revoked")
@@ -147,7 +146,7 @@ def test_a_job_whose_token_ended_while_the_node_was_down_does_not_begin(
         secure(folder, etl_code=True, etl_workers=1) as node,
         connect(node.url, token=node.token(EVERYTHING, lifetime_s=6000)) as client,
     ):
-        job = find_job(client._transport, "mine")
+        job = client.etl.job("mine")
         eventually(lambda: job.refresh().state == "failed", ENDS_WITHIN_S)
         assert "has expired" in job.problem and len(list(client.bucket("to"))) < len(NAMES) / 2
 

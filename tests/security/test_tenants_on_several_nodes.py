@@ -15,7 +15,6 @@ import pytest
 
 from ais_loader import Entry, connect, errors
 from ais_loader.testing.waiting import eventually
-from ais_loader.transforms.transform_job import find_job
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc as rpc
@@ -122,7 +121,7 @@ def test_a_job_of_a_revoked_tenant_ends_on_every_node_and_that_of_another_one_is
     for number, (name, token) in enumerate(tokens.items()):
         started(nodes[number], token, f"of-{name}")
     with connect(nodes[2].url, token=nodes[0].token(EVERYTHING)) as client:
-        jobs = {name: find_job(client._transport, f"of-{name}") for name in tokens}
+        jobs = {name: client.etl.job(f"of-{name}") for name in tokens}
         eventually(lambda: jobs["a"].refresh().counts.transformed > 1, TIMEOUT_S)
         revoke(nodes, folder, tokens["a"])
         eventually(lambda: jobs["a"].refresh().state != "running", TIMEOUT_S)

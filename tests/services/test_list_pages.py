@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -16,9 +16,11 @@ from ais_loader.objects.client import Client
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.listings import names_of_page
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.names_block import NamesBlock
 from storage_node.cluster.replication import replica
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.server import NodeServer
-from storage_node.services import listings
+from storage_node.services import object_reads
 from storage_node.store.listing import PAGE_BYTES
 from tests.node.node_kit import serving
 from tests.tar_kit import packed_tar
@@ -43,13 +45,13 @@ def client(node: NodeServer) -> Iterator[Client]:
 def threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of those that build rows of pages."""
     found: set[str] = set()
-    info_of = listings.info_of
+    info_of = object_reads.info_of
 
     def noted(*arguments: Any) -> pb.ObjectInfo:
         found.add(threading.current_thread().name)
         return info_of(*arguments)
 
-    monkeypatch.setattr(listings, "info_of", noted)
+    monkeypatch.setattr(object_reads, "info_of", noted)
     return found
 
 
@@ -83,13 +85,14 @@ def test_a_page_of_names_is_made_on_a_reader_thread_and_ends_by_bytes(
     node: NodeServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[str] = set()
-    names_response = listings._names_response
 
-    def noted(names: Sequence[bytes]) -> pb.ListResponse:
-        threads.add(threading.current_thread().name)
-        return names_response(names)
+    class Noted(NamesBlock):
+        @classmethod
+        def of(cls, names: Sequence[bytes]) -> Self:
+            threads.add(threading.current_thread().name)
+            return super().of(names)
 
-    monkeypatch.setattr(listings, "_names_response", noted)
+    monkeypatch.setattr(object_reads, "NamesBlock", Noted)
     names = [f"{at:04}" + "n" * 1000 for at in range(3000)]
     client.create_bucket("pages").put_many([(name, b"") for name in names])
     transport = NodeCalls(node.url, ClusterOptions())
@@ -103,28 +106,23 @@ def test_a_page_of_names_is_made_on_a_reader_thread_and_ends_by_bytes(
     assert threads and all(name.startswith("ais-loader-read") for name in threads)
 
 
-def test_an_older_node_answers_with_objects_and_damaged_columns_are_told() -> None:
-    older = pb.ListResponse(object=[pb.ObjectInfo(name="a"), pb.ObjectInfo(name="é")])
-    assert names_of_page(older).to_list() == [b"a", "é".encode()]
-    assert names_of_page(pb.ListResponse(has_names=True)).to_list() == []
+def test_damaged_columns_are_told() -> None:
+    assert names_of_page(pb.ListResponse()).to_list() == []
     for lengths in (b"", b"\x01\x00", b"\x03\x00\x01", b"\x02\x00\x01\x00"):
         with pytest.raises(NodeUnavailable, match="do not fit"):
-            names_of_page(pb.ListResponse(has_names=True, names=b"ab", name_lengths=lengths))
+            names_of_page(pb.ListResponse(names=b"ab", name_lengths=lengths))
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_one_level_takes_few_pages_of_an_older_node_too(
-    client: Client, monkeypatch: pytest.MonkeyPatch, older: bool
+@pytest.mark.parametrize("owned", [True, False])
+def test_one_level_takes_few_pages_of_a_node_that_has_to_ask_others_too(
+    client: Client, monkeypatch: pytest.MonkeyPatch, owned: bool
 ) -> None:
-    """A node that is older, or that has to ask others, answers with all objects: then a folder is left after a page."""
+    """Such a node answers with all objects: then a folder is left after a page."""
     names = [f"{folder}/{at:03}" for folder in ("a", "b", "b/c") for at in range(200)]
     bucket = client.create_bucket("pages")
     bucket.put_many([(name, b"") for name in [*names, "a0", "z"]])
-    if older:
-
-        async def nothing(*_: object) -> None: ...
-
-        monkeypatch.setattr(listings.Listings, "_level", nothing)
+    if not owned:
+        monkeypatch.setattr(WriteCoordinator, "owns", lambda *_: False)
     pages: list[pb.ListRequest] = []
     list_page = NodeCalls.list_page
 
@@ -135,7 +133,7 @@ def test_one_level_takes_few_pages_of_an_older_node_too(
     monkeypatch.setattr(NodeCalls, "list_page", noted)
     found = [one if isinstance(one, str) else one.name for one in one_level(bucket, page_size=10)]
     assert found == ["a/", "a0", "b/", "z"]
-    assert len(pages) == (3 if older else 1)
+    assert len(pages) == (1 if owned else 3)
     assert list(one_level(bucket, "b/", page_size=100_000))[-1] == "b/c/"
 
 

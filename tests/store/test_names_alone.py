@@ -11,6 +11,7 @@ import pytest
 from ais_loader.errors import BucketNotFound, DriveFailed, InvalidRequest, StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog
+from storage_node.store.listing import CatalogPage
 from storage_node.store.store import Store
 from tests.store.drives_kit import WANTED, store_with
 from tests.store.store_kit import BUCKET, drive_of, names, put, store_at
@@ -20,11 +21,27 @@ ODD = ["a", "a/b", "a b", "B", "é", "e\u0301", "音声/1", "🎧", "z" * 1024, 
 HIDDEN = f"/.parts/{'0' * 32}/upload"
 
 
+def names_page(
+    store: Store,
+    prefix: str = "",
+    after: str = "",
+    most_bytes: int = 100,
+    bucket: str = BUCKET,
+    *,
+    skip_missing: bool = False,
+) -> CatalogPage:
+    """A page of names. While objects move, and of a snapshot, it has objects, whose names it gets."""
+    page = store.replicas.page(
+        bucket, prefix, after, most=1000, most_bytes=most_bytes, skip_missing=skip_missing, names_only=True
+    )
+    return page._replace(names=page.names or [name.encode() for name, _ in page.objects])
+
+
 def alone(store: Store, prefix: str = "", after: str = "", most_bytes: int = 100, bucket: str = BUCKET) -> list[str]:
     found: list[str] = []
     pages = 0
     while True:
-        page = store.replicas.names(bucket, prefix, after, most_bytes=most_bytes)
+        page = names_page(store, prefix, after, most_bytes, bucket)
         found += [name.decode() for name in page.names]
         pages += 1
         assert sum(map(len, page.names)) < most_bytes + 4 * 1024
@@ -98,8 +115,8 @@ def test_a_missing_drive_is_told_or_left_out(tmp_path: Path) -> None:
     roots[1].rename(tmp_path / "away")
     with Store.open(roots) as store:
         with pytest.raises(DriveFailed, match="would lack its objects"):
-            store.replicas.names(BUCKET, "", "", most_bytes=100)
-        page = store.replicas.names(BUCKET, "", "", most_bytes=1 << 20, skip_missing=True)
+            names_page(store)
+        page = names_page(store, most_bytes=1 << 20, skip_missing=True)
         wanted = [name for name, _ in store.objects(BUCKET, skip_missing=True)]
         assert [name.decode() for name in page.names] == wanted and 10 < len(wanted) < 80
 
@@ -153,7 +170,7 @@ def level(store: Store, prefix: str = "", *, most: int = 1000) -> list[str]:
     found: list[str] = []
     after: str | None = ""
     while after is not None:
-        page = store.replicas.level(BUCKET, prefix, after, most=most, most_bytes=1 << 20)
+        page = store.replicas.page(BUCKET, prefix, after, most=most, most_bytes=1 << 20, one_level=True)
         assert len(page.objects) + len(page.folders) <= most
         assert all(first.startswith(folder) for folder, first in page.folders)
         found += sorted([*(name for name, _ in page.objects), *(folder for folder, _ in page.folders)])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ais_loader import errors
-from ais_loader.transport.base import PAGE_SIZE, Transport, require_text
+from ais_loader.transport.base import Transport, require_text
 from ais_loader.transport.remote_inventory import UNREADABLE, InventoryReader, readable
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.inventory import InventoryInfo, when
@@ -36,7 +36,7 @@ def refresh_inventory(
         transport.set_bucket(bucket, BucketSettings(remote=remote))
     marks, old = changed_name(remote.inventory), []
     changed = []
-    for info in transport.objects(bucket, prefix=PREFIX, page_size=PAGE_SIZE):
+    for info in transport.objects(bucket, prefix=PREFIX):
         if info.name.startswith(marks):
             changed.append((info.name, info.version))
         elif info.name != current_name(remote.inventory):
@@ -165,7 +165,7 @@ def _remote_of(transport: Transport, bucket: str) -> Remote:
 
 def _delete_hidden(transport: Transport, bucket: str, kept: str) -> None:
     """Delete the objects of inventories but those of the inventory with this id."""
-    found = transport.objects(bucket, prefix=PREFIX, page_size=PAGE_SIZE)
+    found = transport.objects(bucket, prefix=PREFIX)
     _delete(
         transport, bucket, (info.name for info in found if not kept or not info.name.startswith(f"{PREFIX}{kept}/"))
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ais_loader import errors
 from ais_loader.name_matching import Patterns, matcher, pattern_list
-from ais_loader.transport.base import PAGE_SIZE, Transport, require_text
+from ais_loader.transport.base import Transport, require_text
 from ais_loader.values.changes import EvictSummary, Failure, OnError, OnProgress, Tally, WarmSummary
 from ais_loader.values.requests import require_many
 
@@ -55,7 +55,7 @@ def _cold(
 ) -> Iterable[tuple[str, int | None]]:
     """Yield the names and sizes of objects that are cold."""
     fits = matcher(patterns)
-    for info in transport.objects(bucket, prefix=prefix, page_size=PAGE_SIZE):
+    for info in transport.objects(bucket, prefix=prefix):
         if patterns and not fits(info.name):
             continue
         if info.is_stored:

@@ -21,8 +21,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import cast
 
 from ais_loader.errors import (
     BucketNotFound,
@@ -33,22 +32,9 @@ from ais_loader.errors import (
     SnapshotNotFound,
     StaleMap,
 )
-from ais_loader.transport.listings import LevelItem, name_of_item
+from ais_loader.transport.listings import Item, name_of_item
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.entry import ObjectInfo
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
-    """Kind of what a listing has: objects, or names alone."""
-
-    name_of: Callable[[T], str]
-    is_newer: Callable[[T, T], bool]
-    """Whether the first is a newer version of the object than the second."""
-    union: Callable[[Sequence[list[T]]], list[T]] | None = None
-    """Merges lists in the order of names if any version of an object is as good as another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +52,10 @@ class ListedMap:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedPage(Generic[T]):
-    """Objects of one node in a range of names."""
+class ListedPage:
+    """Items of one node in a range of names."""
 
-    objects: Sequence[T]
+    items: Sequence[Item]
     """In the order of their names' UTF-8 bytes, which is that of their code points."""
     next: str | None = None
     """Name after which the next page begins; None if this is the last one."""
@@ -84,12 +70,12 @@ class ListedPage(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Feed(Generic[T]):
+class _Feed:
     """Answers of one node that have not been consumed yet."""
 
     at: int
     next: str | None
-    objects: list[T] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
     in_doubt: list[str] = field(default_factory=list)
     silent: bool = False
     requested_at_s: float = 0.0
@@ -99,26 +85,26 @@ class _Feed(Generic[T]):
     outdated: bool = False
     """Whether the node also acted by an older map."""
 
-    def up_to(self, end: str | None, name_of: Callable[[T], str]) -> tuple[list[T], list[str]]:
-        """Consume the objects and the names in doubt up to this name; None: all."""
+    def up_to(self, end: str | None) -> tuple[list[Item], list[str]]:
+        """Consume the items and the names in doubt up to this name; None: all."""
         if end is None:
-            stop, stop_doubt = len(self.objects), len(self.in_doubt)
+            stop, stop_doubt = len(self.items), len(self.in_doubt)
         else:
-            stop = bisect_right(self.objects, end, key=name_of)
+            stop = bisect_right(self.items, end, key=name_of_item)
             stop_doubt = bisect_right(self.in_doubt, end)
-        consumed = self.objects[:stop], self.in_doubt[:stop_doubt]
-        del self.objects[:stop], self.in_doubt[:stop_doubt]
+        consumed = self.items[:stop], self.in_doubt[:stop_doubt]
+        del self.items[:stop], self.in_doubt[:stop_doubt]
         return consumed
 
 
 @dataclass(slots=True)
-class _EarlierPasses(Generic[T]):
+class _EarlierPasses:
     """Results of earlier, incomplete passes over one range. An answer about a name holds for a moment within the call,
     even if the name is being written now."""
 
     end: str | None
     """Every name up to here (None: all) that is not in doubt has an answer."""
-    found: dict[str, T]
+    found: dict[str, Item]
     in_doubt: set[str]
     """Names without an answer in any pass."""
 
@@ -141,11 +127,10 @@ class _TooFewAnswer(Exception):
         self.error = error
 
 
-class MergedListing(Generic[T]):
+class MergedListing:
     """Merged listing of one call. Use it once.
 
     Args:
-        kind: what the pages have.
         page_of: returns a page of one node (by its position in the map) with the names after a given one.
         newest: requests and returns the newest map. It asks the given node first, unless that is None.
         start_after: only names after this one are listed.
@@ -156,31 +141,29 @@ class MergedListing(Generic[T]):
 
     def __init__(
         self,
-        page_of: Callable[[ListedMap, int, str], ListedPage[T]],
+        page_of: Callable[[ListedMap, int, str], ListedPage],
         newest: Callable[[bytes | None], ListedMap],
         *,
-        kind: Kind[T],
         map_: ListedMap,
         retry_s: float,
         start_after: str = "",
     ) -> None:
         self._page_of = page_of
         self._newest = newest
-        self._kind = kind
         self._patience = RetryBudget(retry_s)
         self._after = start_after
         """Everything up to here has been listed."""
-        self._earlier: _EarlierPasses[T] | None = None
+        self._earlier: _EarlierPasses | None = None
         """Earlier passes over the current range."""
         self._begin(map_)
 
     def _begin(self, map_: ListedMap) -> None:
         self._map = map_
-        self._feeds: list[_Feed[T]] = [_Feed(at, self._after) for at in range(len(map_.nodes))]
+        self._feeds: list[_Feed] = [_Feed(at, self._after) for at in range(len(map_.nodes))]
         self._silent: dict[str, LoaderError] = {}
         self._without: dict[int, BucketNotFound] = {}
 
-    def stretches(self) -> Iterator[list[T]]:
+    def stretches(self) -> Iterator[list[Item]]:
         """Yield lists that are the listing, one after another."""
         while True:
             try:
@@ -202,43 +185,48 @@ class MergedListing(Generic[T]):
                 return
             self._after = end
 
-    def _stretch(self) -> tuple[list[T], str | None]:
-        """Return the next objects, and the name up to which they are complete; None at the end."""
+    def _stretch(self) -> tuple[list[Item], str | None]:
+        """Return the next items, and the name up to which they are complete; None at the end."""
         for feed in self._feeds:
-            if not feed.objects and feed.next is not None:  # a feed at its end keeps the time of its last request
+            if not feed.items and feed.next is not None:  # a feed at its end keeps the time of its last request
                 feed.requested_at_s = time.monotonic()
-            while not feed.objects and feed.next is not None and not feed.silent:
+            while not feed.items and feed.next is not None and not feed.silent:
                 self._fetch_page(feed, feed.next)
         began_s = min((feed.requested_at_s for feed in self._feeds if not feed.silent), default=0.0)
         end = min((feed.next for feed in self._feeds if feed.next is not None and not feed.silent), default=None)
-        answers = [feed.up_to(end, self._kind.name_of) for feed in self._feeds]
+        answers = [feed.up_to(end) for feed in self._feeds]
         if self._map.moving or any(feed.outdated or feed.removed_at_s >= began_s for feed in self._feeds):
             answers += self._list_again(end)
         doubtful = self._doubtful(answers)
-        if self._kind.union is not None and self._earlier is None and not doubtful:
-            return self._kind.union([objects for objects, _ in answers]), end
-        newest: dict[str, T] = {}
-        for objects, _ in answers:
-            for one in objects:
-                name = self._kind.name_of(one)
+        lists = [items for items, _ in answers if items]
+        if self._earlier is None and not doubtful:
+            if len(lists) < 2:
+                return lists[0] if lists else [], end
+            if isinstance(lists[0][0], bytes):
+                names = cast("list[list[bytes]]", lists)
+                return list(dict.fromkeys(sorted(itertools.chain(*names)))), end  # a sort of sorted lists merges them
+        newest: dict[str, Item] = {}
+        for items in lists:
+            for one in items:
+                name = name_of_item(one)
                 known = newest.get(name)
-                if known is None or self._kind.is_newer(one, known):
+                if known is None or _is_newer(one, known):
                     newest[name] = one
         self._settle(newest, doubtful - newest.keys(), end)
         return [newest[name] for name in sorted(newest)], end
 
-    def _list_again(self, end: str | None) -> list[tuple[list[T], list[str]]]:
+    def _list_again(self, end: str | None) -> list[tuple[list[Item], list[str]]]:
         """List the range again, now that all nodes have been listed once."""
         for feed in self._feeds:
-            feed.objects, feed.in_doubt, feed.next, feed.requested_at_s = [], [], self._after, time.monotonic()
-        found: list[tuple[list[T], list[str]]] = []
+            feed.items, feed.in_doubt, feed.next, feed.requested_at_s = [], [], self._after, time.monotonic()
+        found: list[tuple[list[Item], list[str]]] = []
         for feed in self._feeds:
             while feed.next is not None and not feed.silent and (end is None or feed.next < end):
                 self._fetch_page(feed, feed.next)
-            found.append(feed.up_to(end, self._kind.name_of))
+            found.append(feed.up_to(end))
         return found
 
-    def _doubtful(self, answers: Sequence[tuple[list[T], list[str]]]) -> set[str]:
+    def _doubtful(self, answers: Sequence[tuple[list[Item], list[str]]]) -> set[str]:
         """Return names that may exist though no node has listed them: their holder is in doubt, or may be silent."""
         if self._silent:
             return {name for _, in_doubt in answers for name in in_doubt}
@@ -250,7 +238,7 @@ class MergedListing(Generic[T]):
         having = min(max(1, self._map.copies), len(set(self._map.hosts)))
         return {name for name, doubting in times.items() if doubting >= having > 1 and not self._map.moving}
 
-    def _settle(self, newest: dict[str, T], in_doubt: set[str], end: str | None) -> None:
+    def _settle(self, newest: dict[str, Item], in_doubt: set[str], end: str | None) -> None:
         """Add answers of earlier passes over this range for names that are in doubt in this one.
 
         A node is in doubt about a name for the moment in which it is written, and a moment later about another name. If
@@ -267,7 +255,7 @@ class MergedListing(Generic[T]):
             raise _TooFewAnswer(NodeUnavailable(f"{len(left):,} names are in doubt, and {reason}"))
         newest.update((name, found[name]) for name in in_doubt if name in found)
 
-    def _fetch_page(self, feed: _Feed[T], after: str) -> None:
+    def _fetch_page(self, feed: _Feed, after: str) -> None:
         map_ = self._map
         try:
             page = self._page_of(map_, feed.at, after)
@@ -281,11 +269,11 @@ class MergedListing(Generic[T]):
             raise _NewerMap(feed.at, page.map_version)
         feed.outdated |= page.oldest_map_version < map_.version
         feed.removed_at_s = max(feed.removed_at_s, time.monotonic() - page.since_removal_s)
-        feed.objects += page.objects
+        feed.items += page.items
         feed.in_doubt += page.in_doubt
         feed.next = page.next
 
-    def _lacks_bucket(self, feed: _Feed[T], error: BucketNotFound) -> None:
+    def _lacks_bucket(self, feed: _Feed, error: BucketNotFound) -> None:
         """Handle a node without the bucket. If it has not learned of the bucket yet, it has none of its objects. Of a
         snapshot it has the replicas that it had."""
         known = self._newest(self._map.nodes[feed.at])
@@ -299,7 +287,7 @@ class MergedListing(Generic[T]):
         else:
             feed.next, feed.outdated = None, True
 
-    def _is_silent(self, feed: _Feed[T], error: LoaderError) -> None:
+    def _is_silent(self, feed: _Feed, error: LoaderError) -> None:
         """Continue without this node, if others have replicas of everything that it has."""
         self._silent[self._map.hosts[feed.at]] = error
         feed.silent = True
@@ -313,24 +301,8 @@ class MergedListing(Generic[T]):
         raise _TooFewAnswer(error)
 
 
-def _newer(version: str, than: str) -> bool:
-    """Compare versions in the order of (epoch, counter, node)."""
-    return tuple(map(int, version.split("."))) > tuple(map(int, than.split(".")))
-
-
-def _union(lists: Sequence[list[bytes]]) -> list[bytes]:
-    filled = [names for names in lists if names]
-    if len(filled) < 2:
-        return filled[0] if filled else []
-    return list(dict.fromkeys(sorted(itertools.chain(*filled))))  # a sort of sorted lists merges them
-
-
-OBJECTS: Kind[ObjectInfo] = Kind(attrgetter("name"), lambda one, than: _newer(one.version, than.version))
-NAMES: Kind[bytes] = Kind(bytes.decode, lambda one, than: False, _union)
-"""Names in UTF-8."""
-LEVEL: Kind[LevelItem] = Kind(
-    name_of_item,
-    lambda one, than: (
-        isinstance(one, ObjectInfo) and isinstance(than, ObjectInfo) and _newer(one.version, than.version)
-    ),
-)
+def _is_newer(one: Item, than: Item) -> bool:
+    """Compare versions in the order of (epoch, counter, node). Names and folders have none."""
+    if not isinstance(one, ObjectInfo) or not isinstance(than, ObjectInfo):
+        return False
+    return tuple(map(int, one.version.split("."))) > tuple(map(int, than.version.split(".")))

@@ -53,10 +53,9 @@ from dataclasses import replace
 import numpy as np
 
 from ais_loader import errors
-from ais_loader.transport.cluster.columns import Columns
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.frame_filter import FrameFilter
-from ais_loader.transport.cluster.routing import Routing
+from ais_loader.transport.cluster.routing import Columns, Routing
 from ais_loader.transport.cluster.substream import Arrivals, Sender, Share
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Broken, Event

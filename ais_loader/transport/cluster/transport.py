@@ -25,18 +25,18 @@ from ais_loader.transport.base import (
 from ais_loader.transport.cluster.discovery import Discovery, LateStream
 from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
-from ais_loader.transport.cluster.node_listing import NodeListing
+from ais_loader.transport.cluster.node_listing import node_pages
 from ais_loader.transport.cluster.promote import promote, promote_request
 from ais_loader.transport.cluster.put_many import put_many
 from ais_loader.transport.cluster.remote_bucket_calls import RemoteBucketCalls
 from ais_loader.transport.cluster.routing import assemblers
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
-from ais_loader.transport.listings import BucketListings
+from ais_loader.transport.listings import BucketListings, Item, MembersPage
 from ais_loader.transport.retry import NO_RETRY_S, RetryBudget, WriteTries
 from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
 from ais_loader.values.batch import Batch
-from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.requests import BatchOptions, requests_for_entries
@@ -293,8 +293,8 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
         with tries.raise_if_unknown():
             write(bucket, name, delete, retry=True)
 
-    def _stored(self, request: pb.ListRequest) -> NodeListing:
-        return NodeListing(self.members, request, self._any, lambda: self._has_others, self._retry_s)
+    def _pages(self, request: pb.ListRequest) -> Iterator[Sequence[Item]]:
+        return node_pages(self.members, request, self._any, lambda: self._has_others, self._retry_s)
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         """Delete names through any node that answers: it makes the owners of all names write tombstones.
@@ -331,19 +331,10 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
 
         return self._any(self._checked(bucket, summarized))
 
-    def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
-        """List the members of one version; each page comes from the first holder that answers. Raises ObjectNotFound
-        also when the archive is replaced between two pages."""
-        require_object(bucket, name)
-        require_text(prefix, errors.InvalidRequest, "prefix")
-        request = pb.ListMembersRequest(bucket=bucket, name=name, prefix=prefix, page_size=min(page_size, 2**32 - 1))
-        while True:
-            page = self._read(bucket, name, lambda node, _: node.member_page(request))
-            for member, size_bytes, checksum in zip(page.name, page.size, page.checksum, strict=True):
-                yield MemberInfo(bucket, name, member, size_bytes, checksum, page.version, page.hidden)
-            if not page.next:
-                return
-            request.first, request.version = page.next, page.version
+    def _member_page(self, request: pb.ListMembersRequest) -> MembersPage:
+        page = self._read(request.bucket, request.name, lambda node, _: node.member_page(request))
+        members = zip(page.name, page.size, page.checksum, strict=True)
+        return MembersPage(page.version, members, page.next, page.hidden)
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         request, members = promote_request(spec), self.members

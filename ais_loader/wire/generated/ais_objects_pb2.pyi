@@ -322,7 +322,7 @@ class ListRequest(_message.Message):
     def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., page_size: _Optional[int] = ..., skip_missing_drives: bool = ..., names_only: bool = ..., one_level: bool = ...) -> None: ...
 
 class ListResponse(_message.Message):
-    __slots__ = ("object", "more", "next", "map_version", "oldest_map_version", "in_doubt", "let_go_ms", "names", "name_lengths", "has_names", "folder")
+    __slots__ = ("object", "more", "next", "map_version", "oldest_map_version", "in_doubt", "let_go_ms", "names", "name_lengths", "folder")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
@@ -332,7 +332,6 @@ class ListResponse(_message.Message):
     LET_GO_MS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     NAME_LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    HAS_NAMES_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[ObjectInfo]
     more: bool
@@ -343,9 +342,8 @@ class ListResponse(_message.Message):
     let_go_ms: int
     names: bytes
     name_lengths: bytes
-    has_names: bool
     folder: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, object: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., more: bool = ..., next: _Optional[str] = ..., map_version: _Optional[int] = ..., oldest_map_version: _Optional[int] = ..., in_doubt: _Optional[_Iterable[str]] = ..., let_go_ms: _Optional[int] = ..., names: _Optional[bytes] = ..., name_lengths: _Optional[bytes] = ..., has_names: bool = ..., folder: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, object: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., more: bool = ..., next: _Optional[str] = ..., map_version: _Optional[int] = ..., oldest_map_version: _Optional[int] = ..., in_doubt: _Optional[_Iterable[str]] = ..., let_go_ms: _Optional[int] = ..., names: _Optional[bytes] = ..., name_lengths: _Optional[bytes] = ..., folder: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
     __slots__ = ("bucket", "name", "prefix", "first", "page_size", "version")

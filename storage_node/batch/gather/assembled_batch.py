@@ -16,9 +16,10 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, TARGET_PAYLOAD_BYTES, U8, U32, Frame, encode_frame, encode_parts
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch.admission import Busy
 from storage_node.batch.gather.gather import Gather
 from storage_node.batch.gather.routing import ReplicaRouting
-from storage_node.batch.resources import BatchCall, Busy, Message
+from storage_node.batch.resources import BatchCall, Message
 from storage_node.limits.fair_scheduler import FrameSlot
 from storage_node.limits.tasks import retrieve, settled
 

@@ -107,7 +107,7 @@ class WriteCoordinator:
             replica_set = self.replica_set(bucket)  # listings of snapshots are already filtered by owner
         except TooFewCopies:
             replica_set = None
-        return Filtered(found, []) if replica_set is None else await current(self._replicas, replica_set, found)
+        return Filtered(found) if replica_set is None else await current(self._replicas, replica_set, found)
 
     def owns(self, bucket: str, names: Sequence[bytes]) -> bool:
         """Whether this node owns all objects of a listing, so that `current` would keep them."""

@@ -23,12 +23,12 @@ from storage_node.context.errors import ReplicaLost
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry, Version
 
-Listed = list[tuple[str, CatalogEntry]]
+Listed = Sequence[tuple[str, CatalogEntry]]
 
 
 class Filtered(NamedTuple):
     objects: Listed
-    in_doubt: list[str]
+    in_doubt: Sequence[str] = ()
     """Names of which an owner knows a newer version."""
 
 
@@ -39,7 +39,7 @@ async def current(replicas: Replicas, replica_set: ReplicaSet, found: Listed) ->
     """
     requests = await replicas.node.read(_of_others, replica_set, [name for name, _ in found]) if found else {}
     if not requests:
-        return Filtered(found, [])
+        return Filtered(found)
     answers = await asyncio.gather(
         *(outcome(replicas.newest, replica_set, node, names, allow_unknown=True) for node, names in requests.items())
     )

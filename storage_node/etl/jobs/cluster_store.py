@@ -23,10 +23,8 @@ from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.etl.jobs.job_store import (
-    PAGE_NAMES,
     Input,
     JobPage,
-    ListedSource,
     OwnStore,
     local_heads,
     local_inputs,
@@ -37,7 +35,6 @@ from storage_node.etl.jobs.shares import Division, takers
 from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.store.drive.preconditions import parse_condition
-from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.names import bucket_not_found
 from storage_node.store.write import Upload
 
@@ -77,16 +74,8 @@ class NodeStore:
         return [taker == local for taker in takers(replica_set.view, replica_set.bucket, names, division)]
 
     async def page(self, bucket: str, prefix: str, start_after: str) -> JobPage:
-        if self._to_read(bucket) is None:
-            return await self._own.page(bucket, prefix, start_after)
-
-        def look() -> JobPage:
-            page = self._node.store.replicas.page(bucket, prefix, start_after, most=PAGE_NAMES, most_bytes=PAGE_BYTES)
-            found = [ListedSource(name, entry.size_bytes) for name, entry in page.objects]
-            found += [ListedSource(name, -1) for name in page.in_doubt]
-            return JobPage(sorted(found), page.next)
-
-        return await self._node.read(look)
+        self._to_read(bucket)
+        return await self._own.page(bucket, prefix, start_after)
 
     # -- look-up
 

@@ -17,6 +17,7 @@ from storage_node.etl.jobs.shares import Division
 from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.store.read.object_reader import open_object
@@ -99,11 +100,9 @@ class OwnStore:
         return await self._work(self._page, bucket, prefix, start_after)
 
     def _page(self, bucket: str, prefix: str, start_after: str) -> JobPage:
-        found = [
-            ListedSource(name, entry.size_bytes)
-            for name, entry in self._store.objects(bucket, prefix, start_after, PAGE_NAMES)
-        ]
-        return JobPage(found, found[-1].name if len(found) == PAGE_NAMES else None)
+        page = self._store.replicas.page(bucket, prefix, start_after, most=PAGE_NAMES, most_bytes=PAGE_BYTES)
+        found = [ListedSource(name, entry.size_bytes) for name, entry in page.objects]
+        return JobPage(sorted(found + [ListedSource(name, -1) for name in page.in_doubt]), page.next)
 
     async def heads(self, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
         return await self._work(local_heads, self._store, bucket, names)

@@ -50,6 +50,16 @@ def args_of(call: pb.TransformCall) -> tuple[str, ...]:
     return tuple([stage.args for stage in call.stage])
 
 
+class CacheHits:
+    """Transform versions that make the results of a call now, and counts of delivered cached results."""
+
+    __slots__ = ("args", "kept", "kept_bytes", "versions")
+
+    def __init__(self, versions: tuple[bytes, ...], args: tuple[str, ...]) -> None:
+        self.versions, self.args = versions, args
+        self.kept = self.kept_bytes = 0
+
+
 class _Making:
     def __init__(self, task: asyncio.Task[Shared]) -> None:
         self.task = task

@@ -35,16 +35,6 @@ class RunSettings:
         self.on_thread, self.ahead = on_thread, ahead
 
 
-class CacheHits:
-    """Transform versions that make the results of a call now, and counts of delivered cached results."""
-
-    __slots__ = ("args", "kept", "kept_bytes", "versions")
-
-    def __init__(self, versions: tuple[bytes, ...], args: tuple[str, ...]) -> None:
-        self.versions, self.args = versions, args
-        self.kept = self.kept_bytes = 0
-
-
 class FailedEntry:
     """An entry that failed, with its status and error."""
 

@@ -23,9 +23,8 @@ from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.etl.run.result_cache import Shared, args_of, result_key
+from storage_node.etl.run.result_cache import CacheHits, Shared, args_of, result_key
 from storage_node.etl.run.run_state import (
-    CacheHits,
     EntryInProgress,
     FailedEntry,
     Reservation,

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ais_loader import errors
-from ais_loader.transforms.transform_job import TransformJob, find_job, list_jobs
+from ais_loader.transforms.transform_job import TransformJob
 from storage_node.gateway.aistore.cluster import TARGET
 from storage_node.gateway.aistore.errors import AISError, unsupported
 from storage_node.gateway.aistore.recent_jobs import RecentJob, RecentJobs, Stopped
@@ -282,11 +282,11 @@ def store_job(request: AisRequest, name: str) -> TransformJob:
     """Return a job of the store. Raises JobNotFound, also for one of another access key."""
     if _is_of_another(request, name):
         raise errors.JobNotFound(f"there is no job {name!r}")
-    return find_job(request.client._transport, name)
+    return request.client.etl.job(name)
 
 
 def _store_jobs(request: AisRequest) -> list[TransformJob]:
-    return [job for job in list_jobs(request.client._transport) if not _is_of_another(request, job.name)]
+    return [job for job in request.client.etl.jobs() if not _is_of_another(request, job.name)]
 
 
 def _of_store(job: TransformJob) -> AisJob:

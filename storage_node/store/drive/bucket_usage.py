@@ -205,9 +205,10 @@ class BucketUsage:
             count = self._counts[bucket_uuid]
             for stripe, change in parts.items():
                 count.parts[stripe] = count.part(stripe).plus(change)
-        if changed or grants is not None:
-            totals = {bucket_uuid: _sum(parts.values()) for bucket_uuid, parts in changed.items()}
-            self._quotas.settle(self._drive, totals, grants.take() if grants is not None else {})
+        totals = {bucket_uuid: _sum(parts.values()) for bucket_uuid, parts in changed.items()}
+        granted = grants.take() if grants is not None else {}
+        if totals or granted:
+            self._quotas.settle(self._drive, totals, granted)
 
 
 class Grants:

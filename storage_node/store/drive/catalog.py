@@ -25,7 +25,6 @@ from typing import NoReturn, TypeVar
 
 from ais_loader.errors import Closed, DriveFailed, DriveFull, LoaderError, StoreFormatError, StoreLocked
 from ais_loader.extras import needs
-from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive.clean_shutdown import Mark, MarkWriter, read_mark
 from storage_node.store.drive.locking import hold, lock_holder
 from storage_node.store.drive.log_guard import LogGuard, copy_for_salvage
@@ -34,6 +33,7 @@ from storage_node.store.drive.rocksdb_options import catalog_options, leak
 from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, ErrorCounters
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.permissions import FOLDER_MODE
+from storage_node.store.store_record import commit_mark
 
 with needs("rocksdict", "a store on this machine"):
     from rocksdict import (

@@ -31,7 +31,6 @@ from ais_loader.errors import (
 from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import OpenArchives, ShardLimits
 from storage_node.store.checksum import combine_blocks
-from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive import clean_shutdown
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
@@ -51,7 +50,7 @@ from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
 from storage_node.store.format import CatalogEntry
 from storage_node.store.permissions import FOLDER_MODE
-from storage_node.store.store_record import sync_folder
+from storage_node.store.store_record import commit_mark, sync_folder
 
 Durability: TypeAlias = Literal["process", "power"]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ais_loader.errors import JobNotFound
+from ais_loader.transforms.etl import Transforms
 from ais_loader.transforms.transform_job import JobCounts
 from storage_node.gateway.aistore import jobs, recent_jobs
 from storage_node.gateway.aistore.jobs import JobOutcome, Stopping
@@ -43,20 +42,12 @@ class FakeJob:
         self.state = "stopped"
 
 
-def found(stored: list[FakeJob], _: object, name: str) -> FakeJob:
-    for job in stored:
-        if job.name == name:
-            return job
-    raise JobNotFound(name)
-
-
 def test_keys_that_share_a_client_have_jobs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this process, and of the store, whose names have a mark of their key."""
     monkeypatch.setattr(jobs, "_AT_ONCE_S", 0.0)
     keys = {name: Account(name, "secret") for name in ("a", "b")}
     stored = [FakeJob(jobs.new_store_job(Owned(key), "etl-bck")) for key in ("a", "b", "")]  # type: ignore[arg-type]
-    monkeypatch.setattr(jobs, "list_jobs", lambda _: stored)
-    monkeypatch.setattr(jobs, "find_job", partial(found, stored))
+    monkeypatch.setattr(Transforms, "jobs", lambda _: stored)
     stopped = threading.Event()
     with closing(Clients(str(tmp_path / "store"), keys.values())) as clients, GatewayThread(clients, keys) as gateway:
         a, b = (Ais(gateway.port, f"Bearer {key}:secret") for key in keys)

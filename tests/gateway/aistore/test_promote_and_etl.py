@@ -183,9 +183,7 @@ def test_buckets_are_transformed(gateway: Served, upper: str) -> None:
 
 
 def jobs_of(served: Served) -> list[Any]:
-    from ais_loader.transforms.transform_job import list_jobs
-
-    return list_jobs(served.client._transport)
+    return served.client.etl.jobs()
 
 
 @pytest.mark.slow
