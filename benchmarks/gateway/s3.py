@@ -163,7 +163,8 @@ def gateway(
     store: str, keys: Path, *more_pids: int, tree: Path | None = None, options: tuple[str, ...] = ()
 ) -> Iterator[Server]:
     """Run a gateway, of this code or of another tree's."""
-    command = (sys.executable, "-m", "ais_loader.cli", "gateway", store, "--keys", str(keys), "--port", "0", "--json")
+    python = sys.executable if tree is None else str(tree / ".venv/bin/python")  # an environment has the integrations
+    command = (python, "-m", "ais_loader.cli", "gateway", store, "--keys", str(keys), "--port", "0", "--json")
     with _process(*command, *options, tree=tree) as (pid, line):
         yield Server(json.loads(line)["url"], pid, *more_pids)
 
@@ -388,7 +389,11 @@ def sections(setting: Setting, rounds: int, only: set[str]) -> Iterator[tuple[st
 @click.option("--sizes", default=f"{10 * KIB},{MIB}", show_default=True, help="Object sizes in bytes.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--only", default="get,put,upload,many", show_default=True)
-@click.option("--before", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Another tree's root.")
+@click.option(
+    "--before",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="Root of another tree with a .venv.",
+)
 @peer_option
 @click.option("--write/--no-write", default=True, help=f"Write the tables to {TABLE.name}.")
 def main(sizes: str, rounds: int, only: str, before: Path | None, peers: tuple[Peer, ...], write: bool) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ais_loader import errors
+from ais_loader.integrations.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.objects.archive import BatchArchive
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_hostile import bundled

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.integrations.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.server.certificate import Certificate
+from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import eventually
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.certificate import Certificate
-from storage_node.gateway.server.options import Limits
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.pace import Pace
 from tests.gateway.conftest import Served

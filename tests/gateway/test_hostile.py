@@ -20,10 +20,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from ais_loader import errors
-from storage_node.gateway.errors import S3Error
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
-from storage_node.gateway.xml import parse
+from ais_loader.integrations.gateway.errors import S3Error
+from ais_loader.integrations.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.server.options import Limits
+from ais_loader.integrations.gateway.xml import parse
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.table import table
 

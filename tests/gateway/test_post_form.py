@@ -14,9 +14,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from storage_node.gateway.errors import S3Error
-from storage_node.gateway.post_form import PostForm
-from storage_node.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.errors import S3Error
+from ais_loader.integrations.gateway.post_form import PostForm
+from ais_loader.integrations.gateway.serve import GatewayThread
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.table import table
 

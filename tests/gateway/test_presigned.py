@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from storage_node.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.serve import GatewayThread
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.table import table
 

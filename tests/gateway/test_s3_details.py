@@ -13,10 +13,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from ais_loader.integrations.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.bucket_uuid import created_ns, draw_bucket_uuid
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
 from storage_node.store.checksum import CRC32, CRC64NVME, combine
 from tests.gateway.conftest import Served
 from tests.gateway.test_boto3 import code

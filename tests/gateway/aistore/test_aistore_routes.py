@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.keys import Account
-from storage_node.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.keys import Account
+from ais_loader.integrations.gateway.serve import GatewayThread
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.security.rights_kit import EVERYTHING, secure

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from storage_node.gateway.aistore import append
-from storage_node.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.aistore import append
+from ais_loader.integrations.gateway.serve import GatewayThread
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.conftest import ACCOUNT, Served
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import NodeProcess
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
 from tests.gateway.aistore.calls import ask, call, connection, succeeded
 from tests.gateway.aistore.test_batch import batch, entry
 from tests.gateway.conftest import ACCOUNT, Served
