@@ -230,9 +230,9 @@ def test_the_gateway_takes_of_the_node_what_serves_any_server() -> None:
         "storage_node.limits.peers",
         "storage_node.metrics.declarations",
         "storage_node.metrics.exporter",
-        "storage_node.ops.serve",
         "storage_node.settings.config",
         "storage_node.store.checksum",
+        "storage_node.store.machine_memory",
         "storage_node.store.names",
         "storage_node.store.permissions",
     ]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.urls import is_remote
 from storage_node.metrics.exporter import metrics_served, require_library
-from storage_node.ops.serve import share_freed_memory
+from storage_node.store.machine_memory import share_freed_memory
 
 from ..clients import Clients
 from ..serve import serve_until, stopper

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from ais_loader.errors import LoaderError, StoreError
-from storage_node.ops.serve import share_freed_memory
+from storage_node.store.machine_memory import share_freed_memory
 
 if TYPE_CHECKING:
     from ..app import Gateway
