@@ -214,6 +214,8 @@ class Gateway:
                 return self._at_once(http, admitted.redirect, exchange.request_id)
             if admitted.body is not None:
                 await self._receive(http, admitted.body)
+            elif (response := admitted.at_once()) is not None:
+                return await self._send(http, response, exchange.request_id, ())
             return await self._answered(http, admitted.answer, admitted.body, exchange, is_batch=admitted.is_batch)
         finally:
             exchange.call = admitted.name
@@ -233,7 +235,7 @@ class Gateway:
         host = headers.get("host", "")
         parameters = dict(query_pairs(query))
         bucket, key = split_path(path, host, self._options.domains)
-        bucket_path = path if split_path(path, "", ()) == (bucket, key) else f"/{bucket}{path}"
+        bucket_path = f"/{bucket}{path}" if virtual_bucket(host, self._options.domains) else path
         form = PostForm.of(http.method, bucket, key, query, headers.get("content-type", ""), self._keys)
         signed = Signed(None, UNSIGNED)  # as far as it is known before a form has come
         if form is None:
@@ -261,6 +263,8 @@ class Gateway:
                 self._options.with_members,
                 exchange.access_key,
             )
+            if (response := call.at_once(request)) is not None:
+                return await self._send(http, response, exchange.request_id, ())
             return await self._answered(http, lambda: call.answer(request), body, exchange, is_batch=call.is_batch)
         finally:
             if body is not None:
@@ -490,10 +494,10 @@ async def _write(answer: web.StreamResponse, data: Any, slots: Sequence[CallSlot
 
 def _joined(http: web.BaseRequest, most_bytes: int) -> dict[str, str]:
     """Return the headers by names in lower case. Raises S3Error unless they are UTF-8, and of a body as it is sent."""
-    values: dict[str, list[str]] = {}
+    found: dict[str, str] = {}
     for name, value in http.headers.items():
-        values.setdefault(name.lower(), []).append(value)
-    found = {name: ",".join(each) for name, each in values.items()}
+        name = name.lower()
+        found[name] = f"{found[name]},{value}" if name in found else value
     try:
         size_bytes = len("".join((*found, *found.values())).encode())
     except UnicodeEncodeError:

@@ -85,7 +85,14 @@ def get_object(request: Request) -> Response:
         info = reading.info if member is None else replace(reading.info, metadata={})
         return _answer(request, info, reading, is_object=member is None)
 
-    return with_current(lambda: Reading(bucket, name, member, is_part=is_part), answer)
+    return with_current(lambda: Reading.of(bucket, name, member, is_part=is_part), answer)
+
+
+def get_cached(request: Request) -> Response | None:
+    """Answer GetObject on the event loop, if nothing has to be waited for. Raises S3Error."""
+    name, member = _named(request)
+    reading = None if member else Reading.cached(request.client.bucket(request.bucket), name)
+    return None if reading is None else _answer(request, reading.info, reading, is_object=True)
 
 
 def _named(request: Request) -> tuple[str, str | None]:

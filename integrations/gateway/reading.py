@@ -15,6 +15,7 @@ from ais_loader.errors import ObjectNotFound, Overloaded
 from ais_loader.objects.archive import BatchArchive
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.objects.pinned import WHOLE_BYTES, opened, opened_member
+from ais_loader.transport.base import OpenedObject
 
 from .request import INLINE_BYTES
 
@@ -37,21 +38,25 @@ T = TypeVar("T")
 class Reading:
     """An opened object or member."""
 
-    def __init__(self, bucket: Bucket, name: str, member: str | None = None, *, is_part: bool = False) -> None:
-        """Args:
-            is_part: Only a part of the object is wanted.
-
-        Raises the errors of `Bucket.open`.
-        """
-        self._bucket, self._member = bucket, member
-        transport = bucket.client._transport
-        if member is None:
-            most = WHOLE_BYTES if is_part else AT_ONCE_BYTES
-            self._found = opened(transport, bucket.name, name, None, _TIMEOUT_S, most)
-        else:
-            self._found = opened_member(transport, bucket.name, name, member, None, _TIMEOUT_S)
-        self.info = self._found.info
+    def __init__(self, bucket: Bucket, found: OpenedObject, member: str | None = None) -> None:
+        self._bucket, self._found, self._member = bucket, found, member
+        self.info = found.info
         """Describes the object; for a member, its archive, but with the member's size."""
+
+    @classmethod
+    def of(cls, bucket: Bucket, name: str, member: str | None = None, *, is_part: bool = False) -> Reading:
+        """Open an object. `is_part`: only a part of it is wanted. Raises the errors of `Bucket.open`."""
+        transport = bucket.client._transport
+        if member is not None:
+            return cls(bucket, opened_member(transport, bucket.name, name, member, None, _TIMEOUT_S), member)
+        most = WHOLE_BYTES if is_part else AT_ONCE_BYTES
+        return cls(bucket, opened(transport, bucket.name, name, None, _TIMEOUT_S, most))
+
+    @classmethod
+    def cached(cls, bucket: Bucket, name: str) -> Reading | None:
+        """Open a small object on the event loop, if nothing has to be waited for."""
+        found = bucket.client._transport.open_cached(bucket.name, name, INLINE_BYTES)
+        return None if found is None else cls(bucket, found)
 
     def body(self, start: int, length: int) -> bytes | Iterator[Buffer]:
         """Return bytes of the object, all of them or in chunks. May be called once.

@@ -29,6 +29,8 @@ class S3Call:
     """Largest body; 0 if it takes none."""
     is_batch: bool = False
     """Whether the answer has many objects."""
+    at_once: Callable[[Request], Response | None] = lambda _: None
+    """Answers on the event loop, where nothing has to be waited for."""
 
 
 Level = Literal["service", "bucket", "object"]
@@ -59,7 +61,7 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, S3Call]]] = {
         ("tagging", S3Call("GetObjectTagging", tagging.get_tags)),
         ("uploadId", S3Call("ListParts", multipart.list_parts)),
         ("attributes", S3Call("GetObjectAttributes", objects.object_attributes)),
-        ("", S3Call("GetObject", objects.get_object)),
+        ("", S3Call("GetObject", objects.get_object, at_once=objects.get_cached)),
     ],
     ("object", "HEAD"): [("", S3Call("HeadObject", objects.get_object))],
     ("object", "PUT"): [

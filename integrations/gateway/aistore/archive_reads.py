@@ -31,7 +31,7 @@ def get_member(request: AisRequest) -> Response:
     path = request.query["archpath"].lstrip("/")
     bucket = request.open_bucket()
     try:
-        reading = Reading(bucket, request.name, path)
+        reading = Reading.of(bucket, request.name, path)
     except MemberNotFound:
         raise AISError(404, f"{path[:200]} in {request.url} does not exist", "ErrNotFound") from None
     size_bytes = reading.info.size_bytes

@@ -72,6 +72,11 @@ class Admitted:
         if not isinstance(self._client, Client):
             self._client = self._client()
 
+    def at_once(self) -> Response | None:
+        """Answer a request without a body on the event loop, if nothing has to be waited for. Raises Refusal."""
+        assert isinstance(self._client, Client)
+        return self._route.calls[0].at_once(self._begin(self._client))
+
     def answer(self) -> Response:
         """Answer the request, whose body has arrived. Raises Refusal."""
         assert isinstance(self._client, Client)

@@ -17,7 +17,8 @@ from .request import AisRequest
 
 _OCTETS = "application/octet-stream"
 _TRIES = 10
-
+_WAITING = ("archmode", "archpath", "archregx", "latest-ver")
+"""Parameters of reads that may wait."""
 
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})\Z", re.ASCII)
 
@@ -59,19 +60,27 @@ def get(request: AisRequest) -> Response:
     if query.get("latest-ver") == "true" and keeps_copies(bucket):
         bucket.evict([request.name])
     is_part = "range" in request.headers
+    return with_current(lambda: Reading.of(bucket, request.name, is_part=is_part), lambda read: _answer(request, read))
 
-    def answer(reading: Reading) -> Response:
-        info = reading.info
-        headers = {"content-type": _OCTETS, **attributes.headers_of(info)}
-        start, length, status = 0, info.size_bytes, 200
-        if is_part:
-            start, length = read_range(request.headers["range"], info.size_bytes)
-            status = 206
-            headers["accept-ranges"] = "bytes"
-            headers["content-range"] = f"bytes {start}-{start + length - 1}/{info.size_bytes}"
-        return Response(status, headers, reading.body(start, length), length)
 
-    return with_current(lambda: Reading(bucket, request.name, is_part=is_part), answer)
+def get_cached(request: AisRequest) -> Response | None:
+    """Answer `get` on the event loop, if nothing has to be waited for. Raises AISError."""
+    if request.provider != "ais" or not request.query.keys().isdisjoint(_WAITING):
+        return None
+    reading = Reading.cached(request.client.bucket(request.bucket), request.name)
+    return None if reading is None else _answer(request, reading)
+
+
+def _answer(request: AisRequest, reading: Reading) -> Response:
+    info = reading.info
+    headers = {"content-type": _OCTETS, **attributes.headers_of(info)}
+    start, length, status = 0, info.size_bytes, 200
+    if "range" in request.headers:
+        start, length = read_range(request.headers["range"], info.size_bytes)
+        status = 206
+        headers["accept-ranges"] = "bytes"
+        headers["content-range"] = f"bytes {start}-{start + length - 1}/{info.size_bytes}"
+    return Response(status, headers, reading.body(start, length), length)
 
 
 def head(request: AisRequest) -> Response:

@@ -50,6 +50,8 @@ class AisCall:
     """Largest body; 0 for the limit of its kind."""
     is_batch: bool = False
     """Whether the answer has many objects."""
+    at_once: Callable[[AisRequest], Response | None] = lambda _: None
+    """Answers on the event loop, where nothing has to be waited for."""
 
     @property
     def takes_json(self) -> bool:
@@ -143,7 +145,7 @@ CALLS: tuple[AisCall, ...] = (
         "PUT", "objects/B/O", archives.put_member, having="archpath", body="bytes", most_bytes=archives.MAX_MEMBER_BYTES
     ),
     AisCall("PUT", "objects/B/O", objects.put, body="bytes"),
-    AisCall("GET", "objects/B/O", objects.get),
+    AisCall("GET", "objects/B/O", objects.get, at_once=objects.get_cached),
     AisCall("HEAD", "objects/B/O", objects.head),
     AisCall("DELETE", "objects/B/O", multipart.abort, having="uploadId", body="json"),
     AisCall("DELETE", "objects/B/O", objects.delete, body="json"),
