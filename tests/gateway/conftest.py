@@ -11,8 +11,8 @@ import pytest
 from ais_loader import Client
 from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.integrations.gateway.keys import Account
-from ais_loader.integrations.gateway.serve import GatewayThread
 from ais_loader.testing import NodeProcess, throwaway_folder
+from tests.gateway.gateway_thread import GatewayThread
 
 ACCOUNT = Account("the-key", "the-secret")
 _NUMBERS = itertools.count()

@@ -21,10 +21,10 @@ from botocore.credentials import Credentials
 
 from ais_loader import errors
 from ais_loader.integrations.gateway.errors import S3Error
-from ais_loader.integrations.gateway.serve import GatewayThread
 from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.integrations.gateway.xml import parse
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
 
 STREAMING = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"

@@ -18,12 +18,12 @@ from botocore.credentials import Credentials
 from ais_loader import errors
 from ais_loader.integrations.gateway.bodies import Body
 from ais_loader.integrations.gateway.errors import S3Error, of_store
-from ais_loader.integrations.gateway.serve import GatewayThread
 from ais_loader.integrations.gateway.signature import Signed
 from ais_loader.integrations.gateway.spool import BodyMemory, BodySpool
 from ais_loader.integrations.gateway.websites import refuse_websites
 from ais_loader.wire.checksum import crc32c
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.raw_kit import connected, parsed, received
 from tests.gateway.test_hostile import refused, send
 from tests.table import table

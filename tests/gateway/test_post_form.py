@@ -16,8 +16,8 @@ import pytest
 
 from ais_loader.integrations.gateway.errors import S3Error
 from ais_loader.integrations.gateway.post_form import PostForm
-from ais_loader.integrations.gateway.serve import GatewayThread
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
 
 Fields = dict[str, Any]

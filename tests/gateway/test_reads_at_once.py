@@ -12,9 +12,9 @@ import pytest
 
 from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.integrations.gateway.request import INLINE_BYTES
-from ais_loader.integrations.gateway.serve import GatewayThread
 from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import eventually, seeded_bytes
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.raw_kit import connected, parsed, received, request
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT

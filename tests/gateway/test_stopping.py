@@ -9,10 +9,10 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.serve import GatewayThread
 from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import NodeProcess
 from tests.gateway.command_kit import GatewayCommand
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.raw_kit import connected, received, request
 
 BIG_BYTES = 64 << 20

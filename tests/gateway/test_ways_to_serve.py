@@ -18,9 +18,9 @@ from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.integrations.gateway.errors import S3Error
 from ais_loader.integrations.gateway.keys import Account, read_keys
 from ais_loader.integrations.gateway.router import split_path
-from ais_loader.integrations.gateway.serve import GatewayThread
 from tests.gateway.command_kit import COMMAND, TIMEOUT_S, GatewayCommand, key_file, s3_at
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 
 
 def test_key_files(tmp_path: Path) -> None:

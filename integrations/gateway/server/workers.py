@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -90,11 +89,6 @@ class GatewayWorkers:
             self.stop()
             raise
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of those that run."""
-        return [worker.process.pid for worker in self._workers if worker is not None and worker.process.pid is not None]
-
     def counters(self) -> dict[str, GatewayCounters]:
         """Return the counters of each process by its number."""
         found = {}
@@ -103,8 +97,8 @@ class GatewayWorkers:
                 found[str(number)] = counters
         return found
 
-    def run(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Replace processes that die, until SIGTERM or SIGINT. `changed` is called after one was replaced."""
+    def run(self) -> None:
+        """Replace processes that die, until SIGTERM or SIGINT."""
         stopping = threading.Event()
         for one in (signal.SIGTERM, signal.SIGINT):
             signal.signal(one, lambda *_: stopping.set())
@@ -121,9 +115,7 @@ class GatewayWorkers:
                             due_s[number] = time.monotonic() + self._bury(number, worker)
                     for number in [number for number, at_s in due_s.items() if at_s <= time.monotonic()]:
                         del due_s[number]
-                        if self._replace(number):
-                            changed()
-                        else:
+                        if not self._replace(number):
                             due_s[number] = time.monotonic() + _BACKOFF.longest_s
                     watched: list[int | Connection | socket.socket] = [woken]
                     watched += [one.process.sentinel for one in self._workers if one is not None]

@@ -14,10 +14,10 @@ import pytest
 import xxhash
 
 from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.serve import GatewayThread
 from ais_loader.integrations.gateway.server.options import Limits
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
 
 SIZES = [0, 1, 5, 300_000, 3 << 20]

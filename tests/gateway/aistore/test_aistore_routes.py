@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.integrations.gateway.keys import Account
-from ais_loader.integrations.gateway.serve import GatewayThread
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.security.rights_kit import EVERYTHING, secure
 from tests.table import table
 

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from ais_loader.integrations.gateway.aistore import append
-from ais_loader.integrations.gateway.serve import GatewayThread
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 
 
 def begin(ais: Ais, bucket: str, name: str = "x") -> str:

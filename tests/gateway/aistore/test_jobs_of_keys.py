@@ -16,10 +16,10 @@ from ais_loader.integrations.gateway.aistore import jobs, recent_jobs
 from ais_loader.integrations.gateway.aistore.jobs import JobOutcome, Stopping
 from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.integrations.gateway.keys import Account
-from ais_loader.integrations.gateway.serve import GatewayThread
 from ais_loader.transforms.transform_job import JobCounts
 from tests.gateway.aistore.calls import action
 from tests.gateway.aistore.conftest import Ais
+from tests.gateway.gateway_thread import GatewayThread
 
 
 @dataclass

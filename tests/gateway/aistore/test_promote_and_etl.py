@@ -13,11 +13,11 @@ import cloudpickle
 import pytest
 
 from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.serve import GatewayThread
 from ais_loader.testing import NodeProcess
 from tests.gateway.aistore.calls import action, call, job_of, succeeded
 from tests.gateway.aistore.conftest import Answer
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
