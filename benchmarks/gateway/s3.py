@@ -34,9 +34,11 @@ headers and body in one call, a GET of 1 MiB takes 700 µs of the gateway instea
 files and 2.6 times moto; over a node, one request instead of two takes 1,300 µs instead of 1,850; a bundle takes half
 for an object of 1 MiB. Before uploads were made faster: a MiB of an upload takes a gateway of a node half the
 processor time, since its client copied each small piece once for every piece that came after; a PUT of 1 MiB comes to
-1.5 times moto. Before small GETs were answered on the event loop: one of 10 KiB takes 0.55 of the processor time, without
-two changes of threads, a handle of the socket and the lock that each system call gives away; its rate is 1.5 times that
-before, since the client takes its share of the cores; 1 MiB and the gateway of a node stay as they are.
+1.5 times moto.
+
+Predictions before small GETs were answered on the event loop: one of 10 KiB takes 0.55 of the processor time, without
+two changes of threads, a handle of the socket and the lock that each system call gives away; its rate is 1.5 times
+that before, since the client takes its share of the cores; 1 MiB and the gateway of a node stay as they are.
 
 Found: a GET of 1 MiB takes 0.64 of the processor time before, and reaches 1.7 times the rate before, 0.82 of the
 files, 3.4 times moto and 0.92 of AIStore's S3; one of 10 KiB reaches 4.4 times moto, but 0.41 of AIStore's, which is
