@@ -143,6 +143,7 @@ def _header_fields(header: str) -> dict[str, str]:
     return fields
 
 
+@functools.lru_cache(maxsize=128)
 def _seconds(stamp: str) -> int:
     try:
         if (found := _STAMP.match(stamp)) is None:
