@@ -105,7 +105,6 @@ storage_node.metrics
 storage_node.server
 storage_node.ops
 ais_loader
-storage_node.gateway
 storage_node.cli
 """
 FLOORS = {
@@ -124,6 +123,7 @@ ROOMS = {
         "ais_loader.transport.embedded",
         "ais_loader.transport.embedded_puts",
         "ais_loader.transport.embedded_streams",
+        "ais_loader.integrations.gateway",
     ),
     "rocksdict": ("storage_node.store",),
     "jwt": ("storage_node.rights",),
@@ -136,11 +136,11 @@ ROOMS = {
     ),
     "cryptography": ("storage_node.identity", "storage_node.rights"),
     "obstore": ("storage_node.remote",),
-    "botocore": ("storage_node.gateway",),
+    "botocore": ("ais_loader.integrations.gateway",),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),
     "multistorageclient": ("ais_loader.integrations.msc",),
-    "click": ("ais_loader.cli", "ais_loader.integrations.nemo", "storage_node.cli"),
+    "click": ("ais_loader.cli", "ais_loader.integrations.gateway", "ais_loader.integrations.nemo", "storage_node.cli"),
     "grpc": ("ais_loader.transport", "ais_loader.wire.generated", "ais_loader.testing", "storage_node"),
 }
 
@@ -211,6 +211,31 @@ def test_imports_run_downwards_only(wing: str) -> None:
         if other in MODULES and not 0 <= floor(wing, other) <= floor(wing, module)
     ]
     assert upwards == []
+
+
+def test_the_gateway_takes_of_the_node_what_serves_any_server() -> None:
+    taken = {
+        other
+        for module in MODULES
+        if module.startswith("ais_loader.integrations.gateway")
+        for other in imported(module)
+        if other.startswith("storage_node")
+    }
+    assert sorted(taken) == [
+        "storage_node.cli.insecure",
+        "storage_node.limits.bounded_xml",
+        "storage_node.limits.call_slots",
+        "storage_node.limits.counters",
+        "storage_node.limits.pace",
+        "storage_node.limits.peers",
+        "storage_node.metrics.declarations",
+        "storage_node.metrics.exporter",
+        "storage_node.settings.config",
+        "storage_node.store.checksum",
+        "storage_node.store.machine_memory",
+        "storage_node.store.names",
+        "storage_node.store.permissions",
+    ]
 
 
 @table("package", ROOMS)

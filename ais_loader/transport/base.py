@@ -207,6 +207,10 @@ class Transport(Protocol):
         Bytes that are not in the store are not fetched for it. Raises the errors of `head`, and SilenceTimeout.
         """
 
+    def open_cached(self, bucket: str, name: str, most_bytes: int) -> OpenedObject | None:
+        """Return an object of at most `most_bytes` with its bytes, for an event loop: nothing is waited for. None if
+        it is not in the memory of this process or host, and in every other case."""
+
     def open_member(
         self, bucket: str, name: str, member: str, *, whole_up_to: int, timeout_s: float
     ) -> OpenedObject | None:

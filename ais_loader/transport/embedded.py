@@ -66,7 +66,7 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object
 from storage_node.store.drive import locking
 from storage_node.store.drive.preconditions import parse_condition
-from storage_node.store.read.object_reader import list_members, open_member, open_object, read_located
+from storage_node.store.read.object_reader import list_members, open_member, open_object, read_cached, read_located
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import NameSummary
@@ -290,6 +290,18 @@ class EmbeddedTransport(BucketListings):
             return open_object(store, bucket, name, start=start, length=length, version=version).views()
 
         return OpenedObject(info, content if 0 < info.size_bytes <= whole_up_to else None, read)
+
+    def open_cached(self, bucket: str, name: str, most_bytes: int) -> OpenedObject | None:
+        if (store := self._store) is None or not self._is_here(store):
+            return None
+        of = store.record.current.buckets.get(bucket)
+        if of is None or of.remote is not None or store.replicas.stale.any:
+            return None
+        found = store.drive_set.cached(of.uuid_bytes, name)
+        if found is None or found[1].size_bytes > most_bytes or store.record.current.buckets.get(bucket) is not of:
+            return None
+        data = read_cached(*found)
+        return None if data is None else OpenedObject(stored_info(bucket, name, found[1]), lambda: data)
 
     def open_member(
         self, bucket: str, name: str, member: str, *, whole_up_to: int, timeout_s: float

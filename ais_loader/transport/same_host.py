@@ -94,6 +94,10 @@ class SameHostTransport(RemoteTransport):
         opened = self._opened_here(bucket, name, whole_up_to)
         return opened or super().open_object(bucket, name, whole_up_to=whole_up_to, timeout_s=timeout_s)
 
+    def open_cached(self, bucket: str, name: str, most_bytes: int) -> OpenedObject | None:
+        reader = None if self._asks else self._reader
+        return None if reader is None else reader.open_cached(bucket, name, most_bytes)
+
     def _opened_here(self, bucket: str, name: str, whole_up_to: int) -> OpenedObject | None:
         if (reader := self._reader_of([bucket])) is None:
             return None

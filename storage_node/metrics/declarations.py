@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ais_loader.version import __version__
 from storage_node.limits.counters import Histogram
-from storage_node.services.running_node import RunningNode
+
+if TYPE_CHECKING:  # a gateway declares metrics too, and has no node
+    from storage_node.services.running_node import RunningNode
 
 Type = Literal["counter", "gauge", "histogram"]
 Value = float | Histogram | Mapping[Any, Any]
 """A sample, or values by the values of a label; a tuple as a key has the values of several labels. Labels are in the
 order of their declaration."""
-Reader = Callable[[RunningNode], Value]
+Reader = Callable[["RunningNode"], Value]
 S = TypeVar("S")
 
 

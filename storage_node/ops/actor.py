@@ -15,8 +15,8 @@ from typing import Any
 
 from storage_node.ops import node_log
 from storage_node.ops.ray_environments import RayEnvironments
-from storage_node.ops.serve import keep_freed_memory
 from storage_node.ops.supervisor import Supervisor
+from storage_node.store.machine_memory import keep_freed_memory
 
 HOOK_GRACE_S = 2.0
 

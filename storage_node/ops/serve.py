@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,32 +17,12 @@ from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id, unix_e
 from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.server import NodeServer
 from storage_node.settings.config import EVERY_ADDRESS, ServerConfig
+from storage_node.store.machine_memory import keep_freed_memory
 
 log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 10.0
 _LOCK_POLL_S = 0.02
 _IDLE_POLL_S = 1.0
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
-
-
-def keep_freed_memory() -> None:
-    """Make malloc reuse the memory of frames instead of returning it to the kernel, which would cost page faults.
-
-    For a process that is a node and nothing else. No effect without glibc.
-    """
-    _mallopt({_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 128 << 20, _M_ARENA_MAX: 2})
-
-
-def share_freed_memory() -> None:
-    """Make threads share what malloc has freed, instead of keeping it for each. No effect without glibc."""
-    _mallopt({_M_ARENA_MAX: 2})
-
-
-def _mallopt(options: Mapping[int, int]) -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for name, value in options.items():
-            mallopt(name, value)
 
 
 def run_node(

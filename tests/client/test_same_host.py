@@ -60,12 +60,13 @@ def still(drive: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def drive() -> Iterator[Path]:
+def drive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A folder whose node is stopped at the end."""
     with throwaway_folder() as folder:
-        yield folder / "drive"
-        if (folder / "drive" / "node").exists():
-            stop(folder / "drive")
+        drive = (tmp_path if request.node.get_closest_marker("on_disk") else folder) / "drive"
+        yield drive
+        if (drive / "node").exists():
+            stop(drive)
 
 
 @pytest.fixture
@@ -168,13 +169,20 @@ with ais_loader.connect(sys.argv[1]) as client:
 """
 
 
-@pytest.mark.parametrize("way", ["get", "batch", "mixed"])
+@pytest.mark.parametrize("way", ["get", "batch", "mixed", pytest.param("cached", marks=pytest.mark.on_disk)])
 def test_reads_are_never_behind_an_acknowledged_write_and_never_go_back(
     drive: Path, client: Client, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     if way != "mixed":
         monkeypatch.setattr("storage_node.store.drive.drive.FOLLOW_INTERVAL_S", 0.0)
-    bucket, count = client.bucket("b"), 240
+    bucket, count, from_memory = client.bucket("b"), 240, 0
+
+    def cached(name: str) -> bytes:
+        nonlocal from_memory
+        found = client._transport.open_cached("b", name, 1 << 20)
+        from_memory += found is not None
+        return bytes(bucket.get(name) if found is None or found.content is None else found.content())
+
     for at in range(3):
         bucket.put(f"w{at}", b"%06d" % 0)
     acknowledged = {f"w{at}": 0 for at in range(3)}
@@ -192,6 +200,8 @@ def test_reads_are_never_behind_an_acknowledged_write_and_never_go_back(
                 names = list(least)
                 if way == "get":
                     found = [bytes(bucket.get(name)) for name in names]
+                elif way == "cached":
+                    found = [cached(name) for name in names]
                 else:
                     found = [item.tobytes() for item in bucket.get_batch(names)]
                 for name, data in zip(names, found, strict=True):
@@ -210,6 +220,8 @@ def test_reads_are_never_behind_an_acknowledged_write_and_never_go_back(
                 name, number = line.split()
                 acknowledged[name] = int(number)
         assert writer.returncode == 0
+        if way == "cached":
+            assert eventually(lambda: from_memory, TIMEOUT_S)
     finally:
         ended.set()
         for thread in threads:

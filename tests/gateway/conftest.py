@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ais_loader import Client
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.keys import Account
 from ais_loader.testing import NodeProcess, throwaway_folder
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.keys import Account
-from storage_node.gateway.serve import GatewayThread
+from tests.gateway.gateway_thread import GatewayThread
 
 ACCOUNT = Account("the-key", "the-secret")
 _NUMBERS = itertools.count()

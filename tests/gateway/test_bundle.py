@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ais_loader import errors
+from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.objects.archive import BatchArchive
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
 from tests.gateway.conftest import Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_hostile import bundled
 from tests.tar_kit import packed_tar

@@ -16,11 +16,11 @@ from typing import IO, cast
 import pytest
 
 from ais_loader import Client, errors
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.server.certificate import Certificate
 from ais_loader.testing import NodeProcess, throwaway_folder
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.certificate import Certificate
 from storage_node.identity.identity_folder import IdentityFolder
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.test_sending import requested
 
 MIB = 1 << 20

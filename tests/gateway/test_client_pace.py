@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.integrations.gateway.server.certificate import Certificate
+from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import eventually
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.certificate import Certificate
-from storage_node.gateway.server.options import Limits
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.pace import Pace
 from tests.gateway.conftest import Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.raw_kit import connected, parsed, received, request
 
 LIMITS = Limits(idle_s=10.0, rate_bytes_per_s=100.0, rate_window_s=60.0)

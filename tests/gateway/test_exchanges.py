@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import storage_node
+from ais_loader.integrations.gateway.server.access_log import shown_path
+from ais_loader.integrations.gateway.server.counters import METRICS
 from ais_loader.testing import eventually
 from scripts.write_reference import metrics_table
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.access_log import shown_path
-from storage_node.gateway.server.counters import METRICS
 from storage_node.metrics.exporter import metrics_served
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.raw_kit import connected, parsed, received, request
 from tests.node.promql_kit import check, exported
 

@@ -15,15 +15,15 @@ import pytest
 from botocore.exceptions import ClientError
 
 from ais_loader import connect
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.keys import Account
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.keys import Account
-from storage_node.gateway.serve import GatewayThread
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.gateway.command_kit import GatewayCommand, key_file, s3_at
+from tests.gateway.gateway_thread import GatewayThread
 from tests.security.rights_kit import EVERYTHING, SecureNode, key_in
 from tests.tar_kit import packed_tar
 

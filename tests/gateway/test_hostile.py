@@ -20,11 +20,11 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from ais_loader import errors
-from storage_node.gateway.errors import S3Error
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
-from storage_node.gateway.xml import parse
+from ais_loader.integrations.gateway.errors import S3Error
+from ais_loader.integrations.gateway.server.options import Limits
+from ais_loader.integrations.gateway.xml import parse
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
 
 STREAMING = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from ais_loader.integrations.gateway.spool import AT_ONCE_BYTES
 from ais_loader.testing import eventually
-from storage_node.gateway.spool import AT_ONCE_BYTES
 from tests.gateway.conftest import Served
 from tests.gateway.test_hostile import STREAMING, UNSIGNED_TRAILER, chunked, refused, send, signed
 from tests.table import table

@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from storage_node.gateway.serve import GatewayThread
 from tests.gateway.conftest import Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
 
 KEYS = ["a\x01b", "a\x0b/c", "a\x1f+ %d", "a\x7f", "a\ufffee", "a?b", "ä&<"]

@@ -16,14 +16,14 @@ from botocore.compat import HTTPHeaders
 from botocore.credentials import Credentials
 
 from ais_loader import errors
+from ais_loader.integrations.gateway.bodies import Body
+from ais_loader.integrations.gateway.errors import S3Error, of_store
+from ais_loader.integrations.gateway.signature import Signed
+from ais_loader.integrations.gateway.spool import BodyMemory, BodySpool
+from ais_loader.integrations.gateway.websites import refuse_websites
 from ais_loader.wire.checksum import crc32c
-from storage_node.gateway.bodies import Body
-from storage_node.gateway.errors import S3Error, of_store
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.signature import Signed
-from storage_node.gateway.spool import BodyMemory, BodySpool
-from storage_node.gateway.websites import refuse_websites
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.raw_kit import connected, parsed, received
 from tests.gateway.test_hostile import refused, send
 from tests.table import table

@@ -14,23 +14,23 @@ from typing import Any
 import pytest
 
 from ais_loader.errors import LoaderError
+from ais_loader.integrations.gateway import router
+from ais_loader.integrations.gateway.aistore import interface
+from ais_loader.integrations.gateway.aistore import router as ais_router
+from ais_loader.integrations.gateway.aistore.bodies import AisBody
+from ais_loader.integrations.gateway.aistore.request import AisRequest
+from ais_loader.integrations.gateway.bodies import Body
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.errors import Refusal
+from ais_loader.integrations.gateway.keys import Account
+from ais_loader.integrations.gateway.parsing import parse_json, query_pairs
+from ais_loader.integrations.gateway.post_form import PostForm
+from ais_loader.integrations.gateway.request import Request, Response
+from ais_loader.integrations.gateway.signature import ALGORITHM, Signed, verify
+from ais_loader.integrations.gateway.spool import BodyMemory
+from ais_loader.integrations.gateway.websites import refuse_websites
+from ais_loader.integrations.gateway.xml import parse
 from ais_loader.testing import throwaway_folder
-from storage_node.gateway import router
-from storage_node.gateway.aistore import interface
-from storage_node.gateway.aistore import router as ais_router
-from storage_node.gateway.aistore.bodies import AisBody
-from storage_node.gateway.aistore.request import AisRequest
-from storage_node.gateway.bodies import Body
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.errors import Refusal
-from storage_node.gateway.keys import Account
-from storage_node.gateway.parsing import parse_json, query_pairs
-from storage_node.gateway.post_form import PostForm
-from storage_node.gateway.request import Request, Response
-from storage_node.gateway.signature import ALGORITHM, Signed, verify
-from storage_node.gateway.spool import BodyMemory
-from storage_node.gateway.websites import refuse_websites
-from storage_node.gateway.xml import parse
 from tests.gateway.raw_kit import connected, parsed, received, request
 from tests.table import table
 

@@ -14,10 +14,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from storage_node.gateway.errors import S3Error
-from storage_node.gateway.post_form import PostForm
-from storage_node.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.errors import S3Error
+from ais_loader.integrations.gateway.post_form import PostForm
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
 
 Fields = dict[str, Any]

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from storage_node.gateway.serve import GatewayThread
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
 
 DOMAIN = "gateway.test"

@@ -13,12 +13,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.bucket_uuid import created_ns, draw_bucket_uuid
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
 from storage_node.store.checksum import CRC32, CRC64NVME, combine
 from tests.gateway.conftest import Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.test_boto3 import code
 from tests.gateway.test_gateway_multipart import PART, begin, complete, put
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.direct_send import DirectSend, head
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.direct_send import DirectSend, head
+from ais_loader.integrations.gateway.server.options import Limits
+from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
 
 SIZES = (0, 1, 64 << 10, (64 << 10) + 1, 128 << 10, 1 << 20, (1 << 20) + 1, 9 << 20)

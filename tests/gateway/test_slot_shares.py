@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from ais_loader.integrations.gateway.errors import S3Error
+from ais_loader.integrations.gateway.keys import Account
+from ais_loader.integrations.gateway.server.options import Limits
+from ais_loader.integrations.gateway.server.request_slots import RequestSlots
 from ais_loader.testing import eventually
-from storage_node.gateway.errors import S3Error
-from storage_node.gateway.keys import Account
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
-from storage_node.gateway.server.request_slots import RequestSlots
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.raw_kit import connected, parsed, received, request
 from tests.node.loop_kit import settle
 

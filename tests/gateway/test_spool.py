@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.integrations.gateway.errors import S3Error
+from ais_loader.integrations.gateway.spool import AT_ONCE_BYTES, BodyMemory, BodySpool
 from ais_loader.values.source import Source
 from ais_loader.wire.checksum import crc32c
-from storage_node.gateway.errors import S3Error
-from storage_node.gateway.spool import AT_ONCE_BYTES, BodyMemory, BodySpool
 from tests.table import table
 
 MIB = 1 << 20

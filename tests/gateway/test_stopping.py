@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ais_loader import connect
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import NodeProcess
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
 from tests.gateway.command_kit import GatewayCommand
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.raw_kit import connected, received, request
 
 BIG_BYTES = 64 << 20

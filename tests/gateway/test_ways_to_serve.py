@@ -14,13 +14,13 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from ais_loader import errors
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.errors import S3Error
-from storage_node.gateway.keys import Account, read_keys
-from storage_node.gateway.router import split_path
-from storage_node.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.errors import S3Error
+from ais_loader.integrations.gateway.keys import Account, read_keys
+from ais_loader.integrations.gateway.router import split_path
 from tests.gateway.command_kit import COMMAND, TIMEOUT_S, GatewayCommand, key_file, s3_at
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 
 
 def test_key_files(tmp_path: Path) -> None:

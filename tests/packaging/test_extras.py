@@ -166,10 +166,12 @@ OF_PACKAGE |= {
             "asyncio.run(made())"
         ),
     },
-    "botocore": {"signatures": "import storage_node.gateway.signature"},
-    "msgpack": {"a list": "import storage_node.gateway.aistore.listing"},
-    "re2": {"an expression": "from storage_node.gateway.aistore.archive_reads import _expression; _expression('a')"},
-    "awscrt": {"a checksum": "from storage_node.gateway.checksums import Crc; Crc('crc64nvme')"},
+    "botocore": {"signatures": "import ais_loader.integrations.gateway.signature"},
+    "msgpack": {"a list": "import ais_loader.integrations.gateway.aistore.listing"},
+    "re2": {
+        "an expression": "from ais_loader.integrations.gateway.aistore import archive_reads as a; a._expression('a')"
+    },
+    "awscrt": {"a checksum": "from ais_loader.integrations.gateway.checksums import Crc; Crc('crc64nvme')"},
     "cloudpickle": {},
     "packaging": {},
     "flask": {"FlaskServer": SERVER.replace("KIND", "FlaskServer")},

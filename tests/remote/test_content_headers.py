@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from ais_loader import Remote
+from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing import NodeProcess
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.serve import GatewayThread
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.remote.backend_kit import Asked, DecidedServer, Reply, content
 from tests.remote.conftest import RemoteBucket
 from tests.remote.s3_server import S3Server

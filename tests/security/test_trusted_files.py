@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import RemoteDenied
+from ais_loader.integrations.gateway.keys import read_keys
+from ais_loader.integrations.gateway.server.certificate import Certificate
 from ais_loader.wire.remote import Remote
 from storage_node.context.channels import make_secret, read_secret
-from storage_node.gateway.keys import read_keys
-from storage_node.gateway.server.certificate import Certificate
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops import settings_store
 from storage_node.remote.drivers.credentials import credentials_of

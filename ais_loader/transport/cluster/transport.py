@@ -193,6 +193,9 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
         opened = self._ask_best(members, request, NodeCalls.open_small, timeout_s)
         return OpenedObject(self._head(bucket, name)) if opened is None else opened
 
+    def open_cached(self, bucket: str, name: str, most_bytes: int) -> OpenedObject | None:
+        return None
+
     def open_member(
         self, bucket: str, name: str, member: str, *, whole_up_to: int, timeout_s: float
     ) -> OpenedObject | None:

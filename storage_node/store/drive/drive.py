@@ -247,8 +247,13 @@ class Drive:
         self._cache.learn(keys, self.catalog.get_many(keys), generation)
 
     def cached(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
-        """Return the cached entry of a name; None means that the catalog has to be read."""
-        return self._cache.get_many((fmt.object_key(bucket_uuid, name),))[0] if self.writable else None
+        """Return the cached entry of a name; None means that the catalog has to be read. A reader has entries only
+        where nothing was committed since it followed the writer."""
+        is_current = self.writable or (self._followed is not None and self._is_followed(self._followed))
+        return self._cache.get_many((fmt.object_key(bucket_uuid, name),))[0] if is_current else None
+
+    def _is_followed(self, followed: FollowedCommits) -> bool:
+        return followed.is_allowed and followed.numbers()[0] == self._followed_to
 
     def catch_up(self) -> None:
         """Read what the writer has committed; does nothing in the writer itself."""

@@ -17,6 +17,7 @@ from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, RangeErro
 from ais_loader.wire import recycled
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import has_version
+from storage_node.store import native
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.member import Member
 from storage_node.store.archives.source import CHUNK_BYTES as ARCHIVE_CHUNK_BYTES
@@ -26,7 +27,7 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
-from storage_node.store.native import read_cached, read_into
+from storage_node.store.native import read_into
 from storage_node.store.read.batch_members import MemberPart, find_member, status_of
 from storage_node.store.read.batch_reader import Failure, FailureCode
 from storage_node.store.read.frame_plan import check_range
@@ -263,19 +264,25 @@ def open_object(
     return open_current(store, bucket, name, version, opened)
 
 
+def read_cached(drive: Drive, entry: CatalogEntry) -> bytes | None:
+    """Return the bytes of an object that was located before, verified, if no drive has to be waited for."""
+    path = file_of(entry.path) if entry.offset else entry.path
+    return native.read_cached(b"", ((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum),))
+
+
 def read_located(drive: Drive, entry: CatalogEntry, label: str) -> bytes | memoryview:
     """Return the bytes of an object that was located before, verified. Its memory is used again once nothing refers to
     it.
 
     Returns none if they cannot be read: another look-up then tells why.
     """
-    folder, size = drive.files.objects_fd, entry.size_bytes
-    path = file_of(entry.path) if entry.offset else entry.path
+    size = entry.size_bytes
     if size > _CACHED_BYTES:
-        read = _read_pieces(folder, path, entry.offset, [size], [entry.checksum])
+        path = file_of(entry.path) if entry.offset else entry.path
+        read = _read_pieces(drive.files.objects_fd, path, entry.offset, [size], [entry.checksum])
         if not isinstance(read, tuple):
             return read
-    elif (whole := read_cached(b"", ((folder, path, entry.offset, size, entry.checksum),))) is not None:
+    elif (whole := read_cached(drive, entry)) is not None:
         return whole
     try:
         fd = drive.files.open(entry.path)

@@ -13,11 +13,11 @@ from urllib.parse import quote
 import pytest
 import xxhash
 
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.server.options import Limits
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
 
 SIZES = [0, 1, 5, 300_000, 3 << 20]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.testing.cluster import ClusterProcesses
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.serve import GatewayThread
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.aistore.test_aistore_lists import names
+from tests.gateway.gateway_thread import GatewayThread
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.keys import Account
-from storage_node.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.keys import Account
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.security.rights_kit import EVERYTHING, secure
 from tests.table import table
 

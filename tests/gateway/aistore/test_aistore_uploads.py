@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from storage_node.gateway.aistore import append
-from storage_node.gateway.serve import GatewayThread
+from ais_loader.integrations.gateway.aistore import append
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 
 
 def begin(ais: Ais, bucket: str, name: str = "x") -> str:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import NodeProcess
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.serve import GatewayThread
-from storage_node.gateway.server.options import Limits
 from tests.gateway.aistore.calls import ask, call, connection, succeeded
 from tests.gateway.aistore.test_batch import batch, entry
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.test_boto3 import data
 from tests.gateway.test_bundle import members
 

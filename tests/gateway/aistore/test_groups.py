@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from ais_loader import Client, errors
+from ais_loader.integrations.gateway.aistore import jobs, recent_jobs
+from ais_loader.integrations.gateway.aistore.errors import AISError
+from ais_loader.integrations.gateway.aistore.groups import expand
+from ais_loader.integrations.gateway.aistore.jobs import JobOutcome, Stopping
 from ais_loader.values.urls import is_remote
-from storage_node.gateway.aistore import jobs, recent_jobs
-from storage_node.gateway.aistore.errors import AISError
-from storage_node.gateway.aistore.groups import expand
-from storage_node.gateway.aistore.jobs import JobOutcome, Stopping
 from tests.gateway.aistore.calls import action, call, job_of, succeeded
 from tests.gateway.aistore.conftest import BEARER, Answer
 from tests.gateway.conftest import ACCOUNT, Served

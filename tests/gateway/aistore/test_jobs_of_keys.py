@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from ais_loader.integrations.gateway.aistore import jobs, recent_jobs
+from ais_loader.integrations.gateway.aistore.jobs import JobOutcome, Stopping
+from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.integrations.gateway.keys import Account
 from ais_loader.transforms.etl import Transforms
 from ais_loader.transforms.transform_job import JobCounts
-from storage_node.gateway.aistore import jobs, recent_jobs
-from storage_node.gateway.aistore.jobs import JobOutcome, Stopping
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.keys import Account
-from storage_node.gateway.serve import GatewayThread
 from tests.gateway.aistore.calls import action
 from tests.gateway.aistore.conftest import Ais
+from tests.gateway.gateway_thread import GatewayThread
 
 
 @dataclass

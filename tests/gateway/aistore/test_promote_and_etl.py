@@ -12,12 +12,12 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.testing import NodeProcess
-from storage_node.gateway.clients import Clients
-from storage_node.gateway.serve import GatewayThread
 from tests.gateway.aistore.calls import action, call, job_of, succeeded
 from tests.gateway.aistore.conftest import Answer
 from tests.gateway.conftest import ACCOUNT, Served
+from tests.gateway.gateway_thread import GatewayThread
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 

@@ -1,0 +1,103 @@
+"""Clients of the store, one for each tenant and token that access keys have."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from ais_loader.errors import AccessDenied, InvalidRequest
+from ais_loader.objects.client import Client, connect
+from ais_loader.values.options import ClusterOptions
+from ais_loader.values.token_source import TokenSource
+from ais_loader.values.urls import is_remote
+
+from .keys import Account
+
+_MAX_TOKENS = 256
+"""Clients of tokens that are kept open."""
+_NO_TOKEN = "not-a-token"
+"""Accepted only by a store that verifies no tokens."""
+
+
+class Clients:
+    """Clients by account. They are opened at once, so that a wrong address or token file is an error of the start."""
+
+    def __init__(
+        self, url: str, accounts: Iterable[Account], *, ca: str | None = None, token_file: str | None = None
+    ) -> None:
+        """Open the clients.
+
+        Raises the errors of `connect`; InvalidRequest for tenants and tokens of an embedded store; AccessDenied for a
+        token file that has no token, or cannot be read.
+        """
+        self._clients: dict[tuple[str, str], Client] = {}
+        self._url, self._ca = url, ca
+        self._of_tokens: OrderedDict[str, Client] = OrderedDict()
+        self._verifies: bool | None = None
+        self._lock = threading.Lock()
+        places = {("", ""), *((account.tenant, account.token_file) for account in accounts)}
+        try:
+            for tenant, own_token in sorted(places):
+                if not is_remote(url):
+                    if tenant or own_token:
+                        raise InvalidRequest("keys with tenants or tokens are for storage nodes")
+                    self._clients["", ""] = connect(url)
+                    continue
+                options = ClusterOptions(tenant=tenant)
+                if path := own_token or token_file:
+                    TokenSource.file(path).read()
+                opened = connect(url, options=options, ca=ca, token_file=path or None)
+                self._clients[tenant, own_token] = opened
+        except BaseException:
+            self.close()
+            raise
+
+    def of(self, account: Account | None) -> Client:
+        """Return the client for an account; None for requests that need no signature."""
+        return self._clients["", ""] if account is None else self._clients[account.tenant, account.token_file]
+
+    def of_token(self, token: str) -> Client | None:
+        """Return the client with a token that has been opened."""
+        with self._lock:
+            client = self._of_tokens.get(token)
+            if client is not None:
+                self._of_tokens.move_to_end(token)
+        return client
+
+    def open_token(self, token: str) -> Client:
+        """Return a client with this token, once the store has accepted it.
+
+        Raises AccessDenied, InvalidRequest; AccessDenied also for a store that would accept any token.
+        """
+        if not self._verifies_tokens():
+            raise AccessDenied("this store does not ask for tokens")
+        client = connect(self._url, ca=self._ca, token=token)
+        try:
+            client.buckets()
+        except BaseException:
+            client.close()
+            raise
+        with self._lock:
+            client = self._of_tokens.setdefault(token, client)
+            # A client that is dropped may still be in use. It is closed with its last request.
+            while len(self._of_tokens) > _MAX_TOKENS:
+                self._of_tokens.popitem(last=False)
+        return client
+
+    def _verifies_tokens(self) -> bool:
+        if self._verifies is None:
+            if not is_remote(self._url):
+                self._verifies = False
+            else:
+                with connect(self._url, ca=self._ca, token=_NO_TOKEN) as client:
+                    try:
+                        client.buckets()
+                        self._verifies = False
+                    except AccessDenied:
+                        self._verifies = True
+        return self._verifies
+
+    def close(self) -> None:
+        for client in (*self._clients.values(), *self._of_tokens.values()):
+            client.close()
