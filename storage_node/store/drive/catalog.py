@@ -143,6 +143,8 @@ class Catalog:
             self._db: Rdict = self._open(mark)
         except Exception as error:
             raise self._open_error(error) from error
+        self.is_open_here = mark is not None and mark.is_open_here
+        """Readers only: whether the last writer was one of this host when they caught up, and has not closed it."""
         self.machine_went_down = mark is not None and mark.machine_went_down
         """Whether the machine went down while the previous writer had the drive open."""
         self._high_water: MarkWriter | None = None
@@ -295,6 +297,7 @@ class Catalog:
         with self._catch_up_lock:
             try:
                 mark = read_mark(self.path)
+                self.is_open_here = mark is not None and mark.is_open_here
                 if os.stat(self.path).st_ino == self._folder_inode:
                     before, logs = self._db.latest_sequence_number(), self._first_log()
                     self._guard.require_sound()
@@ -318,6 +321,10 @@ class Catalog:
     def _first_log(self) -> object:
         """Return the oldest log that is still needed. A flush makes it a later one."""
         return self._db.property_int_value("rocksdb.min-log-number-to-keep")
+
+    def sequence(self) -> int:
+        """Return the number of the last write that this process sees. Raises as reads do."""
+        return self._tried(lambda: int(self._db.latest_sequence_number()), "reading the catalog")
 
     def estimated_keys(self) -> int:
         return self._tried(
@@ -477,6 +484,7 @@ class Catalog:
         self._given_up = why
         if self.published is not None:
             self.published.refuse()
+            self.published.set_table(0)
         self.close()
 
     def close(self) -> None:
