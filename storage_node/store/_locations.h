@@ -23,12 +23,13 @@
 
 /* ---- Stored files --------------------------------------------------------------------------------*/
 
-enum { WARM_READS = 4 }; /* of a segment, without waiting, until it is mapped */
+enum { WARM_READS = 4 }; /* of a segment, without waiting, until it is mapped; see `maps_at_once` */
 enum { COLD_READS = 64 }; /* the same after a copy that had to wait */
 enum { MAX_MAPPINGS = 8192 };
 static const int64_t MAX_MAPPED_BYTES = (int64_t)8 << 30; /* of address space; their page tables take a 500th */
 static int64_t mapped_bytes;
 static int mappings;
+static int maps_at_once = 1; /* before the first read: the last job did not wait for a drive */
 
 typedef struct {
     PyObject_HEAD
@@ -83,11 +84,12 @@ static PyObject *stored_file_new(PyTypeObject *type, PyObject *args, PyObject *n
     return (PyObject *)stored_file_make(path, is_segment);
 }
 
-/* Map a segment. Nothing is wrong if it cannot be: it is read then. */
-static void stored_file_map(StoredFile *file, int dirfd)
+/* Map a segment. Nothing is wrong if it cannot be: it is read then. `at_once`: only if its folders are cached. */
+static void stored_file_map(StoredFile *file, int dirfd, int at_once)
 {
     struct stat status;
-    const int fd = openat(dirfd, PyBytes_AS_STRING(file->path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const char *const path = PyBytes_AS_STRING(file->path);
+    const int fd = at_once ? open_if_cached(dirfd, path) : openat(dirfd, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return;
     if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0
@@ -104,9 +106,13 @@ static void stored_file_map(StoredFile *file, int dirfd)
 }
 
 /* The bytes of an entry in the mapping, if they may be taken from there. The mapping stays until the caller
- * calls stored_file_done. */
-static const uint8_t *stored_file_bytes(StoredFile *file, int64_t offset, int64_t length)
+ * calls stored_file_done. With a folder, a mapping may be made. */
+static const uint8_t *stored_file_bytes(StoredFile *file, int dirfd, int64_t offset, int64_t length)
 {
+    if (dirfd >= 0 && !file->map && !file->warm && maps_at_once && file->is_segment && !file->is_dropped) {
+        stored_file_map(file, dirfd, 1);
+        file->warm = file->map ? WARM_READS : 0;
+    }
     if (!file->map || file->warm < WARM_READS || offset > file->map_bytes - length)
         return NULL;
     file->users++;
@@ -133,7 +139,7 @@ static void stored_file_done(StoredFile *file, int dirfd, int was_mapped, int wa
     else if (waited)
         file->warm = file->warm < 0 ? file->warm : 0;
     else if (file->warm < WARM_READS && ++file->warm == WARM_READS && !file->map && !file->is_dropped)
-        stored_file_map(file, dirfd);
+        stored_file_map(file, dirfd, 0);
 }
 
 static PyMemberDef stored_file_members[] = {

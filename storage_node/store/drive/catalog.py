@@ -138,6 +138,8 @@ class Catalog:
         try:
             # Read first: beside a writer, the catalog is never behind a mark that was read before it.
             mark = None if salvage else read_mark(path)
+            self._caught_up_to = _state(path, mark)
+            """Readers only: state of a closed catalog when it was last read. Guarded by _catch_up_lock."""
             if (mark is not None or not writable) and not (path / "CURRENT").exists():
                 raise StoreFormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
             self._db: Rdict = self._open(mark)
@@ -298,19 +300,24 @@ class Catalog:
             try:
                 mark = read_mark(self.path)
                 self.is_open_here = mark is not None and mark.is_open_here
+                before, self._caught_up_to = self._caught_up_to, _state(self.path, mark)
+                if self._caught_up_to is not None and before == self._caught_up_to:
+                    return False
                 if os.stat(self.path).st_ino == self._folder_inode:
-                    before, logs = self._db.latest_sequence_number(), self._first_log()
+                    number, logs = self._db.latest_sequence_number(), self._first_log()
                     self._guard.require_sound()
                     self._db.try_catch_up_with_primary()
                     # After the writer has flushed, a secondary keeps answering from what it had read of the log, so
                     # that an old value hides the flushed one. A secondary that cannot follow any more may silently stay
                     # where it is. A new handle has neither problem.
                     if self._first_log() == logs and not is_behind(self._db, mark):
-                        return bool(self._db.latest_sequence_number() != before)
+                        return bool(self._db.latest_sequence_number() != number)
             except (LoaderError, DbClosedError) as error:
+                self._caught_up_to = None
                 raise self._error(error, "following the writer") from error
             except Exception:  # noqa: BLE001 - the writer dropped an unread log: reopen
                 pass
+            self._caught_up_to = None
             try:
                 # The old handle ends with the last thread that still reads from it.
                 self._db = self._open(read_mark(self.path))
@@ -506,6 +513,15 @@ class Catalog:
 
 def _open_rocksdb(path: Path, options: Options, access: AccessType) -> Rdict:
     return Rdict(str(path), options, column_families={"default": options}, access_type=access)
+
+
+def _state(path: Path, mark: Mark | None) -> object:
+    """Return what differs as soon as a writer has opened a closed catalog: RocksDB replaces `CURRENT` then. None for one
+    that is not closed."""
+    if mark is None or not mark.is_closed:
+        return None
+    found = os.stat(path / "CURRENT")
+    return mark, found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def is_behind(db: Rdict, mark: Mark | None) -> bool:

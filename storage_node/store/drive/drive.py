@@ -274,6 +274,7 @@ class Drive:
         else:
             with self._catching_up:
                 self._shared.set_placement(placement)
+                self._shared.current(self._sequence, None)
 
     @property
     def has_all_locations(self) -> bool:

@@ -44,7 +44,7 @@ from pathlib import Path
 import xxhash
 
 from ais_loader.wire.node_folder import host_id
-from storage_node.store.drive.locations import Locations, limit_bytes
+from storage_node.store.drive.locations import Locations
 from storage_node.store.drive.published_commits import FollowedCommits, PublishedCommits
 from storage_node.store.permissions import OTHERS, private
 
@@ -171,7 +171,7 @@ class SharedLocations:
         with suppress(OSError):
             fd, number, equals = self._opened(os.O_RDONLY)
             try:
-                table = Locations(self._dirfd, limit_bytes())
+                table = Locations(self._dirfd, 0)
                 if (equals == sequence or (published and published == number)) and table.map(fd, False):
                     self._table, self._id, self._sequence = table, number, equals
             finally:
