@@ -49,6 +49,7 @@ struct entry {
     size_t length;
     int dirfd;
     int fd; /* open descriptor of this entry, or -1 */
+    int folder, kept; /* the folder of its path; a descriptor that is not ours, which is `dirfd` then, or -1 */
     uint32_t expected;
     uint8_t verify;
     uint8_t same; /* the same file as the entry before, whose descriptor is handed on */

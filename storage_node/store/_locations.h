@@ -23,21 +23,27 @@
 
 /* ---- Stored files --------------------------------------------------------------------------------*/
 
-enum { WARM_READS = 4 }; /* of a segment, without waiting, until it is mapped; see `maps_at_once` */
+/* Mapping 64 KiB for the first time takes as long as five reads of 10 KiB by a descriptor that is open, and each copy
+ * out of a mapping saves one of them. So a segment is kept open until as many bytes have been read as it has. Then it is
+ * mapped. Without a descriptor, each read opens the file, and a few of them are enough. */
+enum { WARM_READS = 4 }; /* of a segment, without waiting, until it is mapped */
 enum { COLD_READS = 64 }; /* the same after a copy that had to wait */
 enum { MAX_MAPPINGS = 8192 };
 static const int64_t MAX_MAPPED_BYTES = (int64_t)8 << 30; /* of address space; their page tables take a 500th */
 static int64_t mapped_bytes;
 static int mappings;
-static int maps_at_once = 1; /* before the first read: the last job did not wait for a drive */
+enum { MAX_KEPT_OPEN = 512 };
+static int kept_open, most_kept_open;
+static int keeps_open = 1; /* the last job did not wait for a drive */
 
 typedef struct {
     PyObject_HEAD
     PyObject *path; /* bytes, relative to the drive's folder of objects */
     uint8_t *map;
-    int64_t map_bytes;
+    int64_t map_bytes, read_bytes; /* size of the file, once it is open or mapped; and what was read of it */
+    int fd;    /* kept open until it is mapped; or -1 */
     int warm;  /* reads without waiting, less those that it has to make up for */
-    int users; /* entries of running jobs that are copied out of the mapping */
+    int users; /* entries of running jobs that use the mapping or the descriptor */
     char is_segment, is_dropped;
 } StoredFile;
 
@@ -49,15 +55,26 @@ static StoredFile *stored_file_make(PyObject *path, int is_segment)
     if (file) {
         file->path = Py_NewRef(path);
         file->map = NULL;
-        file->map_bytes = 0;
+        file->map_bytes = file->read_bytes = 0;
+        file->fd = -1;
         file->warm = file->users = 0;
         file->is_segment = (char)is_segment, file->is_dropped = 0;
     }
     return file;
 }
 
+static void stored_file_close(StoredFile *file)
+{
+    if (file->fd >= 0) {
+        close(file->fd);
+        kept_open--;
+        file->fd = -1;
+    }
+}
+
 static void stored_file_unmap(StoredFile *file)
 {
+    stored_file_close(file);
     if (file->map) {
         munmap(file->map, (size_t)file->map_bytes);
         mapped_bytes -= file->map_bytes;
@@ -84,12 +101,25 @@ static PyObject *stored_file_new(PyTypeObject *type, PyObject *args, PyObject *n
     return (PyObject *)stored_file_make(path, is_segment);
 }
 
-/* Map a segment. Nothing is wrong if it cannot be: it is read then. `at_once`: only if its folders are cached. */
-static void stored_file_map(StoredFile *file, int dirfd, int at_once)
+/* Keep a segment open if its folders are cached and there are descriptors. */
+static void stored_file_open(StoredFile *file, int dirfd)
 {
     struct stat status;
-    const char *const path = PyBytes_AS_STRING(file->path);
-    const int fd = at_once ? open_if_cached(dirfd, path) : openat(dirfd, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (kept_open >= most_kept_open || (file->fd = open_if_cached(dirfd, PyBytes_AS_STRING(file->path))) < 0)
+        return;
+    kept_open++;
+    if (fstat(file->fd, &status) < 0 || !S_ISREG(status.st_mode))
+        stored_file_close(file);
+    else
+        file->map_bytes = status.st_size;
+}
+
+/* Map a segment. Nothing is wrong if it cannot be: it is read then. */
+static void stored_file_map(StoredFile *file, int dirfd)
+{
+    struct stat status;
+    const int kept = file->fd >= 0;
+    const int fd = kept ? file->fd : openat(dirfd, PyBytes_AS_STRING(file->path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return;
     if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0
@@ -102,21 +132,26 @@ static void stored_file_map(StoredFile *file, int dirfd, int at_once)
             mappings++;
         }
     }
-    close(fd);
+    if (!kept)
+        close(fd);
+    else if (file->map && !file->users)
+        stored_file_close(file);
 }
 
-/* The bytes of an entry in the mapping, if they may be taken from there. The mapping stays until the caller
- * calls stored_file_done. With a folder, a mapping may be made. */
-static const uint8_t *stored_file_bytes(StoredFile *file, int dirfd, int64_t offset, int64_t length)
+/* The bytes of an entry in the mapping, if they may be taken from there; otherwise a descriptor of the file, or -1. They
+ * stay until the caller calls stored_file_done. A descriptor may be opened. */
+static const uint8_t *stored_file_bytes(StoredFile *file, int dirfd, int64_t offset, int64_t length, int *fd)
 {
-    if (dirfd >= 0 && !file->map && !file->warm && maps_at_once && file->is_segment && !file->is_dropped) {
-        stored_file_map(file, dirfd, 1);
-        file->warm = file->map ? WARM_READS : 0;
+    *fd = -1;
+    if (file->map && file->warm >= WARM_READS && offset <= file->map_bytes - length) {
+        file->users++;
+        return file->map + offset;
     }
-    if (!file->map || file->warm < WARM_READS || offset > file->map_bytes - length)
-        return NULL;
-    file->users++;
-    return file->map + offset;
+    if (file->fd < 0 && !file->map && keeps_open && dirfd >= 0 && file->is_segment && !file->is_dropped)
+        stored_file_open(file, dirfd);
+    if ((*fd = file->fd) >= 0)
+        file->users++;
+    return NULL;
 }
 
 /* Locations in it are void, and nothing refers to its bytes any more: a mapping would keep them on the drive. */
@@ -127,19 +162,28 @@ static void stored_file_drop(StoredFile *file)
         stored_file_unmap(file);
 }
 
-/* An entry has been read. Learns whether its job waited for a drive, or a copy out of a mapping failed. */
-static void stored_file_done(StoredFile *file, int dirfd, int was_mapped, int waited, int faulted)
+/* An entry of this size has been read, or was only prepared (size -1). Learns whether its job waited for a drive, or a
+ * copy out of a mapping failed. */
+static void stored_file_done(StoredFile *file, int dirfd, int was_used, int64_t length, int waited, int faulted)
 {
     if (!file->is_segment)
         return;
-    if (was_mapped && !--file->users && file->is_dropped)
-        stored_file_unmap(file);
+    if (was_used && !--file->users) {
+        if (file->is_dropped)
+            stored_file_unmap(file);
+        else if (file->map)
+            stored_file_close(file);
+    }
     if (faulted)
         file->warm = WARM_READS - COLD_READS;
     else if (waited)
         file->warm = file->warm < 0 ? file->warm : 0;
-    else if (file->warm < WARM_READS && ++file->warm == WARM_READS && !file->map && !file->is_dropped)
-        stored_file_map(file, dirfd, 0);
+    else if (length >= 0 && !file->is_dropped) {
+        file->warm += file->warm < WARM_READS;
+        file->read_bytes += length;
+        if (file->warm == WARM_READS && !file->map && (file->fd < 0 || file->read_bytes >= file->map_bytes))
+            stored_file_map(file, dirfd);
+    }
 }
 
 static PyMemberDef stored_file_members[] = {
@@ -377,6 +421,9 @@ static StoredFile *file_take(Locations *self, uint32_t number)
 
 static void hash_choose(void)
 {
+    struct rlimit files;
+    most_kept_open = getrlimit(RLIMIT_NOFILE, &files) < 0 ? 0 : (int)(files.rlim_cur / 4 < MAX_KEPT_OPEN
+                                                                        ? files.rlim_cur / 4 : MAX_KEPT_OPEN);
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     if (getrandom(&hash_seed, sizeof hash_seed, GRND_NONBLOCK) != sizeof hash_seed)
