@@ -49,6 +49,7 @@ struct entry {
     size_t length;
     int dirfd;
     int fd; /* open descriptor of this entry, or -1 */
+    int folder, kept; /* the folder of its path; a descriptor that is not ours, which is `dirfd` then, or -1 */
     uint32_t expected;
     uint8_t verify;
     uint8_t same; /* the same file as the entry before, whose descriptor is handed on */
@@ -276,15 +277,26 @@ static int64_t job_announce(struct job *job)
     return announced;
 }
 
+/* Open a file only if none of its folders has to be waited for. Returns -1 otherwise. */
+static int open_if_cached(int dirfd, const char *path)
+{
+#ifdef HAVE_CACHED_READS
+    struct open_how how = {.flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW, .resolve = RESOLVE_CACHED};
+    return (int)syscall(SYS_openat2, dirfd, path, &how, sizeof how);
+#else
+    (void)dirfd, (void)path;
+    return -1;
+#endif
+}
+
 /* Read and check a whole small file only if nothing has to be waited for: neither its folders nor its
  * bytes. 1 when that went well; 0 for everything else, from cold data to a wrong checksum. */
 static int read_if_cached(int dirfd, const char *path, int64_t offset, uint8_t *dest, size_t length,
                           uint32_t expected)
 {
 #ifdef HAVE_CACHED_READS
-    struct open_how how = {.flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW, .resolve = RESOLVE_CACHED};
     struct iovec piece = {dest, length};
-    const int fd = (int)syscall(SYS_openat2, dirfd, path, &how, sizeof how);
+    const int fd = open_if_cached(dirfd, path);
     if (fd < 0)
         return 0;
     const ssize_t got = length ? preadv2(fd, &piece, 1, (off_t)offset, RWF_NOWAIT) : 0;

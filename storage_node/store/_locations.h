@@ -23,20 +23,27 @@
 
 /* ---- Stored files --------------------------------------------------------------------------------*/
 
+/* Mapping 64 KiB for the first time takes as long as five reads of 10 KiB by a descriptor that is open, and each copy
+ * out of a mapping saves one of them. So a segment is kept open until as many bytes have been read as it has. Then it is
+ * mapped. Without a descriptor, each read opens the file, and a few of them are enough. */
 enum { WARM_READS = 4 }; /* of a segment, without waiting, until it is mapped */
 enum { COLD_READS = 64 }; /* the same after a copy that had to wait */
 enum { MAX_MAPPINGS = 8192 };
 static const int64_t MAX_MAPPED_BYTES = (int64_t)8 << 30; /* of address space; their page tables take a 500th */
 static int64_t mapped_bytes;
 static int mappings;
+enum { MAX_KEPT_OPEN = 512 };
+static int kept_open, most_kept_open;
+static int keeps_open = 1; /* the last job did not wait for a drive */
 
 typedef struct {
     PyObject_HEAD
     PyObject *path; /* bytes, relative to the drive's folder of objects */
     uint8_t *map;
-    int64_t map_bytes;
+    int64_t map_bytes, read_bytes; /* size of the file, once it is open or mapped; and what was read of it */
+    int fd;    /* kept open until it is mapped; or -1 */
     int warm;  /* reads without waiting, less those that it has to make up for */
-    int users; /* entries of running jobs that are copied out of the mapping */
+    int users; /* entries of running jobs that use the mapping or the descriptor */
     char is_segment, is_dropped;
 } StoredFile;
 
@@ -48,15 +55,26 @@ static StoredFile *stored_file_make(PyObject *path, int is_segment)
     if (file) {
         file->path = Py_NewRef(path);
         file->map = NULL;
-        file->map_bytes = 0;
+        file->map_bytes = file->read_bytes = 0;
+        file->fd = -1;
         file->warm = file->users = 0;
         file->is_segment = (char)is_segment, file->is_dropped = 0;
     }
     return file;
 }
 
+static void stored_file_close(StoredFile *file)
+{
+    if (file->fd >= 0) {
+        close(file->fd);
+        kept_open--;
+        file->fd = -1;
+    }
+}
+
 static void stored_file_unmap(StoredFile *file)
 {
+    stored_file_close(file);
     if (file->map) {
         munmap(file->map, (size_t)file->map_bytes);
         mapped_bytes -= file->map_bytes;
@@ -83,11 +101,25 @@ static PyObject *stored_file_new(PyTypeObject *type, PyObject *args, PyObject *n
     return (PyObject *)stored_file_make(path, is_segment);
 }
 
+/* Keep a segment open if its folders are cached and there are descriptors. */
+static void stored_file_open(StoredFile *file, int dirfd)
+{
+    struct stat status;
+    if (kept_open >= most_kept_open || (file->fd = open_if_cached(dirfd, PyBytes_AS_STRING(file->path))) < 0)
+        return;
+    kept_open++;
+    if (fstat(file->fd, &status) < 0 || !S_ISREG(status.st_mode))
+        stored_file_close(file);
+    else
+        file->map_bytes = status.st_size;
+}
+
 /* Map a segment. Nothing is wrong if it cannot be: it is read then. */
 static void stored_file_map(StoredFile *file, int dirfd)
 {
     struct stat status;
-    const int fd = openat(dirfd, PyBytes_AS_STRING(file->path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const int kept = file->fd >= 0;
+    const int fd = kept ? file->fd : openat(dirfd, PyBytes_AS_STRING(file->path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return;
     if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0
@@ -100,17 +132,26 @@ static void stored_file_map(StoredFile *file, int dirfd)
             mappings++;
         }
     }
-    close(fd);
+    if (!kept)
+        close(fd);
+    else if (file->map && !file->users)
+        stored_file_close(file);
 }
 
-/* The bytes of an entry in the mapping, if they may be taken from there. The mapping stays until the caller
- * calls stored_file_done. */
-static const uint8_t *stored_file_bytes(StoredFile *file, int64_t offset, int64_t length)
+/* The bytes of an entry in the mapping, if they may be taken from there; otherwise a descriptor of the file, or -1. They
+ * stay until the caller calls stored_file_done. A descriptor may be opened. */
+static const uint8_t *stored_file_bytes(StoredFile *file, int dirfd, int64_t offset, int64_t length, int *fd)
 {
-    if (!file->map || file->warm < WARM_READS || offset > file->map_bytes - length)
-        return NULL;
-    file->users++;
-    return file->map + offset;
+    *fd = -1;
+    if (file->map && file->warm >= WARM_READS && offset <= file->map_bytes - length) {
+        file->users++;
+        return file->map + offset;
+    }
+    if (file->fd < 0 && !file->map && keeps_open && dirfd >= 0 && file->is_segment && !file->is_dropped)
+        stored_file_open(file, dirfd);
+    if ((*fd = file->fd) >= 0)
+        file->users++;
+    return NULL;
 }
 
 /* Locations in it are void, and nothing refers to its bytes any more: a mapping would keep them on the drive. */
@@ -121,19 +162,28 @@ static void stored_file_drop(StoredFile *file)
         stored_file_unmap(file);
 }
 
-/* An entry has been read. Learns whether its job waited for a drive, or a copy out of a mapping failed. */
-static void stored_file_done(StoredFile *file, int dirfd, int was_mapped, int waited, int faulted)
+/* An entry of this size has been read, or was only prepared (size -1). Learns whether its job waited for a drive, or a
+ * copy out of a mapping failed. */
+static void stored_file_done(StoredFile *file, int dirfd, int was_used, int64_t length, int waited, int faulted)
 {
     if (!file->is_segment)
         return;
-    if (was_mapped && !--file->users && file->is_dropped)
-        stored_file_unmap(file);
+    if (was_used && !--file->users) {
+        if (file->is_dropped)
+            stored_file_unmap(file);
+        else if (file->map)
+            stored_file_close(file);
+    }
     if (faulted)
         file->warm = WARM_READS - COLD_READS;
     else if (waited)
         file->warm = file->warm < 0 ? file->warm : 0;
-    else if (file->warm < WARM_READS && ++file->warm == WARM_READS && !file->map && !file->is_dropped)
-        stored_file_map(file, dirfd);
+    else if (length >= 0 && !file->is_dropped) {
+        file->warm += file->warm < WARM_READS;
+        file->read_bytes += length;
+        if (file->warm == WARM_READS && !file->map && (file->fd < 0 || file->read_bytes >= file->map_bytes))
+            stored_file_map(file, dirfd);
+    }
 }
 
 static PyMemberDef stored_file_members[] = {
@@ -167,32 +217,73 @@ static PyTypeObject StoredFileType = {
 
 /* ---- Locations -----------------------------------------------------------------------------------*/
 
-enum { FIRST_INDEX = 1 << 10, FILE_BYTES = 192 }; /* FILE_BYTES: a StoredFile of its own, with its path */
+enum { FIRST_ROWS = 768, FIRST_KEY_BYTES = 64 << 10 }; /* rows: three times a power of two */
+enum { FILE_BYTES = 192 };                             /* a StoredFile of its own, with its path */
 enum { TAG_BITS = 4, ROW_BITS = 32 - TAG_BITS, ROW_MASK = (1 << ROW_BITS) - 1 };
-enum { MAX_KEY_BYTES = UINT16_MAX };
-enum { HUGE_BYTES = 4 << 20 }; /* arrays from this size on are in huge pages, where the system has them */
+enum { MAX_KEY_BYTES = UINT16_MAX, MAX_PATH_BYTES = 1024 };
+enum { HUGE_BYTES = 4 << 20 }; /* tables from this size on are in huge pages, where the system has them */
+#define NO_FILE UINT32_MAX
 
 struct location { /* half a cache line */
-    StoredFile *file; /* NULL: removed */
     int64_t offset;
     uint32_t size, checksum, key_at, hash;
+    uint32_t file; /* its number; NO_FILE: removed */
+    uint32_t sum;  /* CRC-32C of what is before, and of the key */
+};
+
+/* The beginning of a table. shared_locations.py has the first numbers. */
+struct head {
+    char magic[8];
+    uint64_t place, id, sequence;
+    uint64_t seed, row_room, key_room, row_count, key_count, file_count, drops;
+};
+enum { HEAD_BYTES = 4096 };
+static const char table_magic[8] = "AISLOC1";
+
+/* A file of locations, in front of its path, among the keys. */
+struct file_record {
+    uint16_t path_bytes;
+    uint8_t is_segment, unused;
+    uint32_t sum; /* CRC-32C of what is before, and of the path */
 };
 
 typedef struct {
     PyObject_HEAD
-    PyObject *segments; /* path to StoredFile */
+    PyObject *segments; /* path to number, for those that are not dropped; NULL in a table that is only read */
+    struct head *head;  /* one mapping: the head, rows, files, the index, keys */
     struct location *rows;
-    char *keys;        /* end to end, each behind its size in two bytes */
-    uint32_t *index;   /* row + 1 below a tag of its hash, or 0; a power of two, at most three quarters full */
-    size_t row_count, row_room, key_count, key_room, index_room, file_bytes, limit_bytes, counted_bytes;
+    uint32_t *file_at; /* where the record of each file is among the keys; 0: dropped */
+    uint32_t *index;   /* row + 1 below a tag of its hash, or 0; at most three quarters full */
+    char *keys;        /* end to end, each behind its size in two bytes; and file records */
+    StoredFile **files; /* by number, the segments that this process has met */
+    uint64_t seed, drops;
+    size_t bytes, row_room, key_room, index_room; /* of the mapping */
+    size_t row_count, key_count, file_count, file_bytes, limit_bytes, counted_bytes;
     int dirfd;
+    char is_file, is_read_only; /* whether the mapping is that of a file, and whether others change it */
 } Locations;
 
 static PyTypeObject LocationsType;
 static size_t all_bytes, table_count; /* of all tables; `counted_bytes` is a table's part */
 static uint64_t hash_seed; /* names come from outside: nobody may choose those that collide */
 
-static int location_is_valid(const struct location *row) { return row->file && !row->file->is_dropped; }
+/* In a file, bytes may be missing, and anybody of this user may have changed them. Every step that looks at the
+ * mapping runs here; see _mapped_read.h. A step calls nothing that must not be left in the middle. */
+enum { BROKEN = -2 };
+static int guarded(int (*step)(Locations *, void *), Locations *self, void *with)
+{
+    sigjmp_buf start;
+    if (!self->is_file)
+        return step(self, with);
+    if (!faults_are_caught() || sigsetjmp(start, 0)) {
+        copying = NULL;
+        return BROKEN;
+    }
+    copying = &start;
+    const int result = step(self, with);
+    copying = NULL;
+    return result;
+}
 
 static uint64_t mixed(uint64_t one, uint64_t other)
 {
@@ -201,13 +292,13 @@ static uint64_t mixed(uint64_t one, uint64_t other)
 }
 
 /* Of head and tail as if they were one string: the head is the same for all names of a bucket. */
-static uint32_t key_hash(const char *head, size_t head_bytes, const char *tail, size_t tail_bytes)
+static uint32_t key_hash(uint64_t seed, const char *head, size_t head_bytes, const char *tail, size_t tail_bytes)
 {
     const struct part {
         const char *data;
         size_t size;
     } parts[2] = {{head, head_bytes}, {tail, tail_bytes}};
-    uint64_t hash = hash_seed ^ (head_bytes + tail_bytes) * 0x9E3779B97F4A7C15u;
+    uint64_t hash = seed ^ (head_bytes + tail_bytes) * 0x9E3779B97F4A7C15u;
     uint8_t word[8];
     size_t filled = 0;
     for (int p = 0; p < 2; p++) {
@@ -240,165 +331,339 @@ static uint32_t index_tag(uint32_t hash) { return hash & ~(uint32_t)ROW_MASK; }
 
 static uint32_t *index_first(const Locations *self, uint32_t hash) { return &self->index[hash & (self->index_room - 1)]; }
 
-static const char *location_key(const Locations *self, const struct location *row, size_t *bytes)
+static uint32_t location_sum(const struct location *row, const char *key, size_t key_bytes)
+{
+    const uint32_t crc = crc_update(0xFFFFFFFFu, (const uint8_t *)row, offsetof(struct location, sum));
+    return ~crc_update(crc, (const uint8_t *)key, key_bytes);
+}
+
+static uint32_t record_sum(const struct file_record *record, const char *path)
+{
+    const uint32_t crc = crc_update(0xFFFFFFFFu, (const uint8_t *)record, offsetof(struct file_record, sum));
+    return ~crc_update(crc, (const uint8_t *)path, record->path_bytes);
+}
+
+/* Copy a row, which another process may be writing, and find its key. Returns 0 if it cannot be one. */
+static int row_load(const Locations *self, size_t number, struct location *row, const char **key, size_t *key_bytes)
 {
     uint16_t size;
+    if (number >= self->row_room)
+        return 0;
+    memcpy(row, &self->rows[number], sizeof *row);
+    __asm__ volatile("" : : "r"(row) : "memory"); /* what is checked is the copy */
+    if (row->key_at > self->key_room - sizeof size)
+        return 0;
     memcpy(&size, self->keys + row->key_at, sizeof size);
-    *bytes = size;
-    return self->keys + row->key_at + sizeof size;
+    *key = self->keys + row->key_at + sizeof size;
+    *key_bytes = size;
+    return size <= self->key_room - sizeof size - row->key_at;
 }
 
-/* Where the row of a key is named in the index, or would be. A row is looked at only if the tag fits. */
+/* Where the row of a key is named in the index, or would be, and the row, if there is one; NULL in an index that has
+ * been damaged. A row is looked at only if the tag fits. */
 static uint32_t *location_slot(const Locations *self, uint32_t hash, const char *head, size_t head_bytes,
-                               const char *tail, size_t tail_bytes)
+                               const char *tail, size_t tail_bytes, struct location *row)
 {
     const size_t mask = self->index_room - 1;
-    for (size_t at = hash & mask;; at = (at + 1) & mask) {
-        uint32_t *const slot = &self->index[at];
-        if (!*slot)
-            return slot;
-        if ((*slot ^ hash) & ~(uint32_t)ROW_MASK)
-            continue;
-        const struct location *row = &self->rows[(*slot & ROW_MASK) - 1];
-        if (row->hash != hash)
-            continue;
+    for (size_t at = hash & mask, looks = 0; looks <= mask; at = (at + 1) & mask, looks++) {
+        const uint32_t slot = self->index[at];
+        const char *key;
         size_t bytes;
-        const char *const key = location_key(self, row, &bytes);
-        if (bytes == head_bytes + tail_bytes && !memcmp(key, head, head_bytes)
+        if (!slot)
+            return &self->index[at];
+        if ((slot ^ hash) & ~(uint32_t)ROW_MASK)
+            continue;
+        if (row_load(self, (slot & ROW_MASK) - 1, row, &key, &bytes) && row->hash == hash
+            && bytes == head_bytes + tail_bytes && !memcmp(key, head, head_bytes)
             && !memcmp(key + head_bytes, tail, tail_bytes))
-            return slot;
+            return &self->index[at];
     }
+    return NULL;
 }
 
-/* Row of a slot, or NULL for one that is empty. */
-static struct location *slot_row(const Locations *self, uint32_t slot)
+/* The record of a file, and a copy of its path with a NUL behind it. Returns 0 if it was dropped, or is none. */
+static int file_load(const Locations *self, uint32_t number, struct file_record *record, char *path)
 {
-    return slot ? &self->rows[(slot & ROW_MASK) - 1] : NULL;
+    if (number >= self->row_room)
+        return 0;
+    const size_t at = *(volatile uint32_t *)&self->file_at[number];
+    if (!at || at > self->key_room - sizeof *record)
+        return 0;
+    memcpy(record, self->keys + at, sizeof *record);
+    if (record->path_bytes > MAX_PATH_BYTES || record->path_bytes > self->key_room - sizeof *record - at)
+        return 0;
+    memcpy(path, self->keys + at + sizeof *record, record->path_bytes);
+    path[record->path_bytes] = 0;
+    return record_sum(record, path) == record->sum && strlen(path) == record->path_bytes;
 }
 
-/* An array in pages of its own, which grows without being copied. Returns NULL if there is no memory; the array
- * is then as it was. */
-static void *array_grow(void *array, size_t bytes, size_t new_bytes)
+/* The file of a row; a new reference. NULL if it was dropped, or with an error. */
+static StoredFile *file_take(Locations *self, uint32_t number)
 {
-    void *const grown = array ? mremap(array, bytes, new_bytes, MREMAP_MAYMOVE)
-                              : mmap(NULL, new_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (grown == MAP_FAILED)
+    struct file_record record;
+    char path[MAX_PATH_BYTES + 1];
+    if (number >= self->row_room)
         return NULL;
-    if (new_bytes >= HUGE_BYTES)
-        madvise(grown, new_bytes, MADV_HUGEPAGE);
-    return grown;
-}
-
-static void array_free(void *array, size_t bytes)
-{
-    if (array)
-        munmap(array, bytes);
+    StoredFile **const known = &self->files[number];
+    if (*known && *(volatile uint32_t *)&self->file_at[number])
+        return (StoredFile *)Py_NewRef(*known);
+    if (!file_load(self, number, &record, path))
+        return NULL;
+    PyObject *const name = PyBytes_FromStringAndSize(path, record.path_bytes);
+    StoredFile *const file = name ? stored_file_make(name, record.is_segment) : NULL;
+    Py_XDECREF(name);
+    if (file && record.is_segment) {
+        *known = (StoredFile *)Py_NewRef(file);
+        self->file_bytes += FILE_BYTES;
+    }
+    return file;
 }
 
 static void hash_choose(void)
 {
+    struct rlimit files;
+    most_kept_open = getrlimit(RLIMIT_NOFILE, &files) < 0 ? 0 : (int)(files.rlim_cur / 4 < MAX_KEPT_OPEN
+                                                                        ? files.rlim_cur / 4 : MAX_KEPT_OPEN);
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     if (getrandom(&hash_seed, sizeof hash_seed, GRND_NONBLOCK) != sizeof hash_seed)
         hash_seed = mixed((uint64_t)now.tv_nsec ^ (uintptr_t)&now, 0x8EBC6AF09C88C6E3u) ^ (uint64_t)now.tv_sec;
 }
 
+static size_t table_bytes(size_t row_room, size_t key_room)
+{
+    return HEAD_BYTES + row_room * (sizeof(struct location) + sizeof(uint32_t)) + row_room / 3 * 4 * sizeof(uint32_t)
+        + key_room;
+}
+
+/* Take a mapping of this size. Returns -1 if there is no memory. */
+static int table_take(Locations *self, void *map, size_t row_room, size_t key_room)
+{
+    self->files = map == MAP_FAILED ? NULL : PyMem_Calloc(row_room, sizeof *self->files);
+    if (!self->files)
+        return -1;
+    self->head = map, self->bytes = table_bytes(row_room, key_room);
+    self->row_room = row_room, self->key_room = key_room, self->index_room = row_room / 3 * 4;
+    self->rows = (struct location *)(void *)((char *)map + HEAD_BYTES);
+    self->file_at = (uint32_t *)(void *)(self->rows + row_room);
+    self->index = self->file_at + row_room;
+    self->keys = (char *)(self->index + self->index_room);
+    return 0;
+}
+
 static void locations_forget(Locations *self)
 {
-    struct location *const rows = self->rows;
-    const size_t count = self->row_count, room = self->row_room;
-    PyObject *const segments = self->segments;
-    array_free(self->keys, self->key_room);
-    array_free(self->index, self->index_room * sizeof *self->index);
-    self->rows = NULL, self->keys = NULL, self->index = NULL, self->segments = NULL;
-    self->row_count = self->row_room = self->key_count = self->key_room = self->index_room = self->file_bytes = 0;
-    all_bytes -= self->counted_bytes;
+    const Locations old = *self;
+    self->head = NULL, self->files = NULL, self->segments = NULL;
+    self->bytes = self->row_room = self->key_room = self->index_room = 0;
+    self->row_count = self->key_count = self->file_count = self->file_bytes = 0;
+    self->is_file = self->is_read_only = 0;
+    all_bytes -= old.counted_bytes;
     self->counted_bytes = 0;
-    for (size_t i = 0; i < count; i++)
-        Py_XDECREF(rows[i].file);
-    array_free(rows, room * sizeof *rows);
-    Py_XDECREF(segments);
+    for (size_t i = 0; old.files && i < old.row_room; i++)
+        Py_XDECREF(old.files[i]);
+    PyMem_Free(old.files);
+    if (old.head)
+        munmap(old.head, old.bytes);
+    Py_XDECREF(old.segments);
 }
 
 /* What is in use: pages that nothing has been written to take no memory. */
 static size_t locations_size(const Locations *self)
 {
     return self->row_count * sizeof *self->rows + self->key_count + self->index_room * sizeof *self->index
-        + self->file_bytes;
+        + self->file_count * sizeof *self->file_at + self->file_bytes;
 }
 
-static int index_grow(Locations *self)
+static uint32_t file_append(Locations *self, const char *path, size_t path_bytes, int is_segment)
 {
-    const size_t room = self->index_room ? 2 * self->index_room : FIRST_INDEX;
-    uint32_t *const index = array_grow(NULL, 0, room * sizeof *index);
-    if (!index)
-        return -1;
-    for (size_t row = 0; row < self->row_count; row++) {
-        const uint32_t hash = self->rows[row].hash;
-        size_t at = hash & (room - 1);
-        while (index[at])
-            at = (at + 1) & (room - 1);
-        index[at] = ((uint32_t)row + 1) | index_tag(hash);
+    struct file_record record = {.path_bytes = (uint16_t)path_bytes, .is_segment = (uint8_t)is_segment};
+    record.sum = record_sum(&record, path);
+    memcpy(self->keys + self->key_count, &record, sizeof record);
+    memcpy(self->keys + self->key_count + sizeof record, path, path_bytes);
+    __atomic_store_n(&self->file_at[self->file_count], (uint32_t)self->key_count, __ATOMIC_RELEASE);
+    self->key_count += sizeof record + path_bytes;
+    return (uint32_t)self->file_count++;
+}
+
+/* Set the row in a slot, which is that of its key. One that is not there yet is appended, with its key. */
+static void row_store(Locations *self, uint32_t *slot, struct location *row, const char *key, size_t key_bytes)
+{
+    const uint16_t kept = (uint16_t)key_bytes;
+    const size_t number = *slot ? (*slot & ROW_MASK) - 1 : self->row_count;
+    if (!*slot) {
+        row->key_at = (uint32_t)self->key_count;
+        memcpy(self->keys + self->key_count, &kept, sizeof kept);
+        memcpy(self->keys + self->key_count + sizeof kept, key, key_bytes);
+        self->key_count += sizeof kept + key_bytes;
+        self->row_count++;
     }
-    array_free(self->index, self->index_room * sizeof *index);
-    self->index = index, self->index_room = room;
+    row->sum = location_sum(row, key, key_bytes);
+    memcpy(&self->rows[number], row, sizeof *row);
+    __atomic_store_n(slot, (uint32_t)(number + 1) | index_tag(row->hash), __ATOMIC_RELEASE);
+}
+
+static int segments_know(Locations *self)
+{
+    struct file_record record;
+    char path[MAX_PATH_BYTES + 1];
+    if (!(self->segments = PyDict_New()))
+        return -1;
+    for (size_t number = 0; number < self->file_count; number++) {
+        if (!file_load(self, (uint32_t)number, &record, path) || !record.is_segment)
+            continue;
+        PyObject *const name = PyBytes_FromString(path), *const value = PyLong_FromSize_t(number);
+        const int failed = !name || !value || PyDict_SetItem(self->segments, name, value) < 0;
+        Py_XDECREF(name);
+        Py_XDECREF(value);
+        if (failed)
+            return -1;
+    }
     return 0;
 }
 
-/* Room for one more row, whose key has this size. When that would exceed the limit, forgets everything, or returns
- * 1 if nothing may be forgotten. */
-static int locations_make_room(Locations *self, size_t key_bytes, int may_forget)
+/* A move of a table to another mapping, with room for so many bytes of keys more; to a file, or to memory (fd -1). */
+struct move {
+    Locations to;
+    uint32_t *numbers; /* new number + 1 of each file */
+    size_t key_bytes;
+    int fd;
+};
+
+static int move_step(Locations *self, void *with)
 {
-    const size_t kept = key_bytes + sizeof(uint16_t), size = locations_size(self);
+    struct move *const move = with;
+    Locations *const to = &move->to;
+    struct location row;
+    struct file_record record;
+    char path[MAX_PATH_BYTES + 1];
+    const char *key;
+    size_t bytes, count = 0, key_bytes = move->key_bytes, room = FIRST_ROWS;
+    for (size_t i = 0; i < self->row_count; i++) {
+        if (!row_load(self, i, &row, &key, &bytes) || row.file == NO_FILE || row.file >= self->row_room)
+            continue;
+        count++, key_bytes += bytes + sizeof(uint16_t);
+        if (!move->numbers[row.file] && file_load(self, row.file, &record, path)) {
+            move->numbers[row.file] = 1;
+            key_bytes += sizeof record + record.path_bytes;
+        }
+    }
+    while (room < count + count / 2 + 1)
+        room *= 2;
+    size_t key_room = 2 * key_bytes < FIRST_KEY_BYTES ? FIRST_KEY_BYTES : (2 * key_bytes + 4095) / 4096 * 4096;
+    if (room > ROW_MASK || key_room > UINT32_MAX)
+        return 1;
+    const size_t size = table_bytes(room, key_room);
+    if (move->fd >= 0 && (errno = posix_fallocate(move->fd, 0, (off_t)size)))
+        return 1; /* also before a mapping can lack the room */
+    void *const map = mmap(NULL, size, PROT_READ | PROT_WRITE, move->fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED,
+                           move->fd, 0);
+    if (move->fd < 0 && map != MAP_FAILED && size >= HUGE_BYTES)
+        madvise(map, size, MADV_HUGEPAGE);
+    if (table_take(to, map, room, key_room) < 0) {
+        if (map != MAP_FAILED)
+            munmap(map, size);
+        PyErr_NoMemory();
+        return -1;
+    }
+    to->seed = hash_seed;
+    to->key_count = sizeof(uint64_t); /* no record is at 0 */
+    to->is_file = move->fd >= 0;
+    memset(move->numbers, 0, self->row_room * sizeof *move->numbers);
+    for (size_t i = 0; i < self->row_count; i++) {
+        if (!row_load(self, i, &row, &key, &bytes) || row.file >= self->row_room
+            || row.sum != location_sum(&row, key, bytes))
+            continue;
+        uint32_t *const number = &move->numbers[row.file];
+        if (!*number) {
+            if (!file_load(self, row.file, &record, path))
+                continue;
+            *number = file_append(to, path, record.path_bytes, record.is_segment) + 1;
+            if ((to->files[*number - 1] = self->files[row.file]))
+                to->file_bytes += FILE_BYTES;
+            self->files[row.file] = NULL;
+        }
+        row.file = *number - 1;
+        row.hash = key_hash(to->seed, key, bytes, "", 0);
+        struct location there;
+        uint32_t *const slot = location_slot(to, row.hash, key, bytes, "", 0, &there);
+        if (slot && !*slot)
+            row_store(to, slot, &row, key, bytes);
+    }
+    *to->head = (struct head){.seed = to->seed, .row_room = room, .key_room = key_room};
+    memcpy(to->head->magic, table_magic, sizeof table_magic);
+    return segments_know(to);
+}
+
+/* Returns 1 if there is no room for it there, and the table stays where it is. */
+static int locations_move(Locations *self, int fd, size_t key_bytes)
+{
+    struct move move = {.key_bytes = key_bytes, .fd = fd};
+    move.numbers = PyMem_Calloc(self->row_room + 1, sizeof *move.numbers);
+    if (!move.numbers) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    const char was_file = self->is_file;
+    self->is_file |= fd >= 0;
+    int moved = guarded(move_step, self, &move);
+    self->is_file = was_file;
+    PyMem_Free(move.numbers);
+    if (moved == BROKEN) {
+        locations_forget(self);
+        moved = 1;
+    }
+    if (moved) {
+        locations_forget(&move.to);
+        return moved;
+    }
+    const int dirfd = self->dirfd;
+    const size_t limit_bytes = self->limit_bytes;
+    locations_forget(self);
+    const PyObject base = self->ob_base;
+    *self = move.to;
+    self->ob_base = base;
+    self->dirfd = dirfd, self->limit_bytes = limit_bytes;
+    return 0;
+}
+
+/* Room for one more row, whose key and path have this size. When that would exceed the limit, forgets everything, or
+ * returns 1 if nothing may be forgotten. */
+static int locations_make_room(Locations *self, size_t bytes, int may_forget)
+{
+    const size_t kept = bytes + sizeof(uint16_t) + sizeof(struct file_record), size = locations_size(self);
     all_bytes += size - self->counted_bytes;
     self->counted_bytes = size;
-    if ((all_bytes > self->limit_bytes && size > self->limit_bytes / table_count) || self->key_count + kept > UINT32_MAX
-        || self->row_count >= ROW_MASK - 1) {
-        if (!may_forget)
-            return 1;
-        locations_forget(self);
-    }
-    if (!self->segments && !(self->segments = PyDict_New()))
-        return -1;
-    if (self->row_count == self->row_room) {
-        const size_t room = self->row_room ? 2 * self->row_room : FIRST_INDEX / 2, one = sizeof *self->rows;
-        struct location *const rows = array_grow(self->rows, self->row_room * one, room * one);
-        if (!rows)
-            goto no_memory;
-        self->rows = rows, self->row_room = room;
-    }
-    if (self->key_count + kept > self->key_room) {
-        const size_t room = 2 * self->key_room + (kept + 4095) / 4096 * 4096;
-        char *const keys = array_grow(self->keys, self->key_room, room);
-        if (!keys)
-            goto no_memory;
-        self->keys = keys, self->key_room = room;
-    }
-    if (4 * (self->row_count + 1) > 3 * self->index_room && index_grow(self) < 0)
-        goto no_memory;
-    return 0;
-no_memory:
-    PyErr_NoMemory();
-    return -1;
+    int is_full = all_bytes > self->limit_bytes && size > self->limit_bytes / table_count;
+    if (!is_full && self->row_count < self->row_room && self->file_count < self->row_room
+        && self->key_count + kept <= self->key_room)
+        return 0;
+    if (!is_full && (is_full = locations_move(self, -1, kept)) <= 0)
+        return is_full;
+    if (!may_forget)
+        return 1;
+    locations_forget(self);
+    return locations_move(self, -1, kept);
 }
 
-/* The file of an entry; a new reference. The objects of a segment share one. */
-static StoredFile *file_of_entry(Locations *self, const char *path, size_t path_bytes, int64_t offset)
+/* The number of the file of an entry. The objects of a segment share one. */
+static int64_t file_of_entry(Locations *self, const char *path, size_t path_bytes, int64_t offset)
 {
     const char *const end = offset ? memrchr(path, '/', path_bytes) : NULL;
-    PyObject *const name = PyBytes_FromStringAndSize(path, end ? end - path : (Py_ssize_t)path_bytes);
-    if (!name)
-        return NULL;
-    StoredFile *file = end ? (StoredFile *)PyDict_GetItemWithError(self->segments, name) : NULL;
-    if (file) {
-        Py_INCREF(file);
-    } else if (!PyErr_Occurred() && (file = stored_file_make(name, end != NULL))) {
-        self->file_bytes += FILE_BYTES;
-        if (end && PyDict_SetItem(self->segments, name, (PyObject *)file) < 0)
-            Py_CLEAR(file);
+    if (!end)
+        return file_append(self, path, path_bytes, 0);
+    PyObject *const name = PyBytes_FromStringAndSize(path, end - path);
+    PyObject *value = name ? PyDict_GetItemWithError(self->segments, name) : NULL;
+    int64_t number = value ? PyLong_AsLongLong(value) : -1;
+    if (!value && !PyErr_Occurred()) {
+        number = file_append(self, path, (size_t)(end - path), 1);
+        value = PyLong_FromLongLong(number);
+        if (!value || PyDict_SetItem(self->segments, name, value) < 0)
+            number = -1;
+        Py_XDECREF(value);
     }
-    Py_DECREF(name);
-    return file;
+    Py_XDECREF(name);
+    return number;
 }
 
 /* A catalog value up to its path, as FORMAT.md describes it. */
@@ -417,45 +682,60 @@ struct __attribute__((packed)) stored {
 enum { STORED_FORMAT = 2, OBJECT_KIND = 1 };
 enum { MAX_LOCATED_BYTES = 4 << 20 }; /* larger objects are read in pieces, each of which is looked up by version */
 
+struct pair {
+    const char *key;
+    size_t key_bytes;
+    const struct stored *stored; /* NULL: remove the location */
+    int replace;
+};
+
+static int pair_step(Locations *self, void *with)
+{
+    const struct pair *const pair = with;
+    const struct stored *const stored = pair->stored;
+    const uint32_t hash = key_hash(self->seed, pair->key, pair->key_bytes, "", 0);
+    struct location row;
+    uint32_t *const slot = location_slot(self, hash, pair->key, pair->key_bytes, "", 0, &row);
+    if (!slot)
+        return BROKEN;
+    if (!stored) {
+        if (*slot) {
+            struct location *const there = &self->rows[(*slot & ROW_MASK) - 1];
+            __atomic_store_n(&there->file, NO_FILE, __ATOMIC_RELEASE);
+        }
+        return 0;
+    }
+    if (*slot && !pair->replace && row.file < self->row_room && self->file_at[row.file])
+        return 0;
+    const int64_t file = file_of_entry(self, stored->path, stored->path_bytes, (int64_t)stored->offset);
+    if (file < 0)
+        return -1;
+    row.file = (uint32_t)file, row.hash = hash;
+    row.offset = (int64_t)stored->offset, row.size = (uint32_t)stored->size, row.checksum = stored->checksum;
+    row_store(self, slot, &row, pair->key, pair->key_bytes);
+    return 0;
+}
+
 /* Keep what a catalog value says of its object. Tombstones and large objects are not kept, nor are long keys, nor
  * values that only format.decode_entry can judge. Returns 1 if the memory is full and nothing may be forgotten. */
 static int add_stored(Locations *self, PyObject *key, PyObject *value, int replace, int may_forget)
 {
-    const char *const text = PyBytes_AS_STRING(key);
-    const size_t bytes = (size_t)PyBytes_GET_SIZE(key), value_bytes = (size_t)PyBytes_GET_SIZE(value);
+    const size_t value_bytes = (size_t)PyBytes_GET_SIZE(value);
     const struct stored *const stored = (const struct stored *)PyBytes_AS_STRING(value);
-    if (bytes > MAX_KEY_BYTES || value_bytes < sizeof *stored || stored->format != STORED_FORMAT
+    struct pair pair = {PyBytes_AS_STRING(key), (size_t)PyBytes_GET_SIZE(key), stored, replace};
+    if (pair.key_bytes > MAX_KEY_BYTES || value_bytes < sizeof *stored || stored->format != STORED_FORMAT
         || stored->kind != OBJECT_KIND || !stored->path_bytes || stored->size > MAX_LOCATED_BYTES
-        || stored->offset > (uint64_t)INT64_MAX - stored->size
+        || stored->offset > (uint64_t)INT64_MAX - stored->size || stored->path_bytes > MAX_PATH_BYTES
         || value_bytes < sizeof *stored + stored->path_bytes + stored->writes_bytes
         || memchr(stored->path, 0, stored->path_bytes))
         return 0;
-    const int full = locations_make_room(self, bytes, may_forget);
+    const int full = locations_make_room(self, pair.key_bytes + stored->path_bytes, may_forget);
     if (full)
         return full;
-    const uint32_t hash = key_hash(text, bytes, "", 0);
-    uint32_t *const slot = location_slot(self, hash, text, bytes, "", 0);
-    struct location *row = slot_row(self, *slot);
-    if (row && !replace && location_is_valid(row))
-        return 0;
-    StoredFile *const file = file_of_entry(self, stored->path, stored->path_bytes, (int64_t)stored->offset);
-    if (!file)
-        return -1;
-    StoredFile *const replaced = row ? row->file : NULL;
-    if (!row) {
-        const uint16_t kept = (uint16_t)bytes;
-        row = &self->rows[self->row_count];
-        *slot = (uint32_t)++self->row_count | index_tag(hash);
-        row->hash = hash;
-        row->key_at = (uint32_t)self->key_count;
-        memcpy(self->keys + self->key_count, &kept, sizeof kept);
-        memcpy(self->keys + self->key_count + sizeof kept, text, bytes);
-        self->key_count += sizeof kept + bytes;
-    }
-    row->file = file;
-    row->offset = (int64_t)stored->offset, row->size = (uint32_t)stored->size, row->checksum = stored->checksum;
-    Py_XDECREF(replaced);
-    return 0;
+    const int result = guarded(pair_step, self, &pair);
+    if (result == BROKEN)
+        locations_forget(self);
+    return result == BROKEN ? 0 : result;
 }
 
 static PyObject *locations_add(PyObject *self, PyObject *args)
@@ -489,13 +769,10 @@ static PyObject *locations_remove(PyObject *self, PyObject *keys)
     while ((key = PyIter_Next(iterator))) {
         if (!PyBytes_Check(key)) {
             PyErr_Format(PyExc_TypeError, "keys must be bytes, not %.100s", Py_TYPE(key)->tp_name);
-        } else if (table->index_room) {
-            const char *const text = PyBytes_AS_STRING(key);
-            const size_t bytes = (size_t)PyBytes_GET_SIZE(key);
-            struct location *const row = slot_row(table, *location_slot(table, key_hash(text, bytes, "", 0), text, bytes,
-                                                                       "", 0));
-            if (row)
-                Py_CLEAR(row->file);
+        } else if (table->head) {
+            struct pair pair = {PyBytes_AS_STRING(key), (size_t)PyBytes_GET_SIZE(key), NULL, 0};
+            if (guarded(pair_step, table, &pair) == BROKEN)
+                locations_forget(table);
         }
         Py_DECREF(key);
         if (PyErr_Occurred())
@@ -505,14 +782,27 @@ static PyObject *locations_remove(PyObject *self, PyObject *keys)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+static int drop_step(Locations *self, void *with)
+{
+    __atomic_store_n(&self->file_at[*(const size_t *)with], 0, __ATOMIC_RELEASE);
+    __atomic_add_fetch(&self->head->drops, 1, __ATOMIC_RELEASE);
+    return 0;
+}
+
 static PyObject *locations_drop(PyObject *self, PyObject *path)
 {
     Locations *const table = (Locations *)self;
-    StoredFile *const file = table->segments ? (StoredFile *)PyDict_GetItemWithError(table->segments, path) : NULL;
-    if (file) {
-        stored_file_drop(file);
+    PyObject *const value = table->segments ? PyDict_GetItemWithError(table->segments, path) : NULL;
+    if (value) {
+        size_t number = PyLong_AsSize_t(value);
+        if (table->files[number]) {
+            stored_file_drop(table->files[number]);
+            Py_CLEAR(table->files[number]);
+        }
         if (PyDict_DelItem(table->segments, path) < 0)
             return NULL;
+        if (guarded(drop_step, table, &number) == BROKEN)
+            locations_forget(table);
     }
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
@@ -522,6 +812,79 @@ static PyObject *locations_clear(PyObject *self, PyObject *nothing)
     (void)nothing;
     locations_forget((Locations *)self);
     Py_RETURN_NONE;
+}
+
+/* Drop the files that whoever changes a table has dropped: a mapping would keep their bytes. */
+static void locations_sweep(Locations *self)
+{
+    const uint64_t drops = __atomic_load_n(&self->head->drops, __ATOMIC_ACQUIRE);
+    if (!self->is_read_only || drops == self->drops)
+        return;
+    self->drops = drops;
+    for (size_t number = 0; number < self->row_room; number++)
+        if (self->files[number] && !self->file_at[number]) {
+            stored_file_drop(self->files[number]);
+            Py_CLEAR(self->files[number]);
+        }
+}
+
+static PyObject *locations_share(PyObject *self, PyObject *fd)
+{
+    const int file = PyObject_AsFileDescriptor(fd);
+    const int moved = file < 0 ? -1 : locations_move((Locations *)self, file, 0);
+    return moved < 0 ? NULL : PyBool_FromLong(!moved);
+}
+
+static int seal_step(Locations *self, void *with)
+{
+    (void)with;
+    self->head->row_count = self->row_count, self->head->key_count = self->key_count;
+    self->head->file_count = self->file_count;
+    return 0;
+}
+
+static PyObject *locations_seal(PyObject *self, PyObject *nothing)
+{
+    Locations *const table = (Locations *)self;
+    (void)nothing;
+    return PyBool_FromLong(table->is_file && !table->is_read_only && guarded(seal_step, table, NULL) == 0);
+}
+
+static int know_step(Locations *self, void *with)
+{
+    (void)with;
+    return segments_know(self);
+}
+
+static PyObject *locations_map(PyObject *self, PyObject *args)
+{
+    Locations *const table = (Locations *)self;
+    struct head head;
+    struct stat status;
+    int fd, is_writable;
+    if (!PyArg_ParseTuple(args, "ip:map", &fd, &is_writable))
+        return NULL;
+    locations_forget(table);
+    if (pread(fd, &head, sizeof head, 0) != sizeof head || fstat(fd, &status) < 0 || head.row_room > ROW_MASK
+        || head.row_room < FIRST_ROWS || head.row_room % 3 || head.row_room / 3 & (head.row_room / 3 - 1)
+        || head.key_room < FIRST_KEY_BYTES || head.key_room > UINT32_MAX || memcmp(head.magic, table_magic, 8)
+        || head.row_count > head.row_room || head.key_count > head.key_room || head.file_count > head.row_room
+        || (uint64_t)status.st_size != table_bytes(head.row_room, head.key_room))
+        Py_RETURN_FALSE;
+    const int protection = is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    void *const map = mmap(NULL, (size_t)status.st_size, protection, MAP_SHARED, fd, 0);
+    if (table_take(table, map, head.row_room, head.key_room) < 0) {
+        if (map != MAP_FAILED)
+            munmap(map, (size_t)status.st_size);
+        Py_RETURN_FALSE;
+    }
+    table->seed = head.seed, table->drops = head.drops;
+    table->row_count = head.row_count, table->key_count = head.key_count, table->file_count = head.file_count;
+    table->is_file = 1, table->is_read_only = !is_writable;
+    const int known = is_writable ? guarded(know_step, table, NULL) : 0;
+    if (known)
+        locations_forget(table);
+    return known == -1 ? NULL : PyBool_FromLong(!known);
 }
 
 static int location_column(PyObject *source, Py_buffer *view, const char *name, const char *formats, Py_ssize_t item,
@@ -540,31 +903,38 @@ static int location_column(PyObject *source, Py_buffer *view, const char *name, 
 
 enum { WAVE = 64 }; /* names that are looked up together */
 
-/* A name that is looked up; it is held, so that its text stays. */
-struct wanted {
-    PyObject *name;
-    const char *text; /* NULL: no object has such a name, and whoever looks it up says so */
-    size_t bytes;
-    uint32_t hash;
+/* Names that are looked up together. */
+struct wave {
+    Py_ssize_t count;
+    const char *head; /* of all keys */
+    size_t head_bytes;
+    struct wanted {
+        PyObject *name;   /* held, so that its text stays */
+        const char *text; /* NULL: no object has such a name, and whoever looks it up says so */
+        size_t bytes;
+        uint32_t hash;
+        int dirfd;
+        struct location row; /* valid with a file */
+        StoredFile *file;
+    } names[WAVE];
 };
 
-static int wave_open(struct wanted *wave, PyObject *names, Py_ssize_t first, Py_ssize_t count, const char *head,
-                     size_t head_bytes)
+static int wave_open(struct wave *wave, PyObject *names, Py_ssize_t first)
 {
-    for (Py_ssize_t i = 0; i < count; i++) {
+    for (Py_ssize_t i = 0; i < wave->count; i++) {
+        struct wanted *const one = &wave->names[i];
         Py_ssize_t bytes = 0;
         if (first + i >= PyList_GET_SIZE(names)) {
             while (i)
-                Py_DECREF(wave[--i].name);
+                Py_DECREF(wave->names[--i].name);
             PyErr_SetString(PyExc_RuntimeError, "the list of names has changed");
             return -1;
         }
-        wave[i].name = Py_NewRef(PyList_GET_ITEM(names, first + i));
-        wave[i].text = PyUnicode_Check(wave[i].name) ? PyUnicode_AsUTF8AndSize(wave[i].name, &bytes) : NULL;
-        wave[i].bytes = (size_t)bytes;
-        if (wave[i].text)
-            wave[i].hash = key_hash(head, head_bytes, wave[i].text, wave[i].bytes);
-        else
+        one->name = Py_NewRef(PyList_GET_ITEM(names, first + i));
+        one->text = PyUnicode_Check(one->name) ? PyUnicode_AsUTF8AndSize(one->name, &bytes) : NULL;
+        one->bytes = (size_t)bytes;
+        one->file = NULL;
+        if (!one->text)
             PyErr_Clear();
     }
     return 0;
@@ -572,25 +942,58 @@ static int wave_open(struct wanted *wave, PyObject *names, Py_ssize_t first, Py_
 
 /* In a large table every step of a look-up waits for memory: the index, the row, the key and the file. Each step is
  * announced for all names of a wave before the first one takes it, so that they wait together. */
-static void wave_announce(const struct wanted *wave, Py_ssize_t count, const Locations *table)
+static void wave_announce(struct wave *wave, const Locations *table)
 {
-    if (!table->index_room)
-        return;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (wave[i].text)
-            __builtin_prefetch(index_first(table, wave[i].hash));
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (wave[i].text && *index_first(table, wave[i].hash))
-            __builtin_prefetch(slot_row(table, *index_first(table, wave[i].hash)));
-    for (Py_ssize_t i = 0; i < count; i++) {
-        const struct location *const row = wave[i].text ? slot_row(table, *index_first(table, wave[i].hash)) : NULL;
-        if (row && row->hash == wave[i].hash) {
-            const char *const key = table->keys + row->key_at;
-            __builtin_prefetch(key);
-            __builtin_prefetch(key + sizeof(uint16_t) + 63);
-            __builtin_prefetch(row->file);
+    for (Py_ssize_t i = 0; i < wave->count; i++) {
+        struct wanted *const one = &wave->names[i];
+        if (one->text && !one->file) {
+            one->hash = key_hash(table->seed, wave->head, wave->head_bytes, one->text, one->bytes);
+            __builtin_prefetch(index_first(table, one->hash));
         }
     }
+    for (int step = 0; step < 2; step++)
+        for (Py_ssize_t i = 0; i < wave->count; i++) {
+            const struct wanted *const one = &wave->names[i];
+            const size_t number = one->text && !one->file ? (*index_first(table, one->hash) & ROW_MASK) - 1u : SIZE_MAX;
+            if (number >= table->row_room)
+                continue;
+            const struct location *const row = &table->rows[number];
+            if (!step) {
+                __builtin_prefetch(row);
+            } else if (row->hash == one->hash) {
+                __builtin_prefetch(table->keys + row->key_at);
+                __builtin_prefetch(table->keys + row->key_at + sizeof(uint16_t) + 63);
+                __builtin_prefetch(table->file_at + row->file);
+                __builtin_prefetch(table->files + row->file);
+            }
+        }
+}
+
+static int search_step(Locations *table, void *with)
+{
+    struct wave *const wave = with;
+    locations_sweep(table);
+    wave_announce(wave, table);
+    for (Py_ssize_t i = 0; i < wave->count; i++) {
+        struct wanted *const one = &wave->names[i];
+        if (!one->text || one->file)
+            continue;
+        const uint32_t *const slot = location_slot(table, one->hash, wave->head, wave->head_bytes, one->text, one->bytes,
+                                                   &one->row);
+        if (!slot || !*slot)
+            continue;
+        if (table->is_file) {
+            uint32_t crc = crc_update(0xFFFFFFFFu, (const uint8_t *)&one->row, offsetof(struct location, sum));
+            crc = crc_update(crc, (const uint8_t *)wave->head, wave->head_bytes);
+            if (~crc_update(crc, (const uint8_t *)one->text, one->bytes) != one->row.sum)
+                continue;
+        }
+        one->file = file_take(table, one->row.file);
+        if (!one->file && PyErr_Occurred())
+            return -1;
+        one->dirfd = table->dirfd;
+    }
+    return 0;
 }
 
 static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -601,7 +1004,7 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
         Py_ssize_t item;
     } kinds[COLUMN_COUNT] = {{"dirfds", "i", 4}, {"offsets", "lq", 8}, {"sizes", "lq", 8}, {"checksums", "I", 4}};
     Py_buffer views[COLUMN_COUNT];
-    struct wanted wave[WAVE];
+    struct wave wave;
     int opened = 0;
     PyObject *files = NULL;
     (void)module;
@@ -610,8 +1013,7 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
     if (!PyTuple_Check(args[0]) || !PyBytes_Check(args[1]) || !PyList_Check(args[2]))
         return PyErr_Format(PyExc_TypeError, "find takes a tuple of tables, bytes and a list of names");
     PyObject *const tables = args[0];
-    const char *const head = PyBytes_AS_STRING(args[1]);
-    const size_t head_bytes = (size_t)PyBytes_GET_SIZE(args[1]);
+    wave.head = PyBytes_AS_STRING(args[1]), wave.head_bytes = (size_t)PyBytes_GET_SIZE(args[1]);
     const Py_ssize_t count = PyList_GET_SIZE(args[2]), searched = PyTuple_GET_SIZE(tables);
     for (Py_ssize_t t = 0; t < searched; t++)
         if (Py_TYPE(PyTuple_GET_ITEM(tables, t)) != &LocationsType)
@@ -624,35 +1026,29 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
     }
     files = PyList_New(count);
     for (Py_ssize_t first = 0; files && first < count; first += WAVE) {
-        const Py_ssize_t size = count - first < WAVE ? count - first : WAVE;
-        if (wave_open(wave, args[2], first, size, head, head_bytes) < 0) {
+        wave.count = count - first < WAVE ? count - first : WAVE;
+        if (wave_open(&wave, args[2], first) < 0) {
             Py_CLEAR(files);
             break;
         }
-        for (Py_ssize_t t = 0; t < searched; t++)
-            wave_announce(wave, size, (Locations *)PyTuple_GET_ITEM(tables, t));
-        for (Py_ssize_t i = first; i < first + size; i++) {
-            const struct wanted *const one = &wave[i - first];
-            const struct location *found = NULL;
-            for (Py_ssize_t t = 0; one->text && t < searched && !found; t++) {
-                const Locations *const table = (Locations *)PyTuple_GET_ITEM(tables, t);
-                if (!table->index_room)
-                    continue;
-                found = slot_row(table, *location_slot(table, one->hash, head, head_bytes, one->text, one->bytes));
-                if (found && location_is_valid(found))
-                    ((int32_t *)views[0].buf)[i] = table->dirfd;
-                else
-                    found = NULL;
-            }
-            if (found) {
-                ((int64_t *)views[1].buf)[i] = found->offset;
-                ((int64_t *)views[2].buf)[i] = found->size;
-                ((uint32_t *)views[3].buf)[i] = found->checksum;
-            }
-            PyList_SET_ITEM(files, i, Py_NewRef(found ? (PyObject *)found->file : Py_None));
+        for (Py_ssize_t t = 0; t < searched && !PyErr_Occurred(); t++) {
+            Locations *const table = (Locations *)PyTuple_GET_ITEM(tables, t);
+            if (table->head && guarded(search_step, table, &wave) == BROKEN)
+                locations_forget(table);
         }
-        for (Py_ssize_t i = 0; i < size; i++)
-            Py_DECREF(wave[i].name);
+        for (Py_ssize_t i = 0; i < wave.count; i++) {
+            const struct wanted *const one = &wave.names[i];
+            if (one->file) {
+                ((int32_t *)views[0].buf)[first + i] = one->dirfd;
+                ((int64_t *)views[1].buf)[first + i] = one->row.offset;
+                ((int64_t *)views[2].buf)[first + i] = one->row.size;
+                ((uint32_t *)views[3].buf)[first + i] = one->row.checksum;
+            }
+            PyList_SET_ITEM(files, first + i, one->file ? (PyObject *)one->file : Py_NewRef(Py_None));
+            Py_DECREF(one->name);
+        }
+        if (PyErr_Occurred())
+            Py_CLEAR(files);
     }
 done:
     while (opened)
@@ -683,20 +1079,47 @@ static void locations_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
+static int count_step(Locations *self, void *with)
+{
+    for (size_t i = 0; i < self->row_room; i++) {
+        const uint32_t file = self->rows[i].key_at ? self->rows[i].file : NO_FILE;
+        *(Py_ssize_t *)with += file < self->row_room && self->file_at[file];
+    }
+    return 0;
+}
+
 static Py_ssize_t locations_length(PyObject *self)
 {
-    const Locations *const table = (Locations *)self;
     Py_ssize_t count = 0;
-    for (size_t row = 0; row < table->row_count; row++)
-        count += location_is_valid(&table->rows[row]);
+    if (((Locations *)self)->head)
+        guarded(count_step, (Locations *)self, &count);
     return count;
 }
+
+static PyObject *locations_room(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromSize_t(((Locations *)self)->row_room);
+}
+
+static PyMemberDef locations_members[] = {
+    {"is_shared", T_BOOL, offsetof(Locations, is_file), READONLY, "Whether the table is in a file."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef locations_getset[] = {
+    {"room", locations_room, NULL, "Number of locations for which there is room.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 
 static PyMethodDef locations_methods[] = {
     {"add", locations_add, METH_VARARGS, "See _native.pyi."},
     {"remove", locations_remove, METH_O, "See _native.pyi."},
     {"drop", locations_drop, METH_O, "See _native.pyi."},
     {"clear", locations_clear, METH_NOARGS, "See _native.pyi."},
+    {"share", locations_share, METH_O, "See _native.pyi."},
+    {"seal", locations_seal, METH_NOARGS, "See _native.pyi."},
+    {"map", locations_map, METH_VARARGS, "See _native.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -710,6 +1133,8 @@ static PyTypeObject LocationsType = {
     .tp_new = locations_new,
     .tp_dealloc = locations_dealloc,
     .tp_methods = locations_methods,
+    .tp_members = locations_members,
+    .tp_getset = locations_getset,
     .tp_as_sequence = &locations_sequence,
     .tp_doc = "See _native.pyi.",
 };

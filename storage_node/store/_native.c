@@ -48,6 +48,7 @@ struct call {
     struct job job;
     int columns;      /* how many of the columns the caller has: all, or those up to LENGTHS */
     int copies;       /* whether entries may be copied out of mappings */
+    int opens_none;   /* whether nothing may be waited for */
     PyObject *paths;  /* a tuple of our own: another thread may change the caller's list meanwhile */
     Py_ssize_t total; /* bytes of all entries, and of the prefix before them */
 };
@@ -92,8 +93,15 @@ static int entries_fill(struct call *call, const Py_buffer *views)
         entry->fd = -1;
         entry->same = i && entry[-1].dirfd == entry->dirfd
             && (entry[-1].path == entry->path || !strcmp(entry[-1].path, entry->path));
-        if (file && call->copies && (entry->mapped = stored_file_bytes(file, offset, length)))
+        entry->folder = entry->dirfd;
+        entry->kept = -1;
+        if (!file || !call->copies)
+            continue;
+        if ((entry->mapped = stored_file_bytes(file, call->opens_none ? -1 : entry->dirfd, offset, length, &entry->kept)))
             call->job.mapped = 1;
+        if (entry->kept >= 0)
+            entry->path = "", entry->dirfd = entry->kept;
+        entry->same = i && entry[-1].dirfd == entry->dirfd && !strcmp(entry[-1].path, entry->path);
     }
     return 0;
 }
@@ -135,13 +143,20 @@ done:
 /* Tell the files what became of their entries. */
 static void files_done(struct call *call, int is_run)
 {
+    static int faulted_before; /* a page that the kernel had to look for twice counts as a fault: one job is forgiven */
     const struct job *job = &call->job;
+    const int faulted = job->faulted && (job->waited || faulted_before);
+    if (is_run) {
+        keeps_open = !job->waited && !faulted;
+        faulted_before = job->faulted;
+    }
     for (Py_ssize_t i = 0; job->entries && i < job->count; i++) {
         PyObject *const file = PyTuple_GET_ITEM(call->paths, i);
         const struct entry *entry = &job->entries[i];
-        if (Py_TYPE(file) == &StoredFileType && (is_run || entry->mapped))
-            stored_file_done((StoredFile *)file, entry->dirfd, entry->mapped != NULL, job->waited || job->code,
-                             job->faulted);
+        const int is_used = entry->mapped || entry->kept >= 0;
+        if (Py_TYPE(file) == &StoredFileType && (is_run || is_used))
+            stored_file_done((StoredFile *)file, entry->folder, is_used, is_run ? (int64_t)entry->length : -1,
+                             job->waited || job->code, faulted);
     }
 }
 
@@ -251,6 +266,7 @@ static PyObject *copy_into(PyObject *module, PyObject *const *args, Py_ssize_t n
     struct job *job = &call.job;
     Py_buffer target;
     int whole = 1;
+    call.opens_none = 1;
     if (nargs != 8)
         return PyErr_Format(PyExc_TypeError, "copy_into takes 8 positional arguments, got %zd", nargs);
     if (target_open(&call, &target, args) < 0)

@@ -137,7 +137,24 @@ class Locations:
         """Void all locations in a segment, which is being removed or whose objects have moved."""
 
     def clear(self) -> None:
-        """Remove everything."""
+        """Remove everything, but not from a file."""
+
+    is_shared: bool
+    """Whether the table is in a file. It leaves the file when it is full, or when bytes of the file are missing."""
+    room: int
+    """Number of locations for which there is room; 0 for a table that has forgotten everything."""
+
+    def share(self, fd: int, /) -> bool:
+        """Move the table to this empty file. Returns False if it has no room for it."""
+
+    def seal(self) -> bool:
+        """Write to the file what another process needs to go on with the table. Returns whether there is a file."""
+
+    def map(self, fd: int, is_writable: bool, /) -> bool:
+        """Take the table in this file instead: to read what another process changes, or to go on with a sealed one.
+
+        Returns False for a file that has not the form of a table.
+        """
 
     def __len__(self) -> int:
         """Return the number of locations."""

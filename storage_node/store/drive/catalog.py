@@ -138,11 +138,15 @@ class Catalog:
         try:
             # Read first: beside a writer, the catalog is never behind a mark that was read before it.
             mark = None if salvage else read_mark(path)
+            self._caught_up_to = _state(path, mark)
+            """Readers only: state of a closed catalog when it was last read. Guarded by _catch_up_lock."""
             if (mark is not None or not writable) and not (path / "CURRENT").exists():
                 raise StoreFormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
             self._db: Rdict = self._open(mark)
         except Exception as error:
             raise self._open_error(error) from error
+        self.is_open_here = mark is not None and mark.is_open_here
+        """Readers only: whether the last writer was one of this host when they caught up, and has not closed it."""
         self.machine_went_down = mark is not None and mark.machine_went_down
         """Whether the machine went down while the previous writer had the drive open."""
         self._high_water: MarkWriter | None = None
@@ -295,19 +299,25 @@ class Catalog:
         with self._catch_up_lock:
             try:
                 mark = read_mark(self.path)
+                self.is_open_here = mark is not None and mark.is_open_here
+                before, self._caught_up_to = self._caught_up_to, _state(self.path, mark)
+                if self._caught_up_to is not None and before == self._caught_up_to:
+                    return False
                 if os.stat(self.path).st_ino == self._folder_inode:
-                    before, logs = self._db.latest_sequence_number(), self._first_log()
+                    number, logs = self._db.latest_sequence_number(), self._first_log()
                     self._guard.require_sound()
                     self._db.try_catch_up_with_primary()
                     # After the writer has flushed, a secondary keeps answering from what it had read of the log, so
                     # that an old value hides the flushed one. A secondary that cannot follow any more may silently stay
                     # where it is. A new handle has neither problem.
                     if self._first_log() == logs and not is_behind(self._db, mark):
-                        return bool(self._db.latest_sequence_number() != before)
+                        return bool(self._db.latest_sequence_number() != number)
             except (LoaderError, DbClosedError) as error:
+                self._caught_up_to = None
                 raise self._error(error, "following the writer") from error
             except Exception:  # noqa: BLE001 - the writer dropped an unread log: reopen
                 pass
+            self._caught_up_to = None
             try:
                 # The old handle ends with the last thread that still reads from it.
                 self._db = self._open(read_mark(self.path))
@@ -318,6 +328,10 @@ class Catalog:
     def _first_log(self) -> object:
         """Return the oldest log that is still needed. A flush makes it a later one."""
         return self._db.property_int_value("rocksdb.min-log-number-to-keep")
+
+    def sequence(self) -> int:
+        """Return the number of the last write that this process sees. Raises as reads do."""
+        return self._tried(lambda: int(self._db.latest_sequence_number()), "reading the catalog")
 
     def estimated_keys(self) -> int:
         return self._tried(
@@ -477,6 +491,7 @@ class Catalog:
         self._given_up = why
         if self.published is not None:
             self.published.refuse()
+            self.published.set_table(0)
         self.close()
 
     def close(self) -> None:
@@ -498,6 +513,15 @@ class Catalog:
 
 def _open_rocksdb(path: Path, options: Options, access: AccessType) -> Rdict:
     return Rdict(str(path), options, column_families={"default": options}, access_type=access)
+
+
+def _state(path: Path, mark: Mark | None) -> object:
+    """Return what differs as soon as a writer has opened a closed catalog: RocksDB replaces `CURRENT` then. None for one
+    that is not closed."""
+    if mark is None or not mark.is_closed:
+        return None
+    found = os.stat(path / "CURRENT")
+    return mark, found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def is_behind(db: Rdict, mark: Mark | None) -> bool:

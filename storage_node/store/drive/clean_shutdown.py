@@ -59,9 +59,14 @@ class Mark(NamedTuple):
         return self.boot == _CLOSED
 
     @property
+    def is_open_here(self) -> bool:
+        """Whether a writer has the drive open, or was killed, under the kernel that runs now."""
+        return self.boot == _digest(boot_id())
+
+    @property
     def machine_went_down(self) -> bool:
         """Whether the machine went down while the previous writer had the drive open."""
-        return not self.is_closed and self.boot != _digest(boot_id())
+        return not self.is_closed and not self.is_open_here
 
     @property
     def required(self) -> int:

@@ -15,6 +15,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -42,6 +43,7 @@ from storage_node.store.drive.location_fill import LocationFill
 from storage_node.store.drive.locations import Locations
 from storage_node.store.drive.published_commits import FollowedCommits
 from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction
+from storage_node.store.drive.shared_locations import SharedLocations
 from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.drive.transactions import Transactions
 from storage_node.store.drive.version_clock import VersionClock
@@ -49,7 +51,7 @@ from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
 from storage_node.store.format import CatalogEntry
-from storage_node.store.permissions import FOLDER_MODE
+from storage_node.store.permissions import FOLDER_MODE, OTHERS
 from storage_node.store.store_record import commit_mark, sync_folder
 
 Durability: TypeAlias = Literal["process", "power"]
@@ -119,8 +121,11 @@ class Drive:
             limits=shard_limits,
             damaged=lambda: self.faults.note_checksum(),
         )
-        self._cache = EntryCache(self.files.objects_fd)
-        self.fill = LocationFill(self.catalog, self._cache)
+        self._shared = SharedLocations(
+            self.catalog.path, identity.drive_uuid, self.catalog.published, self.files.objects_fd
+        )
+        self._cache = EntryCache(self.files.objects_fd, self._shared if writable else None)
+        self.fill = LocationFill(self.catalog, self._cache, weakref.WeakMethod(self._save_locations))
         self.files.on_segment_removed(self._cache.forget_segment)
         sparse = (path for _, path in self.catalog.scan(fmt.SPARSE_PREFIX)) if writable else ()
         try:
@@ -140,6 +145,12 @@ class Drive:
         self._followed: FollowedCommits | None = None
         self._followed_to = 0
         """Readers only: a number of commits that had ended before a catch-up; 0 before the first `follow`."""
+        self._begun = self._sequence = 0  # guarded by _catching_up, as is the next
+        """Readers only: commits that had begun before the last catch-up, and the catalog's last number after it."""
+        self._is_ahead = False
+        """Readers only: whether locations came from a table that may be newer than the catalog as it was read."""
+        if not writable:
+            self._sequence = self.catalog.sequence()
         self._clock = clock or VersionClock()
         if writable:
             try:
@@ -233,14 +244,51 @@ class Drive:
             for name, entry in zip(names, current, strict=True)
         ]
 
-    def locations(self) -> Locations:
-        """Return what is known of the locations of this drive's objects, as current as what `lookup` finds."""
-        self._follow()
+    def locations(self) -> tuple[Locations, ...]:
+        """Return what is known of the locations of this drive's objects, at least as current as what `lookup` finds."""
+        self._follow(may_be_ahead=True)
+        own = self._cache.locations
+        if self.writable:
+            return (own,)
+        with self._catching_up:
+            followed = self._followed if self.catalog.is_open_here else None
+            shared = self._shared.current(self._sequence, followed)
+            if shared is None:
+                return (own,)
+            if followed is not None and followed.table and followed.numbers()[0] != self._begun:
+                self._is_ahead = True  # what was read before might be older than what is found in the shared table
+                return (shared,)
+        return shared, own
+
+    @property
+    def learned(self) -> Locations:
+        """Table to which `learn` adds."""
         return self._cache.locations
+
+    def share_locations(self, placement: int) -> None:
+        """Share the table of locations with other processes. `placement`: a digest of the store's drives; 0 while
+        objects are moving between them, and nothing is shared."""
+        if self.writable:
+            is_empty = next(self.catalog.scan(fmt.OBJECT_PREFIX), None) is None
+            self._cache.begin_sharing(placement, self.catalog.sequence(), is_empty=is_empty)
+        else:
+            with self._catching_up:
+                self._shared.set_placement(placement)
+                self._shared.current(self._sequence, None)
+
+    @property
+    def has_all_locations(self) -> bool:
+        return self._cache.has_all
+
+    def _save_locations(self) -> None:
+        """Share the table of a reader, which has been filled."""
+        if not self.writable:
+            with self._catching_up:
+                self._cache.save(self._shared, self._sequence)
 
     def learn(self, bucket_uuid: bytes, names: Sequence[str]) -> None:
         """Read the locations of these names from the catalog, in one call."""
-        self._require_open()
+        self._follow()
         prefix = fmt.object_key(bucket_uuid, "")
         keys = [prefix + name.encode() for name in names]
         generation = self._cache.generation
@@ -257,12 +305,25 @@ class Drive:
 
     def catch_up(self) -> None:
         """Read what the writer has committed; does nothing in the writer itself."""
+        if self.writable:
+            return
         # One at a time: who finds nothing new must not answer from what another thread is about to forget.
         with self._catching_up:
             seen = self.catalog.mark.latest
+            begun = self._begun_commits()
             if self.catalog.catch_up():
                 self._cache.forget()
+            self._begun, self._sequence, self._is_ahead = begun, self.catalog.sequence(), False
             self._seen, self._caught_up_at = seen, time.monotonic()
+
+    def _begun_commits(self) -> int:
+        """Return how many commits a writer of this host has begun; 0 if it publishes none."""
+        if self._followed is None or not self._followed.is_there:
+            self._followed = None
+            with contextlib.suppress(OSError, ValueError):
+                if not self.catalog.path.stat().st_mode & OTHERS:
+                    self._followed = FollowedCommits(self.catalog.path)
+        return 0 if self._followed is None else self._followed.numbers()[0]
 
     def follow(self, refresh: Callable[[], object]) -> bool:
         """Make a reader see every commit that a writer of this host has acknowledged to anybody. Returns False if there
@@ -289,12 +350,16 @@ class Drive:
             self._followed_to = ended
         return True
 
-    def _follow(self) -> None:
-        """Let a reader catch up if it may not answer from what it has. Raises Closed: a cache would still answer."""
+    def _follow(self, *, may_be_ahead: bool = False) -> None:
+        """Let a reader catch up if it may not answer from what it has. Raises Closed: a cache would still answer.
+
+        `may_be_ahead`: whether newer locations may have been found than the catalog had when it was read.
+        """
         self._require_open()
         if not self.writable:
             age_s = time.monotonic() - self._caught_up_at
-            if self._seen is not self.catalog.mark.latest or age_s > READER_STALENESS_S:
+            is_behind = self._is_ahead and not may_be_ahead
+            if is_behind or self._seen is not self.catalog.mark.latest or age_s > READER_STALENESS_S:
                 self.catch_up()
 
     def newest(self, bucket_uuid: bytes, names: Sequence[str]) -> list[CatalogEntry | None]:
@@ -552,6 +617,7 @@ class Drive:
                 clean_shutdown.sync_file_system(self.files.objects_fd)
             if not self.faults.sync_failed:
                 self.catalog.end_session()
+                self._cache.end_sharing(self.catalog.sequence())
 
     def _close_files(self) -> None:
         self._use.closed = True

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from storage_node.store.drive.locations import Locations, limit_bytes
+from storage_node.store.drive.shared_locations import SharedLocations
 from storage_node.store.format import CatalogEntry, decode_entry, is_object
 
 GENERATION_ENTRIES = 1 << 15
@@ -30,9 +31,14 @@ class EntryCache:
     changed since the fill began.
     """
 
-    def __init__(self, dirfd: int = -1) -> None:
-        """`dirfd`: descriptor of the folder that paths of entries are relative to."""
+    def __init__(self, dirfd: int = -1, shared: SharedLocations | None = None) -> None:
+        """`dirfd`: descriptor of the folder that paths of entries are relative to. `shared`: the file of the table, if
+        this process writes to the drive."""
         self.locations = Locations(dirfd, limit_bytes())  # guarded by _lock for changes
+        self._shared = shared  # guarded by _lock
+        self.has_all = False
+        """Whether the table has been filled, so that only large objects are unknown."""
+        self._room = 0
         self._lock = threading.Lock()
         self._newer: dict[bytes, CatalogEntry] = {}  # guarded by _lock for changes, as are the next three
         self._older: dict[bytes, CatalogEntry] = {}
@@ -84,10 +90,12 @@ class EntryCache:
                 busy = self._changing
                 values = [None if key in busy else value for key, value in zip(keys, values, strict=True)]
                 self.locations.add(keys, values, False, True)
+                self._share()
 
-    def watch_changes(self, on: bool) -> None:
-        """Note what changes from now on, during a fill, or end that."""
+    def watch_changes(self, on: bool, *, is_filled: bool = False) -> None:
+        """Note what changes from now on, during a fill, or end that. `is_filled`: whether the fill came to its end."""
         with self._lock:
+            self.has_all = self.has_all or (is_filled and self._changed is not None)
             self._changed = set(self._changing) if on else None
 
     def fill(self, found: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -97,7 +105,9 @@ class EntryCache:
             if (changed := self._changed) is None:
                 return False
             current = [pair for pair in found if pair[0] not in changed]
-            return self.locations.add([key for key, _ in current], [value for _, value in current], False, False)
+            added = self.locations.add([key for key, _ in current], [value for _, value in current], False, False)
+            self._share()
+            return added
 
     @contextlib.contextmanager
     def changing(self, written: Mapping[bytes, bytes | None]) -> Iterator[None]:
@@ -113,6 +123,7 @@ class EntryCache:
                 self._newer.pop(key, None)
                 self._older.pop(key, None)
             self.locations.remove(keys)
+            self._share()
         added: Mapping[bytes, bytes | None] = {}
         try:
             yield
@@ -121,11 +132,52 @@ class EntryCache:
             with self._lock:
                 self._changing.difference_update(keys)
                 self.generation += 1
+                if self._shared is not None and len(added) < len(keys):
+                    self._shared.end()  # for good: the catalog may have the commit or not
+                    self._shared = None
                 self.locations.add(list(added), list(added.values()), True, True)
+                self._share()
                 if len(added) <= _FEW:
                     entries = {key: decode_entry(value) for key, value in added.items() if value and is_object(value)}
                     self._newer |= entries
                     self._begin_generation()
+
+    def _share(self) -> None:
+        """Let the file follow the table."""
+        if self._shared is not None:
+            self._shared.follow(self.locations)
+        if self.locations.room < self._room:  # everything was forgotten
+            self.has_all = False
+        self._room = self.locations.room
+
+    def begin_sharing(self, placement: int, sequence: int, *, is_empty: bool) -> None:
+        """Share the table under this placement, 0 for none. `sequence`: the catalog's now. `is_empty`: whether it has no
+        objects."""
+        with self._lock:
+            if (shared := self._shared) is not None:
+                shared.end()
+                shared.set_placement(placement)
+                if not self.locations.room:
+                    self.has_all = shared.adopt(self.locations, sequence) or is_empty
+                shared.follow(self.locations)
+
+    def end_sharing(self, sequence: int) -> None:
+        """Share the table no more. `sequence`: the catalog's, which it will have until another writer opens it. Raises
+        OSError."""
+        with self._lock:
+            if self._shared is not None:
+                if self.has_all:
+                    self._shared.seal(self.locations, sequence)
+                self._shared.end()
+
+    def save(self, shared: SharedLocations, sequence: int) -> None:
+        """Move the table of a reader, which equals the catalog at this number, to the file."""
+        with self._lock:
+            if self.has_all:
+                shared.save(self.locations, sequence)
+                if self.locations.is_shared:  # it is mapped from there
+                    self.locations.clear()
+                    self._share()
 
     def forget(self) -> None:
         """Drop everything: the catalog has changed."""
@@ -133,6 +185,7 @@ class EntryCache:
             self.generation += 1
             self._newer, self._older, self._changed = {}, {}, None
             self.locations.clear()
+            self._share()
 
     def forget_segment(self, path: bytes) -> None:
         """Drop the locations of objects in a segment that is being removed, or whose objects have moved.
@@ -142,3 +195,4 @@ class EntryCache:
         with self._lock:
             self.generation += 1
             self.locations.drop(path)
+            self._share()

@@ -28,14 +28,17 @@ _PAUSE_S = 0.0003
 """About the time of a part, for threads that wait for the interpreter."""
 _AT_ONCE = 1 << 12
 _DUE_SHARE = 4
+_ALL = b""
 
 
 class LocationFill:
     """Fill of one drive's table. Thread-safe. Refers to the catalog weakly: an unused drive is closed at once."""
 
-    def __init__(self, catalog: Catalog, cache: EntryCache) -> None:
+    def __init__(self, catalog: Catalog, cache: EntryCache, filled: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """`filled`: called in the fill's thread when the table has all locations."""
         self._catalog = weakref.ref(catalog)
         self._cache = cache
+        self._filled = filled
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # guarded by _lock
         self._stopped = threading.Event()
@@ -59,23 +62,30 @@ class LocationFill:
 
     def _run(self, owns: Owns) -> None:
         after: bytes | None = fmt.OBJECT_PREFIX
+        is_filled = False
         try:
             while after and not self._stopped.wait(_PAUSE_S) and threading.main_thread().is_alive():
                 after = self._add_part(owns, after)
+            is_filled = after == _ALL
         except LoaderError:  # whoever reads gets it
             pass
         finally:
-            self._cache.watch_changes(False)
+            self._cache.watch_changes(False, is_filled=is_filled)
+            if is_filled and (filled := self._filled()) is not None:
+                filled()
             with self._lock:
                 self._thread = None
 
     def _add_part(self, owns: Owns, after: bytes) -> bytes | None:
-        """Add the part behind this key. Returns its last key; None if the fill is over."""
+        """Add the part behind this key. Returns its last key; _ALL if it was the last part, None if the fill has to end
+        before."""
         if (catalog := self._catalog()) is None:
             return None
         part = list(itertools.islice(catalog.scan(fmt.OBJECT_PREFIX, after), _PART))
         owned = list(itertools.compress(part, owns([key for key, _ in part])))
-        return part[-1][0] if self._cache.fill(owned) and len(part) == _PART else None
+        if not self._cache.fill(owned):
+            return None
+        return part[-1][0] if len(part) == _PART else _ALL
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no fill is under way. Returns whether that is so."""

@@ -1,10 +1,11 @@
 """Published commits: how far the writer of a catalog has come, for readers in other processes of this host.
 
-The file `last-commit` in the catalog's folder is mapped by the writer and by readers. It has three numbers:
+The file `last-commit` in the catalog's folder is mapped by the writer and by readers. It has four numbers:
 
     begun   Commits that have begun. A commit is counted before anything of it can be seen, in whatever process.
     ended   Commits that have ended, with or without success. One is counted before it is acknowledged.
     host    The digest of the host whose processes may read without asking the writer; 0 if none may.
+    table   The id of the table of locations that the writer maintains (shared_locations.py); 0 if there is none.
 
 A reader takes `ended`, then catches up with the catalog. While `begun` has the value that it took, every commit that
 anybody can have seen had ended before, so that the reader has it. A writer that is killed during a commit leaves
@@ -30,8 +31,8 @@ from storage_node.store.permissions import FILE_MODE
 
 FILE_NAME = "last-commit"
 """In the catalog's folder, so that both are set aside together."""
-_SIZE_BYTES = 24
-_BEGUN, _ENDED, _HOST = range(3)
+_SIZE_BYTES = 32
+_BEGUN, _ENDED, _HOST, _TABLE = range(4)
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -49,17 +50,26 @@ class PublishedCommits:
         self._begun = self._ended = 1
         with suppress(FileNotFoundError, ValueError):  # ValueError: it is empty, left by a writer that was killed
             numbers = _mapped(os.open(self._path, _FLAGS))[0]
-            numbers[_HOST] = 0
+            numbers[_HOST] = numbers[_TABLE] = 0
             self._begun = self._ended = max(numbers[_BEGUN], numbers[_ENDED]) + 1
 
     def allow(self) -> None:
         """Let processes of this user and host read without asking this one. Raises OSError."""
         with self._lock:
-            if self._numbers is None:
-                fd = os.open(self._path, _FLAGS | os.O_CREAT, FILE_MODE)
-                self._numbers = _mapped(fd, allocate=True)[0]
-            self._numbers[_BEGUN], self._numbers[_ENDED] = self._begun, self._ended
-            self._numbers[_HOST] = _this_host()
+            self._map()[_HOST] = _this_host()
+
+    def set_table(self, number: int) -> None:
+        """Publish the id of the table of locations that this process maintains; 0 for none. Raises OSError."""
+        with self._lock:
+            if number or self._numbers is not None:
+                self._map()[_TABLE] = number
+
+    def _map(self) -> memoryview[int]:
+        if self._numbers is None:
+            fd = os.open(self._path, _FLAGS | os.O_CREAT, FILE_MODE)
+            self._numbers = _mapped(fd, allocate=True)[0]
+        self._numbers[_BEGUN], self._numbers[_ENDED] = self._begun, self._ended
+        return self._numbers
 
     def refuse(self) -> None:
         """Make readers ask this process again. Those that are reading end what they have begun."""
@@ -94,19 +104,27 @@ class FollowedCommits:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether this process may read without asking the writer. False once the file is no longer in its place, or
-        another user's."""
+        """Whether this process may read without asking the writer. False once the file is not there any more."""
+        return self.is_there and self._numbers[_HOST] == self._host
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file is still in its place, and not another user's."""
         try:
             found = os.stat(self._path)
         except OSError:
             return False
         known = self._found
-        is_same = (found.st_ino, found.st_dev, found.st_uid) == (known.st_ino, known.st_dev, known.st_uid)
-        return is_same and self._numbers[_HOST] == self._host
+        return (found.st_ino, found.st_dev, found.st_uid) == (known.st_ino, known.st_dev, known.st_uid)
 
     def numbers(self) -> tuple[int, int]:
         """Return how many commits have begun, and how many have ended."""
         return self._numbers[_BEGUN], self._numbers[_ENDED]
+
+    @property
+    def table(self) -> int:
+        """Id of the table of locations that the writer maintains; 0 if there is none."""
+        return self._numbers[_TABLE]
 
 
 def _mapped(

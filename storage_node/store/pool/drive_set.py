@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+import xxhash
+
 from ais_loader.errors import Closed, DriveFailed, InvalidRequest, LoaderError, StoreReadOnly
 from ais_loader.wire.placement import Candidate, owners, ranked
 from storage_node.store import format as fmt
@@ -62,6 +64,8 @@ class DrivePlacement:
         """Slots of all drives of the store."""
         self.moving = len(sets) > 1
         """Whether names may have entries on a drive that no longer owns them."""
+        self.digest = 0 if self.moving else xxhash.xxh3_64_intdigest(" ".join(record.active).encode()) or 1
+        """Digest of the drives while no name has entries on other drives than its owner; otherwise 0."""
         self.ordered = all(_changes(uuid, sets) <= 1 for uuid in record.drives)
         """Whether an entry on the owner is always the newest."""
         self.owner = self._eras[0].owner
@@ -207,6 +211,14 @@ class DriveSet:
         self.changes = 0
         """Increases with every change of drives or placement."""
         self.placement = DrivePlacement(record, self._slot_of())
+        self._share_locations()
+
+    def _share_locations(self) -> None:
+        """Let the drives share their locations as far as each has those of its own objects only."""
+        for slot in self.placement.slots:
+            if (drive := self.slots[slot].drive) is not None:
+                with contextlib.suppress(LoaderError):  # whoever reads gets it
+                    drive.share_locations(self.placement.digest)
 
     def require_open(self) -> None:
         if self.closed:
@@ -266,6 +278,7 @@ class DriveSet:
                 self.slots.append(Slot(uuid, drive, problem, drive.root if drive is not None else None))
         gone: list[Drive] = []
         self.placement = DrivePlacement(record, self._slot_of())
+        self._share_locations()
         self.changes += 1
         for slot in self.slots:
             if slot.uuid not in record.drives and slot.drive is not None:
@@ -279,6 +292,7 @@ class DriveSet:
         found.root, found.disabled = drive.root, False
         found.drive = drive
         found.problem = None
+        self._share_locations()
         self.changes += 1
 
     def take_out(self, slot: int, problem: str, *, disabled: bool = True) -> Drive | None:
@@ -307,7 +321,7 @@ class DriveSet:
         """Start to fill the table of locations of each drive; see location_fill.py."""
         placement = self.placement
         for slot in placement.slots:
-            if (drive := self.slots[slot].drive) is not None:
+            if (drive := self.slots[slot].drive) is not None and not drive.has_all_locations:
                 drive.fill.start(partial(placement.keeps, slot))
 
     def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry] | None:

@@ -101,17 +101,18 @@ class BatchLookup:
         try:
             bucket = self._store.bucket(request.bucket[0])
             drives = {slot: drive_set.at(slot) for slot in placement.slots}
-            tables = tuple([drive.locations() for drive in drives.values()])
+            tables = [table for drive in drives.values() for table in drive.locations()]
         except LoaderError:
             return False  # the look-up of the entries says so for each
         if bucket.cut is not None:
             return False
         columns = table.folders, table.start, table.sizes, table.checksum
         prefix = object_key(bucket.uuid_bytes, "")
-        found = find(tables, prefix, table.names, *columns)
+        found = find(tuple(tables), prefix, table.names, *columns)
         if None in found and waits:
             self._learn(placement, bucket.uuid_bytes, found)
-            found = find(tables, prefix, table.names, *columns)
+            learned = [drive.learned for drive in drives.values()]
+            found = find((*tables, *learned), prefix, table.names, *columns)
         if None in found:
             self._clear(0)
             return False
