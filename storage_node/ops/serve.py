@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ais_loader.version import __version__
+from ais_loader.wire.node_environment import environment_digests
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id, unix_endpoint
 from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.server import NodeServer
@@ -58,16 +60,18 @@ def run_node(
 ) -> None:
     """Start a node and its gateway, if the settings have one, and call `announce` when they accept connections. Serve
     until SIGTERM or SIGINT, or until the node has been idle for `idle_exit_s`. Clients of this host find it by the node
-    folder of its drives.
+    folder of its drives. If one of them has started it, SIGHUP ends it unless it is in use.
 
     Must run on the main thread. `lock`: descriptor of the lock of that folder, if this process has inherited it.
     `identity`, `socket_path`: see `NodeServer`. Raises what NodeServer.start raises; StoreError if the gateway cannot
     serve.
     """
     os.umask(0o077)  # logs, and the files of catalogs
-    stopping = threading.Event()
+    stopping, asked = threading.Event(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    if lock is not None:
+        signal.signal(signal.SIGHUP, lambda *_: asked.set())
     keep_freed_memory()
     node = NodeServer(drives, config, makes_secret=True, identity=identity, socket_path=socket_path).start()
     folder = NodeFolder(drives)
@@ -75,9 +79,13 @@ def run_node(
     try:
         if gateway is not None:
             gateway.start()
-        lock = _published(folder, lock, node, socket_path)
+        address = _address(node, socket_path, environment_digests() if lock is not None else {})
+        lock = _published(folder, lock, address)
         announce(node, gateway)
-        _wait_for_signals(stopping, node, config.limits.idle_exit_s)
+        while not _wait_for_signals(stopping, asked, node, config.limits.idle_exit_s) and lock is not None:
+            asked.clear()
+            address = replace(address, refusals=address.refusals + 1)
+            folder.publish(lock, address)
     finally:
         if lock is not None:
             with suppress(OSError):
@@ -89,12 +97,15 @@ def run_node(
             os.close(lock)
 
 
-def _published(folder: NodeFolder, lock: int | None, node: NodeServer, socket_path: Path | None) -> int | None:
-    """Let clients of this host find the node. Returns the folder's lock; None if they cannot find it. Raises OSError if
-    the lock was inherited: a client waits for the node."""
+def _address(node: NodeServer, socket_path: Path | None, environment: dict[str, str]) -> NodeAddress:
     host = "127.0.0.1" if node.config.listen.host in EVERY_ADDRESS else node.config.listen.host
     endpoint = f"{host}:{node.port}" if socket_path is None else unix_endpoint(socket_path)
-    address = NodeAddress(endpoint, os.getpid(), __version__, host_id())
+    return NodeAddress(endpoint, os.getpid(), __version__, host_id(), environment)
+
+
+def _published(folder: NodeFolder, lock: int | None, address: NodeAddress) -> int | None:
+    """Let clients of this host find the node. Returns the folder's lock; None if they cannot find it. Raises OSError if
+    the lock was inherited: a client waits for the node."""
     if lock is not None:
         folder.publish(lock, address)
         return lock
@@ -114,8 +125,10 @@ def _published(folder: NodeFolder, lock: int | None, node: NodeServer, socket_pa
     return None
 
 
-def _wait_for_signals(until: threading.Event, node: NodeServer, idle_exit_s: float) -> None:
-    """Wait until a signal handler has set the event, or the node has been idle for `idle_exit_s`, unless that is 0.
+def _wait_for_signals(until: threading.Event, asked: threading.Event, node: NodeServer, idle_exit_s: float) -> bool:
+    """Wait until a signal handler has set `until`, or the node has been idle for `idle_exit_s`, unless that is 0.
+
+    Returns False when `asked` is set while the node is in use.
 
     The kernel may deliver a signal to any thread, especially in a process that continues after a SIGSTOP. Python runs
     the handler on this thread, but waiting on the event would not wake this thread for it.
@@ -132,6 +145,12 @@ def _wait_for_signals(until: threading.Event, node: NodeServer, idle_exit_s: flo
                     woken.recv(64)
                 if idle_exit_s and node.idle_s() >= idle_exit_s:
                     log.info("no client has used this node for %g s (idle_exit_s): it exits", idle_exit_s)
-                    return
+                    return True
+                if asked.is_set():
+                    if not node.idle_s():
+                        return False
+                    log.info("a client has another environment, and none uses this node: it exits")
+                    return True
+            return True
         finally:
             signal.set_wakeup_fd(before)
