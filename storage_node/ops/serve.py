@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -81,6 +82,7 @@ def run_node(
             gateway.start()
         address = _address(node, socket_path, environment_digests() if lock is not None else {})
         lock = _published(folder, lock, address)
+        gc.freeze()  # collections need not look again at what lives as long as the node
         announce(node, gateway)
         while not _wait_for_signals(stopping, asked, node, config.limits.idle_exit_s) and lock is not None:
             asked.clear()
