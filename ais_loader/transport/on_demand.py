@@ -25,8 +25,8 @@ from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
 
 START_TIMEOUT_S = 90.0
 """Longest wait for a node that this or another process starts, or that is stopping."""
-_IN_USE_S = 2.0
-"""A client that has just been closed may still seem to use a node for this long."""
+_IN_USE_S = 5.0
+"""Time for a node that is not in use to end. A client that has just been closed may seem to use it for a moment."""
 _POLL_S = 0.02
 _MAX_LOG_BYTES = 1 << 20
 """Size at which a start renames the log of earlier nodes. A running node limits its log by itself."""
@@ -58,9 +58,9 @@ class OnDemandNode:
             Unsupported: The running node has an older version; or it is in use, and was started with other values of
                 this process's variables for remote storage. One that is not in use is started again.
         """
-        deadline_s, in_use_s = time.monotonic() + START_TIMEOUT_S, time.monotonic() + _IN_USE_S
+        deadline_s, in_use_s = time.monotonic() + START_TIMEOUT_S, 0.0
         log_start: int | None = None
-        asked: NodeAddress | None = None
+        asked_pid = 0
         while True:
             folder = NodeFolder(self._drives)
             with GATE.call(), _translated(folder):  # a forked child would keep the lock
@@ -78,12 +78,12 @@ class OnDemandNode:
                     endpoint, others = _checked(folder, address), other_variables(address.environment)
                     if not others:
                         return endpoint
-                    if asked is None or (asked.pid, asked.refusals) != (address.pid, address.refusals):
-                        if asked is not None and time.monotonic() > in_use_s:
-                            raise _in_use(folder, address, others)
-                        asked = address
+                    if asked_pid != address.pid:
+                        asked_pid, in_use_s = address.pid, time.monotonic() + _IN_USE_S
                         with contextlib.suppress(ProcessLookupError):
-                            os.kill(address.pid, signal.SIGHUP)
+                            os.kill(asked_pid, signal.SIGHUP)
+                    elif time.monotonic() > in_use_s:
+                        raise _in_use(folder, address, others)
             if time.monotonic() > deadline_s:
                 raise errors.StoreError(
                     f"{folder.drive}: process {folder.pid() or 'unknown'} holds {folder.pid_path}, and has not served "

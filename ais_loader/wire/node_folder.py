@@ -53,8 +53,6 @@ class NodeAddress:
     """The host on which `endpoint` is valid; see `host_id`."""
     environment: dict[str, str] = field(default_factory=dict, hash=False)
     """Digests of the environment of a node that was started on demand; see `node_environment`."""
-    refusals: int = 0
-    """How often it was asked to end for another environment, and was in use."""
 
 
 class NodeFolder:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from ais_loader.version import __version__
@@ -23,6 +22,8 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import EVERY_ADDRESS, ServerConfig
 
 log = logging.getLogger(__name__)
+GC_OBJECTS = 10_000
+"""Objects after which garbage is collected: a batch keeps thousands for a moment, which each collection would visit."""
 _LOCK_WAIT_S = 10.0
 _LOCK_POLL_S = 0.02
 _IDLE_POLL_S = 1.0
@@ -61,7 +62,7 @@ def run_node(
 ) -> None:
     """Start a node and its gateway, if the settings have one, and call `announce` when they accept connections. Serve
     until SIGTERM or SIGINT, or until the node has been idle for `idle_exit_s`. Clients of this host find it by the node
-    folder of its drives. If one of them has started it, SIGHUP ends it unless it is in use.
+    folder of its drives. If one of them has started it, SIGHUP ends it as soon as it is not in use.
 
     Must run on the main thread. `lock`: descriptor of the lock of that folder, if this process has inherited it.
     `identity`, `socket_path`: see `NodeServer`. Raises what NodeServer.start raises; StoreError if the gateway cannot
@@ -80,14 +81,11 @@ def run_node(
     try:
         if gateway is not None:
             gateway.start()
-        address = _address(node, socket_path, environment_digests() if lock is not None else {})
-        lock = _published(folder, lock, address)
+        lock = _published(folder, lock, node, socket_path)
         gc.freeze()  # collections need not look again at what lives as long as the node
+        gc.set_threshold(GC_OBJECTS)
         announce(node, gateway)
-        while not _wait_for_signals(stopping, asked, node, config.limits.idle_exit_s) and lock is not None:
-            asked.clear()
-            address = replace(address, refusals=address.refusals + 1)
-            folder.publish(lock, address)
+        _wait_for_signals(stopping, asked, node, config.limits.idle_exit_s)
     finally:
         if lock is not None:
             with suppress(OSError):
@@ -99,15 +97,13 @@ def run_node(
             os.close(lock)
 
 
-def _address(node: NodeServer, socket_path: Path | None, environment: dict[str, str]) -> NodeAddress:
-    host = "127.0.0.1" if node.config.listen.host in EVERY_ADDRESS else node.config.listen.host
-    endpoint = f"{host}:{node.port}" if socket_path is None else unix_endpoint(socket_path)
-    return NodeAddress(endpoint, os.getpid(), __version__, host_id(), environment)
-
-
-def _published(folder: NodeFolder, lock: int | None, address: NodeAddress) -> int | None:
+def _published(folder: NodeFolder, lock: int | None, node: NodeServer, socket_path: Path | None) -> int | None:
     """Let clients of this host find the node. Returns the folder's lock; None if they cannot find it. Raises OSError if
     the lock was inherited: a client waits for the node."""
+    host = "127.0.0.1" if node.config.listen.host in EVERY_ADDRESS else node.config.listen.host
+    endpoint = f"{host}:{node.port}" if socket_path is None else unix_endpoint(socket_path)
+    environment = environment_digests() if lock is not None else {}
+    address = NodeAddress(endpoint, os.getpid(), __version__, host_id(), environment)
     if lock is not None:
         folder.publish(lock, address)
         return lock
@@ -127,10 +123,9 @@ def _published(folder: NodeFolder, lock: int | None, address: NodeAddress) -> in
     return None
 
 
-def _wait_for_signals(until: threading.Event, asked: threading.Event, node: NodeServer, idle_exit_s: float) -> bool:
-    """Wait until a signal handler has set `until`, or the node has been idle for `idle_exit_s`, unless that is 0.
-
-    Returns False when `asked` is set while the node is in use.
+def _wait_for_signals(until: threading.Event, asked: threading.Event, node: NodeServer, idle_exit_s: float) -> None:
+    """Wait until a signal handler has set `until`, or the node has been idle for `idle_exit_s`, unless that is 0. Once
+    one has set `asked`, wait until the node is idle.
 
     The kernel may deliver a signal to any thread, especially in a process that continues after a SIGSTOP. Python runs
     the handler on this thread, but waiting on the event would not wake this thread for it.
@@ -147,12 +142,9 @@ def _wait_for_signals(until: threading.Event, asked: threading.Event, node: Node
                     woken.recv(64)
                 if idle_exit_s and node.idle_s() >= idle_exit_s:
                     log.info("no client has used this node for %g s (idle_exit_s): it exits", idle_exit_s)
-                    return True
-                if asked.is_set():
-                    if not node.idle_s():
-                        return False
+                    return
+                if asked.is_set() and node.idle_s():
                     log.info("a client has another environment, and none uses this node: it exits")
-                    return True
-            return True
+                    return
         finally:
             signal.set_wakeup_fd(before)
