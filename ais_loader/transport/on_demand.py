@@ -1,8 +1,9 @@
 """Node on demand, behind `node:///folder` URLs: finds the node that serves a store on this host, or starts it.
 
 A node that is started here belongs to nobody: it has a session of its own, inherits no descriptor except its lock, and
-is no child of this process. It ends by itself when no client has used it for some time. See `wire.node_folder` for the
-files by which processes find it.
+is no child of this process. It keeps the environment of the process that started it; a client with another one has it
+start again, unless it is in use. It ends by itself when no client has used it for some time. See `wire.node_folder` for
+the files by which processes find it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,10 +20,13 @@ from collections.abc import Iterator, Sequence
 from ais_loader import errors
 from ais_loader.transport.fork_safety import GATE
 from ais_loader.version import __version__
+from ais_loader.wire.node_environment import other_variables
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
 
 START_TIMEOUT_S = 90.0
 """Longest wait for a node that this or another process starts, or that is stopping."""
+_IN_USE_S = 5.0
+"""Time for a node that is not in use to end. A client that has just been closed may seem to use it for a moment."""
 _POLL_S = 0.02
 _MAX_LOG_BYTES = 1 << 20
 """Size at which a start renames the log of earlier nodes. A running node limits its log by itself."""
@@ -50,10 +55,12 @@ class OnDemandNode:
             StoreError: No node can be started, or none serves after START_TIMEOUT_S. The message has the last lines of
                 the node's log. StoreLocked, StoreFormatError and DriveFailed, if that is the reason.
             DriveFailed: This user may not use the folder.
-            Unsupported: The running node has an older version.
+            Unsupported: The running node has an older version; or it is in use, and was started with other values of
+                this process's variables for remote storage. One that is not in use is started again.
         """
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s, in_use_s = time.monotonic() + START_TIMEOUT_S, 0.0
         log_start: int | None = None
+        asked_pid = 0
         while True:
             folder = NodeFolder(self._drives)
             with GATE.call(), _translated(folder):  # a forked child would keep the lock
@@ -68,7 +75,15 @@ class OnDemandNode:
                     finally:
                         os.close(lock)
                 elif (address := folder.address()) is not None:
-                    return _checked(folder, address)
+                    endpoint, others = _checked(folder, address), other_variables(address.environment)
+                    if not others:
+                        return endpoint
+                    if asked_pid != address.pid:
+                        asked_pid, in_use_s = address.pid, time.monotonic() + _IN_USE_S
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(asked_pid, signal.SIGHUP)
+                    elif time.monotonic() > in_use_s:
+                        raise _in_use(folder, address, others)
             if time.monotonic() > deadline_s:
                 raise errors.StoreError(
                     f"{folder.drive}: process {folder.pid() or 'unknown'} holds {folder.pid_path}, and has not served "
@@ -156,6 +171,13 @@ def _checked(folder: NodeFolder, address: NodeAddress) -> str:
             f"it with `kill {address.pid}`, and the next client starts a new one"
         )
     return address.endpoint
+
+
+def _in_use(folder: NodeFolder, address: NodeAddress, others: Sequence[str]) -> errors.Unsupported:
+    return errors.Unsupported(
+        f"the node that serves {folder.drive} is in use, and was started with other values of {', '.join(others)}: "
+        f"stop it with `kill {address.pid}`, and the next client starts one with its own environment"
+    )
 
 
 def _numbers(version: str) -> list[int]:

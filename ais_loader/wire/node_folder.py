@@ -25,7 +25,7 @@ import socket
 import struct
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -51,6 +51,8 @@ class NodeAddress:
     """The version of ais_loader that the node runs."""
     host: str
     """The host on which `endpoint` is valid; see `host_id`."""
+    environment: dict[str, str] = field(default_factory=dict, hash=False)
+    """Digests of the environment of a node that was started on demand; see `node_environment`."""
 
 
 class NodeFolder:

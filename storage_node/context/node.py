@@ -20,7 +20,7 @@ from storage_node.limits.call_slots import CallSlots, Streams, current_tenant
 from storage_node.limits.counters import NodeCounters, clock_s
 from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.limits.load_monitor import LoadMonitor, give_memory_back
-from storage_node.limits.tasks import settled
+from storage_node.limits.tasks import deliver, settled
 from storage_node.limits.tenant_rates import TenantRates
 from storage_node.settings.config import ServerConfig
 from storage_node.store.drive.version_clock import LAST_MS, advice, shown
@@ -230,9 +230,9 @@ class Node:
             try:
                 result = function(*arguments)
             except BaseException as error:  # noqa: BLE001 - raised in the waiting task
-                loop.call_soon_threadsafe(_fail, answer, error)
+                loop.call_soon_threadsafe(deliver, answer, None, error)
                 return None
-            loop.call_soon_threadsafe(_answer, answer, result)
+            loop.call_soon_threadsafe(deliver, answer, result)
             return result
 
         submitted = threads.submit(work)
@@ -246,13 +246,3 @@ class Node:
                     if (close := getattr(submitted.result(), "close", None)) is not None:
                         close()
             raise
-
-
-def _answer(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():  # otherwise no task waits for it any more
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[T], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from ais_loader.errors import NotFound, RemoteUnavailable
-from storage_node.limits.tasks import retrieve
+from storage_node.limits.tasks import follower, retrieve
 
 # Urgency of a fetch: whether a reader waits for it, or a loader will need the object later.
 #
@@ -52,16 +52,30 @@ class SingleFlight:
         """Wait for the flight of this key; see `flight`. A caller that is cancelled leaves it."""
         await self.flight(key, begin)
 
+    async def lead(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Like `join`, as the last step of a task that no reader cancels: it becomes the flight, if there is none."""
+        task = asyncio.current_task()
+        assert task is not None
+        if key in self._flights:
+            await self.flight(key, begin)
+        else:
+            self._take_off(key, task, current_urgency.get())
+            await begin()
+
     def flight(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[None]:
-        """Return the outcome of this key's flight, which begins if there is none. To cancel it leaves the flight.
+        """Return the outcome of this key's flight, which begins if there is none. To cancel or fail it leaves the
+        flight.
 
         A flight becomes as urgent as the most urgent of its callers. One that had been in progress for `OLD_S` may be
         waiting for what has recovered since: if it ends as unavailable, the caller gets the outcome of a newer one.
         """
         flight, is_new = self._begun(key, begin)
         if is_new or flight.task.done() or asyncio.get_running_loop().time() - flight.began_s < OLD_S:
-            return asyncio.shield(flight.task)
-        return asyncio.ensure_future(self._outlasted(key, flight, begin))
+            return follower(flight.task)
+        outlasting = asyncio.ensure_future(self._outlasted(key, flight, begin))
+        outcome = follower(outlasting)
+        outcome.add_done_callback(lambda _: outlasting.cancel())
+        return outcome
 
     def _begun(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> tuple[_Flight, bool]:
         urgency = current_urgency.get()
@@ -70,11 +84,17 @@ class SingleFlight:
             if urgency.is_urgent:
                 flight.urgency.is_urgent = True
             return flight, False
-        task = asyncio.create_task(begin(), name=f"flight {key}")
+        return self._take_off(key, asyncio.create_task(begin(), name="flight"), urgency), True
+
+    def _take_off(self, key: Hashable, task: asyncio.Task[None], urgency: Urgency) -> _Flight:
         flight = self._flights[key] = _Flight(task, urgency, asyncio.get_running_loop().time())
-        task.add_done_callback(retrieve)
-        task.add_done_callback(lambda _: self._landed(key, flight))
-        return flight, True
+
+        def land(_: object) -> None:
+            retrieve(task)
+            self._landed(key, flight)
+
+        task.add_done_callback(land)
+        return flight
 
     async def _outlasted(self, key: Hashable, old: _Flight, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ais_loader.version import __version__
+from ais_loader.wire.node_environment import environment_digests
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id, unix_endpoint
 from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.server import NodeServer
@@ -20,6 +22,8 @@ from storage_node.settings.config import EVERY_ADDRESS, ServerConfig
 from storage_node.store.machine_memory import keep_freed_memory
 
 log = logging.getLogger(__name__)
+GC_OBJECTS = 10_000
+"""Objects after which garbage is collected: a batch keeps thousands for a moment, which each collection would visit."""
 _LOCK_WAIT_S = 10.0
 _LOCK_POLL_S = 0.02
 _IDLE_POLL_S = 1.0
@@ -37,16 +41,18 @@ def run_node(
 ) -> None:
     """Start a node and its gateway, if the settings have one, and call `announce` when they accept connections. Serve
     until SIGTERM or SIGINT, or until the node has been idle for `idle_exit_s`. Clients of this host find it by the node
-    folder of its drives.
+    folder of its drives. If one of them has started it, SIGHUP ends it as soon as it is not in use.
 
     Must run on the main thread. `lock`: descriptor of the lock of that folder, if this process has inherited it.
     `identity`, `socket_path`: see `NodeServer`. Raises what NodeServer.start raises; StoreError if the gateway cannot
     serve.
     """
     os.umask(0o077)  # logs, and the files of catalogs
-    stopping = threading.Event()
+    stopping, asked = threading.Event(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    if lock is not None:
+        signal.signal(signal.SIGHUP, lambda *_: asked.set())
     keep_freed_memory()
     node = NodeServer(drives, config, makes_secret=True, identity=identity, socket_path=socket_path).start()
     folder = NodeFolder(drives)
@@ -55,8 +61,10 @@ def run_node(
         if gateway is not None:
             gateway.start()
         lock = _published(folder, lock, node, socket_path)
+        gc.freeze()  # collections need not look again at what lives as long as the node
+        gc.set_threshold(GC_OBJECTS)
         announce(node, gateway)
-        _wait_for_signals(stopping, node, config.limits.idle_exit_s)
+        _wait_for_signals(stopping, asked, node, config.limits.idle_exit_s)
     finally:
         if lock is not None:
             with suppress(OSError):
@@ -73,7 +81,8 @@ def _published(folder: NodeFolder, lock: int | None, node: NodeServer, socket_pa
     the lock was inherited: a client waits for the node."""
     host = "127.0.0.1" if node.config.listen.host in EVERY_ADDRESS else node.config.listen.host
     endpoint = f"{host}:{node.port}" if socket_path is None else unix_endpoint(socket_path)
-    address = NodeAddress(endpoint, os.getpid(), __version__, host_id())
+    environment = environment_digests() if lock is not None else {}
+    address = NodeAddress(endpoint, os.getpid(), __version__, host_id(), environment)
     if lock is not None:
         folder.publish(lock, address)
         return lock
@@ -93,8 +102,9 @@ def _published(folder: NodeFolder, lock: int | None, node: NodeServer, socket_pa
     return None
 
 
-def _wait_for_signals(until: threading.Event, node: NodeServer, idle_exit_s: float) -> None:
-    """Wait until a signal handler has set the event, or the node has been idle for `idle_exit_s`, unless that is 0.
+def _wait_for_signals(until: threading.Event, asked: threading.Event, node: NodeServer, idle_exit_s: float) -> None:
+    """Wait until a signal handler has set `until`, or the node has been idle for `idle_exit_s`, unless that is 0. Once
+    one has set `asked`, wait until the node is idle.
 
     The kernel may deliver a signal to any thread, especially in a process that continues after a SIGSTOP. Python runs
     the handler on this thread, but waiting on the event would not wake this thread for it.
@@ -111,6 +121,9 @@ def _wait_for_signals(until: threading.Event, node: NodeServer, idle_exit_s: flo
                     woken.recv(64)
                 if idle_exit_s and node.idle_s() >= idle_exit_s:
                     log.info("no client has used this node for %g s (idle_exit_s): it exits", idle_exit_s)
+                    return
+                if asked.is_set() and node.idle_s():
+                    log.info("a client has another environment, and none uses this node: it exits")
                     return
         finally:
             signal.set_wakeup_fd(before)

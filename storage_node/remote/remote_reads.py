@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from ais_loader.errors import DriveFull, LoaderError, RemoteUnavailable
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.remote_buckets import RemoteBucket
-from storage_node.limits.tasks import results_of, retrieve
+from storage_node.limits.tasks import results_of
 from storage_node.remote.archives.cold_parts import ColdParts, WantedPage, replaced
 from storage_node.remote.arriving.arriving_part import ArrivingPart, NotStored, begun
 from storage_node.remote.drivers.remote_object import RemoteObject
@@ -79,9 +79,10 @@ class RemoteReads:
         """
         key, label = (bucket.uuid, name), f"{bucket.name}/{name}"
         topic, handed_over = self._arrivals.join(key), False
-        flight = asyncio.ensure_future(self._fetches.fetch(bucket, name, with_bytes=True))
-        read_range = self._backends.of(bucket).read_range
+        flight: asyncio.Future[None] | None = None
         try:
+            read_range = self._backends.of(bucket).read_range
+            flight = self._fetches.begin(bucket, name, with_bytes=True)
             while not flight.done() and (topic.arrival is None or topic.arrival.has_ended):
                 await topic.moved(flight)
             if not flight.done() and topic.arrival is not None and etag in ("", topic.arrival.info.etag):
@@ -100,8 +101,8 @@ class RemoteReads:
                 return None
         finally:
             if not handed_over:
-                flight.add_done_callback(retrieve)
-                flight.cancel()
+                if flight is not None:
+                    flight.cancel()
                 self._arrivals.leave(key)
         if etag and etag != info.etag:
             raise replaced(bucket, name, f"the ETag {etag}")

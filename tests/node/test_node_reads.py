@@ -65,7 +65,7 @@ def test_a_frame_of_a_task_cancelled_in_the_moment_of_its_delivery_is_closed(
 ) -> None:
     frame = frame_of(tmp_path / "file")
     tasks: list[asyncio.Task[FileFrame]] = []
-    answer = node_module._answer
+    answer = node_module.deliver
 
     def then_cancelled(future: asyncio.Future[Any], result: Any) -> None:
         answer(future, result)
@@ -77,7 +77,7 @@ def test_a_frame_of_a_task_cancelled_in_the_moment_of_its_delivery_is_closed(
         with pytest.raises(asyncio.CancelledError):
             await tasks[0]
 
-    monkeypatch.setattr(node_module, "_answer", then_cancelled)
+    monkeypatch.setattr(node_module, "deliver", then_cancelled)
     with serving(tmp_path) as server:
         assert server.batches is not None
         on_loop(server, check(server.batches.node))

@@ -17,7 +17,7 @@ from ais_loader.objects.remote.remote_places import split_place
 from ais_loader.testing.node import NodeProcess
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
-from tests.remote.fault_proxy import FaultProxy
+from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
 from tests.table import table
 
@@ -71,6 +71,45 @@ def test_a_node_that_is_killed_while_it_fetches_is_started_again(
         os.kill(int((Path(node_url.removeprefix("node://")) / "node" / "pid").read_text()), signal.SIGKILL)
         assert reading.result(90) == [data_of(at) for at in range(6)]
     assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1, 1, 1, 2, 1, 1]
+
+
+@pytest.mark.slow
+def test_a_client_with_other_keys_or_another_endpoint_gets_a_node_that_has_them(
+    node_url: str, remote_bucket: RemoteBucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = filled(remote_bucket, 1)
+    folder = Path(node_url.removeprefix("node://")) / "node"
+
+    def pid() -> int:
+        return int((folder / "pid").read_text())
+
+    with FaultProxy(remote_bucket.s3.endpoint) as former, former.on("GET", "*", Fault(status=403)):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", former.url)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "former-secret")
+        with connect(node_url) as client:
+            with pytest.raises(errors.RemoteDenied):
+                client.create_bucket("corpus", remote=Remote(remote_bucket.url)).get(name)
+            first = pid()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote_bucket.endpoint)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "new-secret")
+        with connect(node_url) as client:
+            bucket = client.bucket("corpus")
+            assert bucket.get(name) == data_of(0)
+            assert (second := pid()) != first
+            with bucket.get_batch([name]) as batch:
+                assert [bytes(item.data) for item in batch] == [data_of(0)]
+                with monkeypatch.context() as third:
+                    third.setenv("AWS_REGION", "eu-central-1")
+                    third.setenv("AWS_SECRET_ACCESS_KEY", "third-secret")
+                    with pytest.raises(errors.Unsupported) as refused:
+                        connect(node_url).buckets()
+                    third.delenv("AWS_REGION")
+                    third.delenv("AWS_SECRET_ACCESS_KEY")
+                    with connect(node_url) as other:  # without any, it uses the node's
+                        assert other.bucket(bucket.name).get(name) == data_of(0)
+        assert "AWS_REGION, AWS_SECRET_ACCESS_KEY: " in str(refused.value) and f"`kill {second}`" in str(refused.value)
+    known = (folder / "address").read_text() + (folder / "log").read_text() + str(refused.value)
+    assert not [secret for secret in ("former-secret", "new-secret", "third-secret") if secret in known]
 
 
 _TRAINER = """

@@ -88,14 +88,3 @@ class Arrivals:
     def moved_s(self, key: Key) -> float:
         """Return when the fetch last made progress, by the loop's clock; 0 if it has not."""
         return self._moved_s.get(key, 0.0)
-
-    async def within(self, key: Key, flight: asyncio.Future[None], silence_s: float) -> None:
-        """Wait for a fetch. Raises TimeoutError when it makes no progress for this time."""
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        while True:
-            left_s = max(began_s, self.moved_s(key)) + silence_s - loop.time()
-            if left_s <= 0:
-                raise TimeoutError
-            if (await asyncio.wait([flight], timeout=left_s))[0]:
-                return await flight

@@ -74,7 +74,8 @@ class ObjectIntake:
         try:
             data = None
             if held_bytes or not found.size_bytes:
-                data = b"".join([chunk async for chunk in self._arriving_chunks(bucket, arriving, None)])
+                data = await arriving.read()
+                self._arrivals.note((bucket.uuid, found.name))
 
             async def put() -> pb.ObjectInfo:
                 if data is not None:

@@ -22,8 +22,10 @@ from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import CONTENT_HEADERS, STORE_PREFIX
 from storage_node.remote.drivers import driver, s3_listing
 from storage_node.remote.drivers.azure_listing import AzureListing, quoted_etag
+from storage_node.remote.drivers.blocking_calls import CALLS
 from storage_node.remote.drivers.driver import (
     CHUNK_BYTES,
+    WHOLE_BYTES,
     Buffer,
     KeyPage,
     ListedKey,
@@ -78,7 +80,7 @@ class CloudDriver:
         if self._has_head:
             try:
                 with self._translated(name):
-                    found = self._info(name, await self._get(name, {"head": True}))
+                    found = self._info(name, (await self._get(name, {"head": True}))[0])
                 if found.size_bytes or not is_web:
                     return found
                 is_refused = False
@@ -106,17 +108,17 @@ class CloudDriver:
             options["range"] = {"offset": start} if end is None else (start, end)
         with self._translated(name):
             try:
-                result = await self._get(name, options)
+                result, data = await self._get(name, options)
             except Exception as error:
                 if not is_range or not any(one in str(error) for one in _NO_RANGES):
                     raise
                 del options["range"]
-                result = await self._get(name, options)
+                result, data = await self._get(name, options)
                 self._has_ranges, is_range = not result.meta["size"], False
         info = self._info(name, result)
         if if_match and info.etag != if_match:
             raise PreconditionFailed
-        return ReadAnswer(info, result.range[0], self._chunks(name, result))
+        return ReadAnswer(info, result.range[0], self._chunks(name, result, data), data=data)
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[KeyPage]:
         if self._azure is not None:
@@ -215,10 +217,22 @@ class CloudDriver:
     def _key(self, name: str) -> str:
         return self._stores.prefix + name
 
-    async def _get(self, name: str, options: Mapping[str, Any]) -> Any:
-        result = await self._obstore.get_async(self._reader, self._key(name), options=options)
+    async def _get(self, name: str, options: Mapping[str, Any]) -> tuple[Any, Buffer | None]:
+        """Return obstore's answer, and the content if that is small and a thread is free to wait for it."""
+        key = self._key(name)
+        if (answer := CALLS.begin(lambda: self._get_now(key, options))) is not None:
+            async with self._paced(name):
+                result, data = await answer
+        else:
+            result, data = await self._obstore.get_async(self._reader, key, options=options), None
         self._has_answered = True
-        return result
+        return result, data
+
+    def _get_now(self, key: str, options: Mapping[str, Any]) -> tuple[Any, Buffer | None]:
+        result = self._obstore.get(self._reader, key, options=options)
+        start, end = result.range
+        is_small = end - start <= WHOLE_BYTES and "head" not in options
+        return result, memoryview(result.bytes()) if is_small else None
 
     async def _put(
         self,
@@ -248,20 +262,34 @@ class CloudDriver:
             dict(metadata),
         )
 
-    async def _chunks(self, name: str, result: Any) -> AsyncGenerator[Buffer, None]:
+    async def _chunks(self, name: str, result: Any, data: Buffer | None) -> AsyncGenerator[Buffer, None]:
+        if data is not None:
+            yield data
+            return
+        start, end = result.range
+        if end - start <= CHUNK_BYTES and (only := CALLS.begin(result.bytes)) is not None:
+            async with self._paced(name):
+                chunk = await only
+            yield memoryview(chunk)
+            return
         iterator = result.stream(min_chunk_size=CHUNK_BYTES).__aiter__()
         while True:
-            with self._translated(name):
-                try:
-                    # obstore shows a chunk when it is complete.
-                    async with asyncio.timeout(CHUNK_BYTES / driver.PACE.rate_bytes_per_s):
-                        chunk = await anext(iterator, None)
-                except TimeoutError:
-                    slow = RemoteUnavailable(message(f"{self._remote.url}/{name}", driver.TOO_SLOW, self.secrets))
-                    raise RequestFailure(slow, retry=True) from None
+            async with self._paced(name):
+                chunk = await anext(iterator, None)
             if chunk is None:
                 return
             yield memoryview(chunk)
+
+    @contextlib.asynccontextmanager
+    async def _paced(self, name: str) -> AsyncIterator[None]:
+        """Limit the time for a chunk, which obstore shows when it is complete, and translate errors."""
+        with self._translated(name):
+            try:
+                async with asyncio.timeout(CHUNK_BYTES / driver.PACE.rate_bytes_per_s):
+                    yield
+            except TimeoutError:
+                slow = RemoteUnavailable(message(f"{self._remote.url}/{name}", driver.TOO_SLOW, self.secrets))
+                raise RequestFailure(slow, retry=True) from None
 
     async def _is_marker(self, key: str) -> bool:
         """Whether an empty object of a listing is the directory marker KEY/."""

@@ -16,6 +16,8 @@ from storage_node.remote.drivers.remote_object import RemoteObject
 
 CHUNK_BYTES = 1 << 20
 """Approximate size of the chunks in which objects are read."""
+WHOLE_BYTES = 128 << 10
+"""Content up to this size may come with the answer: the limit on the answer is no shorter than `PACE` allows."""
 
 PACE = PaceLimits(rate_bytes_per_s=4096.0)
 """The slowest that a storage may send an answer, besides the limit on its silence."""
@@ -62,6 +64,8 @@ class ReadAnswer:
     """Position of the first byte of `chunks` in the object."""
     chunks: AsyncGenerator[Buffer, None]
     """The content. Raises RequestFailure."""
+    data: Buffer | None = None
+    """The content, if all of it came with the answer; `chunks` has it, too."""
     release: Callable[[], object] | None = None
     """Releases what `chunks` holds even if it was never iterated. May be called again."""
 

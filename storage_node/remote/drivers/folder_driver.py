@@ -94,7 +94,7 @@ class FolderDriver:
             file.close()
             raise
         end = info.size_bytes if end is None else min(end, info.size_bytes)
-        return ReadAnswer(info, start, self._chunks(file, info, start, end), file.close)
+        return ReadAnswer(info, start, self._chunks(file, info, start, end), release=file.close)
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[KeyPage]:
         keys = self._walk(prefix, os.fsencode(after))

@@ -15,7 +15,7 @@ from ais_loader.errors import LoaderError, RemoteUnavailable
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
-from storage_node.limits.tasks import retrieve
+from storage_node.limits.tasks import deliver, retrieve
 from storage_node.remote.arriving.relay import Relay, relayed
 from storage_node.remote.copies.object_metadata import is_copy
 from storage_node.remote.fetching.loads import Loads
@@ -36,25 +36,41 @@ class Fetches:
         self._flights = SingleFlight(FAILURE_KEPT_S)
         self.close = self._flights.close
 
-    async def fetch(self, bucket: RemoteBucket, name: str, version: str = "", *, with_bytes: bool = False) -> None:
+    async def fetch(self, bucket: RemoteBucket, name: str, version: str = "") -> None:
         """Have a cold object stored, or the copy of this version validated, by the node that fetches it.
-
-        `with_bytes`: a reader of this node has joined the arrival, so another node that fetches is to send the bytes.
 
         Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
         """
+        await self.begin(bucket, name, version)
+
+    def begin(
+        self, bucket: RemoteBucket, name: str, version: str = "", *, with_bytes: bool = False
+    ) -> asyncio.Future[None]:
+        """Return the outcome of `fetch`. To cancel it leaves the fetch to others.
+
+        `with_bytes`: a reader of this node has joined the arrival, so another node that fetches is to send the bytes.
+        """
         self._write_back.require_kept(bucket, name)
-        flight = self._flight(bucket, name, version, with_bytes=with_bytes)
-        try:
-            with self._backends.waiting(bucket):
-                await self._arrivals.within((bucket.uuid, name), flight, self.timeout_s)
-        except TimeoutError:
-            raise RemoteUnavailable(
-                f"{bucket.name}/{name}: nothing came from {bucket.remote.url} for {self.timeout_s:g} s"
-            ) from None
-        finally:
-            flight.add_done_callback(retrieve)
-            flight.cancel()
+        loop, key = asyncio.get_running_loop(), (bucket.uuid, name)
+        began_s, waited = loop.time(), self._backends.waiting(bucket)
+        outcome = self._flight(bucket, name, version, with_bytes=with_bytes)
+        timer = loop.call_at(began_s + self.timeout_s, lambda: look())
+
+        def look() -> None:
+            nonlocal timer
+            if (ends_s := max(began_s, self._arrivals.moved_s(key)) + self.timeout_s) > loop.time():
+                timer = loop.call_at(ends_s, look)
+            else:
+                silence = f"nothing came from {bucket.remote.url} for {self.timeout_s:g} s"
+                deliver(outcome, None, RemoteUnavailable(f"{bucket.name}/{name}: {silence}"))
+
+        def end(_: object) -> None:
+            timer.cancel()
+            waited()
+            retrieve(outcome)
+
+        outcome.add_done_callback(end)
+        return outcome
 
     def _flight(
         self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool = False
@@ -67,7 +83,7 @@ class Fetches:
         with Relay(self._arrivals, (bucket.uuid, name), name) as relay:
             is_fetched = await self._owner.forward(bucket, name, version, relay.take, with_bytes=with_bytes)
         if not is_fetched:
-            await self._loads.load(bucket, name)
+            await self._loads.lead(bucket, name)
         elif not version:
             await self._copies.bring(bucket, name)
         else:

@@ -43,6 +43,10 @@ class Loads:
         """Have an object stored and current, here or on another owner. Raises what `Fetches.fetch` raises."""
         await self._flights.join((bucket.uuid, name), lambda: self._look_and_load(bucket, name))
 
+    async def lead(self, bucket: RemoteBucket, name: str) -> None:
+        """Call `load` as the last step of a flight. Raises what `load` raises."""
+        await self._flights.lead((bucket.uuid, name), lambda: self._look_and_load(bucket, name))
+
     async def _look_and_load(self, bucket: RemoteBucket, name: str) -> None:
         """Fetch, unless the object is stored here, or on another owner, and is current."""
         entry: CatalogEntry | None = None

@@ -257,6 +257,15 @@ class Backend:
         with contextlib.suppress(ObjectNotFound):
             await self._requests.send("delete", name, lambda driver: driver.delete(name))
 
+    async def whole(self, opened: OpenedAnswer) -> Buffer | None:
+        """Return the object and close the answer, if all of it came with the answer; None otherwise."""
+        answer = opened.answer
+        if answer.data is None or answer.start or len(answer.data) != answer.info.size_bytes:
+            return None
+        self._usage.note("bytes_in", len(answer.data))
+        await opened.close()
+        return answer.data
+
     async def resumed(self, opened: OpenedAnswer, start: int, end: int) -> AsyncGenerator[Buffer, None]:
         """Yield bytes `start` to `end` of an object, first from this answer, and after a failure from others.
 

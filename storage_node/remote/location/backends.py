@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,14 +51,10 @@ class Backends:
             )
         return found
 
-    @contextlib.contextmanager
-    def waiting(self, bucket: RemoteBucket) -> Iterator[None]:
-        """Count the time of this context, in which a reader waits for a cold object."""
-        tenant, began_s = current_tenant.get(), time.monotonic()
-        try:
-            yield
-        finally:
-            self._usage.note(bucket.uuid.hex(), tenant, "wait_s", time.monotonic() - began_s)
+    def waiting(self, bucket: RemoteBucket) -> Callable[[], None]:
+        """Return a function that counts the time since now, in which a reader has waited for a cold object."""
+        uuid, tenant, began_s = bucket.uuid.hex(), current_tenant.get(), time.monotonic()
+        return lambda: self._usage.note(uuid, tenant, "wait_s", time.monotonic() - began_s)
 
     def require_budget(self, bucket: RemoteBucket) -> None:
         """Require that a bucket has not received its limit for this day. Raises RemoteLimitReached."""

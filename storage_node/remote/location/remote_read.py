@@ -24,6 +24,7 @@ class RangeSource(Protocol):
 
     settings: RemoteSettings
 
+    async def whole(self, opened: OpenedAnswer) -> Buffer | None: ...
     async def read_range(self, name: str, start: int, length: int, etag: str) -> memoryview: ...
     def resumed(self, opened: OpenedAnswer, start: int, end: int) -> AsyncGenerator[Buffer, None]: ...
 
@@ -60,7 +61,9 @@ class RemoteRead:
 
     async def read(self) -> bytes:
         """Return the whole content."""
-        return b"".join([bytes(chunk) async for chunk in self])
+        if (data := await self._source.whole(self._opened)) is not None:
+            return bytes(data)
+        return b"".join([chunk async for chunk in self])
 
     async def _iterate(self) -> AsyncGenerator[Buffer, None]:
         info, settings = self.info, self._source.settings

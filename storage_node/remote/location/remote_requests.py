@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.gather.hedging import HedgeBudget, Silences
+from storage_node.limits.tasks import deliver
 from storage_node.remote.drivers.driver import Driver, ReadAnswer, RequestFailure, begun
 from storage_node.remote.drivers.failures import message
 from storage_node.remote.location.host_limiter import HostLimiter, HostLimiters
@@ -131,7 +132,7 @@ class RemoteRequests:
     ) -> OpenedAnswer:
         """Begin a GET. Raises NotModified, PreconditionFailed."""
 
-        async def begin(sent: asyncio.Future[None]) -> OpenedAnswer:
+        async def begin(sent: Callable[[], None]) -> OpenedAnswer:
             driver, limiter = await self.driver()
             async with contextlib.AsyncExitStack() as stack:
                 answer = await stack.enter_async_context(
@@ -147,37 +148,41 @@ class RemoteRequests:
 
         return await self.retry(name, lambda: self._hedged(begin), retries)
 
-    async def _hedged(self, begin: Callable[[asyncio.Future[None]], Awaitable[OpenedAnswer]]) -> OpenedAnswer:
+    async def _hedged(self, begin: Callable[[Callable[[], None]], Coroutine[Any, Any, OpenedAnswer]]) -> OpenedAnswer:
         """Return the first answer: of one request, or of two if the first is slow."""
         _, limiter = await self.driver()
-        loop = asyncio.get_running_loop()
-        sent, hedge_sent = loop.create_future(), loop.create_future()
+        loop, sent_s, timers = asyncio.get_running_loop(), list[float](), list[asyncio.TimerHandle]()
+        due: asyncio.Future[None] = loop.create_future()
+        """Done when the first request has ended, or is slow."""
+
+        def sent() -> None:
+            sent_s.append(loop.time())
+            timers.append(loop.call_later(self._silences.limit_s(last=False), deliver, due, None))
+
         if not self._budget.share:
-            return await begin(sent)
+            return await begin(lambda: None)
         self._budget.requested(1)
-        tasks = [asyncio.ensure_future(begin(sent))]
-        used: asyncio.Task[OpenedAnswer] | None = None
+        pending = [asyncio.create_task(begin(sent))]
+        pending[0].add_done_callback(lambda _: deliver(due, None))
         try:
-            await asyncio.wait([tasks[0], sent], return_when=asyncio.FIRST_COMPLETED)
-            began_s = time.monotonic()
-            await asyncio.wait(tasks, timeout=self._silences.limit_s(last=False))
+            await due
             is_busy = limiter.is_busy or (self._pace is not None and self._pace.is_busy)
-            if not tasks[0].done() and not is_busy and self._budget.take(1):
-                tasks.append(asyncio.ensure_future(begin(hedge_sent)))
-            pending = set(tasks)
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if not pending[0].done() and not is_busy and self._budget.take(1):
+                pending.append(asyncio.create_task(begin(sent)))
+            while True:
                 # An answer that is not a success, such as "not found", is one; a failure waits for the other request.
-                for task in done:
+                for task in [task for task in pending if task.done()]:
+                    pending.remove(task)
                     if task.exception() is None or not isinstance(task.exception(), RequestFailure) or not pending:
-                        self._silences.note(time.monotonic() - began_s)
-                        used = task
+                        self._silences.note(loop.time() - min(sent_s, default=loop.time()))
                         return task.result()
-            raise AssertionError("no request was sent")
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if others := [task for task in tasks if task is not used]:
-                await _abandon(others)
-            if hedge_sent.done():  # while it waits for its turn, it is no request yet
+            for timer in timers:
+                timer.cancel()
+            if pending:
+                await _abandon(pending)
+            if len(sent_s) > 1:  # while it waits for its turn, it is no request yet
                 self._usage.note("hedged")
 
     @contextlib.asynccontextmanager
@@ -187,13 +192,13 @@ class RemoteRequests:
         name: str,
         send: Callable[[], Awaitable[T]],
         limiter: HostLimiter,
-        sent: asyncio.Future[None] | None = None,
+        sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[T]:
         """Context of one request, from its turn until its answer is complete. Raises RequestFailure."""
         async with self._pace.turn() if self._pace is not None else contextlib.nullcontext(), limiter.turn() as turn:
             self._usage.note(request)
             if sent is not None:
-                sent.set_result(None)
+                sent()
             try:
                 async with asyncio.timeout(self._settings.timeout_s if request != "put" else None):
                     result = await send()
