@@ -18,6 +18,7 @@ from ais_loader.version import __version__ as __version__
 if TYPE_CHECKING:
     from ais_loader.errors import LoaderError
     from ais_loader.loading.batch_loader import BatchLoader
+    from ais_loader.loading.batch_metrics import BatchMetrics
     from ais_loader.objects.bucket import Bucket
     from ais_loader.objects.client import Client, WithOpaque, connect
     from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "BatchLoader",
+    "BatchMetrics",
     "BatchOptions",
     "BatchSampler",
     "BatchTiming",
@@ -133,6 +135,7 @@ if "torch" not in sys.modules and find_spec("torch") is None:
 _HOMES = {
     "Batch": "ais_loader.values.batch",
     "BatchLoader": "ais_loader.loading.batch_loader",
+    "BatchMetrics": "ais_loader.loading.batch_metrics",
     "BatchOptions": "ais_loader.values.requests",
     "BatchSampler": "ais_loader.training.batch_sampler",
     "BatchTiming": "ais_loader.values.timing",

@@ -46,6 +46,7 @@ GROUPS: dict[str, list[str]] = {
         "concat",
         "drop_placeholders",
         "BatchLoader",
+        "BatchMetrics",
         "ShufflePlan",
         "BatchSampler",
     ],

@@ -147,6 +147,7 @@ class _Commands(HintingGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         hold_standard_streams()
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on handshakes repeat what our errors say
         try:
             return super().main(*args, **kwargs)
         except OSError as error:  # from output without a command, such as --help

@@ -121,13 +121,16 @@ def remote(store: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @takes_store
 def usage(as_json: bool, store: StoreChoice) -> None:
-    """Show the requests to remote storage since the nodes started, by bucket and tenant."""
+    """Show the requests to remote storage since the nodes started, by bucket and tenant.
+
+    "all waits" is the sum over all objects that readers waited for, many at a time: it can exceed the time that passed.
+    """
     with store.reading() as client:
         rows = _summed(client)
     with OutputLines() as lines:
         if not as_json:
             lines.add(
-                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'waited':>10}  bucket (tenant)"
+                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'all waits':>10}  bucket (tenant)"
             )
         for row in rows:
             lines.add(json.dumps(_fields(row)) if as_json else _line(row))

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from ais_loader.errors import Closed, InvalidRequest
 from ais_loader.loading.bad_samples import POLICIES, BadSamples, OnBad
 from ais_loader.loading.engine import Engine
+from ais_loader.loading.explanation import explained
 from ais_loader.loading.places import SamplerPosition, SamplerRun
 from ais_loader.loading.process_workers import START_METHODS, ProcessWorkers, StartMethod
 from ais_loader.loading.records import BatchRecord, Summary
@@ -307,6 +308,13 @@ class BatchLoader(Closing):
     def summary(self) -> Summary:
         """Return the sums of all records so far. `summary().bottleneck` names the stage that the run waits for."""
         return self._summary
+
+    def explain(self) -> str:
+        """Return what the run has waited for so far, in a sentence that begins with the cause and says what helps.
+
+        The cause is one of `ais_loader.loading.explanation.CAUSES`.
+        """
+        return explained(self._summary)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches that the trainer has received.

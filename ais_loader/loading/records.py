@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from ais_loader.loading.workers import FetchedBatch
 from ais_loader.values.timing import BatchTiming
@@ -12,7 +12,7 @@ _WAITING = 0.05
 """A trainer that waits for a smaller part of its time is itself the bottleneck."""
 
 
-_PARTS = tuple(one.name for one in fields(BatchTiming))
+_PARTS = tuple(one.name for one in fields(BatchTiming) if one.name not in ("node", "request_id"))
 _NONE = (0,) * len(_PARTS)
 _values = operator.attrgetter(*_PARTS)
 
@@ -31,6 +31,8 @@ class BatchRecord(BatchTiming):
     """Time from the worker to the trainer's process."""
     wait_s: float
     """Time that the trainer waited for it."""
+    starved_s: float
+    """Part of `decode_s` and `collate_s` in which the worker had no processor. 0 if the system does not tell."""
 
     @classmethod
     def of(cls, fetched: FetchedBatch, *, step: int, draw_s: float, wait_s: float) -> BatchRecord:
@@ -47,7 +49,14 @@ class BatchRecord(BatchTiming):
             collate_s=fetched.collate_s,
             transfer_s=fetched.transfer_s,
             wait_s=wait_s,
+            starved_s=fetched.starved_s,
+            node=max(timings, key=lambda one: one.peer_s).node if timings else "",
+            request_id=",".join(one.request_id for one in timings),
         )
+
+
+_SUMS = ("entries", "payload_bytes", "draw_s", "queue_s", "wire_s", "decode_s", "collate_s", "transfer_s", "wait_s")
+_CAUSES = ("node_queue_s", "drive_s", "peer_s", "cloud_s", "throttle_s", "starved_s")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +78,17 @@ class Summary:
     """Time that the trainer waited for batches."""
     trainer_s: float = 0.0
     """Time between a batch and the request for the next one."""
+    node_queue_s: float = 0.0
+    drive_s: float = 0.0
+    peer_s: float = 0.0
+    cloud_s: float = 0.0
+    throttle_s: float = 0.0
+    starved_s: float = 0.0
+    nodes_s: dict[str, float] = field(default_factory=dict)
+    """Parts of `peer_s` by the node that was waited for the longest in each batch."""
+    slowest: str = ""
+    """The request id of the batch for which the trainer waited the longest, as in the nodes' logs."""
+    slowest_s: float = 0.0
 
     @property
     def bottleneck(self) -> str:
@@ -81,12 +101,9 @@ class Summary:
 
     def add(self, record: BatchRecord) -> None:
         self.batches += 1
-        self.entries += record.entries
-        self.payload_bytes += record.payload_bytes
-        self.draw_s += record.draw_s
-        self.queue_s += record.queue_s
-        self.wire_s += record.wire_s
-        self.decode_s += record.decode_s
-        self.collate_s += record.collate_s
-        self.transfer_s += record.transfer_s
-        self.wait_s += record.wait_s
+        for name in (*_SUMS, *_CAUSES):
+            setattr(self, name, getattr(self, name) + getattr(record, name))
+        if record.node:
+            self.nodes_s[record.node] = self.nodes_s.get(record.node, 0.0) + record.peer_s
+        if record.wait_s > self.slowest_s:
+            self.slowest, self.slowest_s = record.request_id, record.wait_s

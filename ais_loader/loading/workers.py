@@ -47,6 +47,8 @@ class FetchedBatch:
     collate_s: float = 0.0
     transfer_s: float = 0.0
     """Time that the batch took from the worker to the trainer's process, in seconds."""
+    starved_s: float = 0.0
+    """Part of decoding and collating in which the worker's thread was ready to run, and had no processor."""
     bad: list[BadSample] = field(default_factory=list)
 
 
@@ -89,6 +91,15 @@ class Workers(Protocol):
 
     def close(self, *, wait: bool = True) -> None:
         """End all workers, and abandon their work. May be called again. Without `wait`, do not wait for threads."""
+
+
+def run_queue_s() -> float:
+    """Return how long this thread has waited for a processor since it began, in seconds; 0 if that is not known."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):  # not Linux, or without this counter
+        return 0.0
 
 
 class _FailedBatch:
@@ -144,7 +155,7 @@ class Fetcher:
         HEARD.batches, HEARD.cause = progress.batches, progress.hear
         CURRENT.seeds = seeds
         progress.enter("fetch" if self._begins else "decode")  # a dataset of its own does both, unheard
-        began_s = time.perf_counter()
+        began_s, starved_s = time.perf_counter(), run_queue_s()
         try:
             samples, bad = _good_samples(self, work, pending)
             got_s = time.perf_counter()
@@ -157,7 +168,10 @@ class Fetcher:
             HEARD.batches = HEARD.cause = CURRENT.seeds = None
             progress.batches = []
         ended_s = time.perf_counter()
-        return FetchedBatch(batch, progress.worker, timings, got_s - began_s, ended_s - got_s, bad=bad)
+        starved_s = run_queue_s() - starved_s
+        return FetchedBatch(
+            batch, progress.worker, timings, got_s - began_s, ended_s - got_s, starved_s=starved_s, bad=bad
+        )
 
     def samples(self, work: Any, pending: Any = None) -> Any:
         """Return the samples of a batch, or of a part of it."""

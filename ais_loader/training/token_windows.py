@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.extras import needs
 from ais_loader.file_formats import HEAD_BYTES, format_of, is_text
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
@@ -27,7 +28,8 @@ _NPY, _LLM_C = "numpy", "llm.c"
 class TokenWindows(MapDataset):
     """A map-style dataset of the windows of `window` tokens in arrays, for any sampler or plan.
 
-    A sample is a numpy array of shape (window,), in the machine's byte order, that nothing else refers to. Windows
+    A sample is a numpy array of shape (window,), in the machine's byte order, that nothing else refers to; with
+    `as_tensor`, a torch tensor of int64. Windows
     begin at every `stride` tokens of each array and never extend over its end: tokens that are left over at the end are
     in no window. The windows of an array follow each other, array after array.
 
@@ -47,6 +49,7 @@ class TokenWindows(MapDataset):
         dtype: npt.DTypeLike,
         stride: int | None = None,
         header_bytes: int | None = None,
+        as_tensor: bool = False,
         transform: Callable[[Any], Any] | None = None,
         bucket: str | None = None,
         on_error: OnError = "raise",
@@ -68,7 +71,8 @@ class TokenWindows(MapDataset):
                 by one: window=2049, stride=2048.
             header_bytes: The number of bytes before the tokens of an object that is not in numpy's format, such as 1024
                 for files of llm.c.
-            transform: A function from the array to a sample. It must be picklable if workers are spawned.
+            as_tensor: Whether a sample is a torch tensor of int64, which embeddings take, in place of the array.
+            transform: A function from the array or tensor to a sample. It must be picklable if workers are spawned.
 
         Raises InvalidRequest for a window or stride below 1, a dtype that is not of integers, and an object that is no
         array of them, which the message names; ObjectNotFound, TypeError, and the errors of listing and reading.
@@ -84,7 +88,7 @@ class TokenWindows(MapDataset):
         super().__init__(
             client_or_url,
             _WindowTable(objects, arrays, size, step, stored.itemsize),
-            _Tokens(stored),
+            _Tokens(stored, as_tensor=as_tensor),
             transform=transform,
             on_error=on_error,
             timeout_s=timeout_s,
@@ -124,11 +128,18 @@ class _WindowTable(RangeTable):
 class _Tokens:
     """Decoder of a window. It copies the bytes, so that the sample keeps no frame in memory."""
 
-    def __init__(self, stored: np.dtype[Any]) -> None:
-        self._stored = stored
+    def __init__(self, stored: np.dtype[Any], *, as_tensor: bool) -> None:
+        self._stored, self._as_tensor = stored, as_tensor
 
-    def __call__(self, item: Item) -> npt.NDArray[Any] | None:
-        return np.frombuffer(item.data, self._stored).astype(self._stored.newbyteorder("=")) if item.ok else None
+    def __call__(self, item: Item) -> Any:
+        if not item.ok:
+            return None
+        tokens = np.frombuffer(item.data, self._stored)
+        if not self._as_tensor:
+            return tokens.astype(self._stored.newbyteorder("="))
+        with needs("torch", "as_tensor=True"):
+            import torch
+        return torch.from_numpy(tokens.astype(np.int64))
 
 
 def _token_type(dtype: npt.DTypeLike) -> np.dtype[Any]:

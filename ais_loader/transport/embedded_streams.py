@@ -14,6 +14,7 @@ from ais_loader.values.entry import Entry, entry_error
 from ais_loader.values.source import Buffer
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, Frame, FramedStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import NodeWaits
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.store.read.object_reader import open_member
@@ -39,6 +40,7 @@ class GeneratedStream(FramedStream):
 
     def __init__(self, frames: Iterator[Frame]) -> None:
         self._frames = frames
+        self.waits = NodeWaits()
 
     def __next__(self) -> Frame:
         return next(self._frames)
@@ -61,14 +63,20 @@ class EmbeddedStream(GeneratedStream):
         super().__init__(self._read_frames())
 
     def read_all(self) -> list[bytes] | None:
-        return self._store_batch().read_all(self._helpers, self._parts)
+        batch = self._store_batch()
+        with self.waits.waiting("drive"):
+            return batch.read_all(self._helpers, self._parts)
 
     def read_whole(self) -> Frame | None:
-        return self._store_batch().read_whole()
+        batch = self._store_batch()
+        with self.waits.waiting("drive"):
+            return batch.read_whole()
 
     def _store_batch(self) -> StoreBatch:
         if self._batch is None:
-            self._batch = StoreBatch(self._store, self._request)
+            with self.waits.waiting("drive"):
+                self._batch = StoreBatch(self._store, self._request)
+            self._batch.waits = self.waits
         return self._batch
 
     def _read_frames(self) -> Generator[Frame, None, None]:
@@ -134,15 +142,17 @@ class ColdStream(EmbeddedStream):
                 for span in batch.spans(first=first, stop=stop):
                     for position, part, begin, end in cold.missing(span):
                         try:
-                            remote.run(part.ready(begin, end))
+                            with cold.waiting(self.waits):
+                                remote.run(part.ready(begin, end))
                         except errors.LoaderError as error:
                             cold.fail(position, error)
                     yield span
                     cold.release(span)
                 if stop < batch.n:
-                    wait([cold.fetch_of(stop)])
-                    if (begun := cold.begun(stop)) is not None:
-                        wait([begun])
+                    with cold.waiting(self.waits):
+                        wait([cold.fetch_of(stop)])
+                        if (begun := cold.begun(stop)) is not None:
+                            wait([begun])
                     cold.take(stop)
                 first = stop
         finally:

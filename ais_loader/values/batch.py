@@ -25,6 +25,7 @@ from ais_loader.wire.closing import Closing
 from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import NodeWaits
 
 if TYPE_CHECKING:
     from ais_loader.wire.frame import FrameStream
@@ -68,6 +69,9 @@ class Batch(Closing):
         """Cause to which `timing` attributes the time between two frames; set by callers that consume frames for a
         purpose."""
         self._retries, self._paused_s, self._hedged = 0, 0.0, 0  # of finished streams
+        self._waits = NodeWaits()  # of the same
+        self.request_id = requests[0].request_id if requests else ""
+        """Identifies the batch in the logs of nodes."""
         self._entries = entries
         self._bucket = bucket  # bucket of all entries, if they are mere names
         self._open_stream = open_stream
@@ -213,6 +217,7 @@ class Batch(Closing):
         self._retries += stream.retries
         self._paused_s += stream.paused_s
         self._hedged += stream.hedged
+        self._waits.add_all(stream.waits)
 
     @property
     def timing(self) -> BatchTiming:
@@ -220,7 +225,9 @@ class Batch(Closing):
         retries = self._retries + sum(stream.retries for stream in self._streams)
         paused_s = self._paused_s + sum(stream.paused_s for stream in self._streams)
         hedged = self._hedged + sum(stream.hedged for stream in self._streams)
-        return self._watch.read(paused_s=paused_s, retries=retries, hedged=hedged)
+        return self._watch.read(
+            paused_s=paused_s, retries=retries, hedged=hedged, waits=self._waits, request_id=self.request_id
+        )
 
     def _join(self, frame: Frame) -> Frame | None:
         piece = frame.piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -213,6 +214,7 @@ def _request(first: int, options: BatchOptions) -> pb.BatchRequest:
         ordered=options.ordered,
         buffered=not options.streaming,
         verify_ranges=options.verify_ranges,
+        request_id=os.urandom(8).hex(),
     )
 
 

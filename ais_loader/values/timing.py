@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ais_loader.wire.frame import Frame
+from ais_loader.wire.node_waits import NodeWaits
 
 Cause: TypeAlias = Literal["queue", "ahead", "wire", "consumer", "decode"]
 
@@ -43,6 +44,21 @@ class BatchTiming:
     """How many times the batch, or the rest of it, was requested again."""
     hedged: int = 0
     """Entries that were also requested from a second node because the first was slow."""
+    node_queue_s: float = 0.0
+    """These five are what a node says of its own waits, once the batch has been received, and overlap with `ahead_s`
+    and `wire_s`; of several nodes, the one that was waited for the longest. Here: waiting for a turn or a thread."""
+    drive_s: float = 0.0
+    """Looking up and reading what is stored; in an embedded store, too."""
+    peer_s: float = 0.0
+    """Waiting for another node, beyond that node's own waits; includes the network."""
+    cloud_s: float = 0.0
+    """Waiting for remote storage; in an embedded store, too."""
+    throttle_s: float = 0.0
+    """The same, while remote storage asked for fewer requests."""
+    node: str = ""
+    """Node that was waited for the longest; "" if only one was asked."""
+    request_id: str = ""
+    """Identifies the batch in the logs of nodes."""
 
     @property
     def total_s(self) -> float:
@@ -89,7 +105,7 @@ class TimingStopwatch:
         self.payload_bytes += sum(map(len, items))
         self.entries += len(items)
 
-    def read(self, *, paused_s: float, retries: int, hedged: int = 0) -> BatchTiming:
+    def read(self, *, paused_s: float, retries: int, hedged: int, waits: NodeWaits, request_id: str) -> BatchTiming:
         """Return the times so far. `paused_s`: the pauses before retries, which were counted as "wire"."""
         spent_s = dict(self._spent_s)
         if self._cause is not None:
@@ -106,4 +122,11 @@ class TimingStopwatch:
             failures=self.failures,
             retries=retries,
             hedged=hedged,
+            node_queue_s=waits.spent_s["queue"],
+            drive_s=waits.spent_s["drive"],
+            peer_s=waits.spent_s["peer"],
+            cloud_s=waits.spent_s["cloud"],
+            throttle_s=waits.spent_s["throttle"],
+            node=waits.node,
+            request_id=request_id,
         )

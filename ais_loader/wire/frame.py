@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.node_waits import NodeWaits
 
 U32: TypeAlias = npt.NDArray[np.uint32]
 U8: TypeAlias = npt.NDArray[np.uint8]
@@ -217,6 +218,13 @@ def encode_prefix(
     return head + checksums + after, len(head) + len(checksums) - len(raw_checksums)
 
 
+def without_end(message: bytes | memoryview) -> bytes:
+    """Return a SessionResponse, or its `encode_prefix`, without the END that it was encoded with."""
+    _, at = _decode_varint(message, 1)
+    length, after = _decode_varint(message, at + 1)
+    return b"".join((message[:at], message[after + length :]))
+
+
 def encode_frame(batch_id: int, frame: Frame, end: pb.End | None = None) -> bytes:
     """Encode a SessionResponse with one copy of the payload. Raises FrameError for an inconsistent frame."""
     return b"".join(encode_parts(batch_id, frame, end))
@@ -257,6 +265,10 @@ class FrameStream(Protocol):
     @property
     def hedged(self) -> int:
         """Number of entries that were requested from a second node because the first was slow."""
+
+    @property
+    def waits(self) -> NodeWaits:
+        """Waits on the nodes that answered so far."""
 
     def node_of(self, index: int) -> str:
         """Name of the node that sent an entry, for messages."""

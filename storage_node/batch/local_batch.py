@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,10 @@ class LocalBatch:
         view = self._resources.node.membership.view
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
             raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
-        batch = await look_up(self._resources, self._request.tenant, self._request)
-        batch.wait_us = self._resources.node.load.wait_us()
+        waits = self._call.waits
+        with waits.waiting("drive"):
+            batch = await look_up(self._resources, self._request.tenant, self._request)
+        batch.waits, waits.wait_us = waits, self._resources.node.load.wait_us()
         ahead = self._resources.readahead.of(batch)
         run = self._run_buffered if self._request.buffered else self._run_streaming
         try:
@@ -123,7 +125,8 @@ class LocalBatch:
 
     async def _wait(self, fetch: asyncio.Future[Any]) -> None:
         """Wait for the end of a fetch. Meanwhile, empty frames tell the receiver that this node is alive."""
-        with self._call.call_slot.waiting():
+        assert self._cold is not None
+        with self._call.call_slot.waiting(), self._cold.waiting(self._call.waits):
             while not (await asyncio.wait([fetch], timeout=ALIVE_S))[0]:
                 await self._call.send(encode_frame(self._call.batch_id, _EMPTY))
 
@@ -140,8 +143,7 @@ class LocalBatch:
                 async for span in spans:
                     ahead.reading(span)
                     await self._call.spend_credit(span.payload_bytes)
-                    await resources.throttle()
-                    slot = await resources.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
+                    slot = await self._call.turn(span.payload_bytes, span.payload_bytes)
                     message: Message = b""
                     try:
                         message, ended = await self._message(batch, span)
@@ -178,7 +180,8 @@ class LocalBatch:
         if few and (opened := batch.open_message(span, self._call.batch_id)) is not None:
             message, ended = opened
         else:
-            message, ended = await self._resources.node.read(batch.read_message, span, self._call.batch_id)
+            with self._call.waits.waiting("queue"):
+                message, ended = await self._resources.node.read(batch.read_message, span, self._call.batch_id)
         self._cached = isinstance(message, FileFrame) and message.cached
         return message, ended
 
@@ -186,11 +189,14 @@ class LocalBatch:
         few = self._resources.batches.held + self._resources.parts.held <= _FEW_BATCHES
         if few and (copied := batch.copy_encoded(span, self._call.batch_id)) is not None:
             return copied
-        return await self._resources.node.read(batch.read_encoded, span, self._call.batch_id)
+        with self._call.waits.waiting("queue"):
+            return await self._resources.node.read(batch.read_encoded, span, self._call.batch_id)
 
     async def _send_and_release(self, message: Message, slot: FrameSlot, payload_bytes: int) -> None:
+        from_drive = isinstance(message, FileFrame) and not message.cached
         try:
-            await self._call.send_frame(message)
+            with self._call.waits.waiting("drive") if from_drive else nullcontext():
+                await self._call.send_frame(message)
         finally:
             if isinstance(message, FileFrame):
                 message.close()
@@ -216,8 +222,7 @@ class LocalBatch:
                     for position, part, begin, end in self._cold.missing(span):
                         await self._arrived(self._cold, position, part.ready(begin, end))
                 ahead.reading(span)
-                await self._resources.throttle()
-                slot = await self._resources.turn(self._request.tenant, span.payload_bytes)
+                slot = await self._call.turn(span.payload_bytes)
                 try:
                     message, ended = await self._read(batch, span)
                 finally:

@@ -77,16 +77,12 @@ class PeerStream:
         self._changed = asyncio.Event()
         self._ended = False
         self._rejected_since: float | None = None
-        self._end: pb.End | None = None
+        self.end: pb.End | None = None
+        """None before it has come."""
         self._begin()
 
     def _begin(self) -> None:
         self._session, self._batch_id = self._begin_on_peer(self, self._request)
-
-    @property
-    def wait_us(self) -> int:
-        """Expected waiting time of a read on the peer, from its END; 0 before."""
-        return 0 if self._end is None else self._end.wait_us
 
     def deliver(self, event: Response | PeerError) -> None:
         self._inbox.append(event)
@@ -113,16 +109,16 @@ class PeerStream:
         """Return the next frame; None after the complete, verified response. Raises PeerError, after which the stream
         has ended."""
         try:
-            while self._end is None:
+            while self.end is None:
                 response = await self._next()
                 if response.reject is not None:
                     await self._come_back(response.reject)
                     continue
-                self._end = response.end
+                self.end = response.end
                 if response.frame is not None:
                     self._take(response.frame)
                     return response.frame
-            self._finish(self._end)
+            self._finish(self.end)
             return None
         except PeerError as error:
             if not isinstance(error, PeerRefused | PeerBusy):

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import NodeWaits
 from storage_node.batch.admission import Admission
 from storage_node.batch.peers import PeerPool
 from storage_node.batch.readahead import Readahead
@@ -109,6 +110,14 @@ class BatchCall:
     call_slot: CallSlot
     buckets: Sequence[RemoteBucket | None]
     """The remote ones among the buckets of the request, at its positions; empty if none is."""
+    waits: NodeWaits
+
+    async def turn(self, size_bytes: int, memory_bytes: int = 0) -> FrameSlot:
+        """Wait until the node has time for a frame, and it is the tenant's turn. The caller must hold nothing
+        meanwhile."""
+        with self.waits.waiting("queue"):
+            await self.resources.throttle()
+            return await self.resources.turn(self.request.tenant, size_bytes, memory_bytes)
 
     async def spend_credit(self, size_bytes: int) -> None:
         """Wait for the client's credit. The slot does not count as idle meanwhile."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
@@ -28,6 +29,7 @@ from typing import Protocol, TypeVar
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import NodeWaits
 from storage_node.audit.reads import BatchReads
 from storage_node.batch.admission import Busy
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
@@ -350,14 +352,19 @@ class _Session:
 
     async def _serve(self, batch_id: int, request: pb.BatchRequest, credit: Credit, buckets: Sequence[str]) -> None:
         tally = BatchTally(self._service.node.metrics, request)
+        waits, began_s = NodeWaits(), clock_s()
         try:
             with tally:
-                await self._run(batch_id, request, credit, tally)
+                await self._run(batch_id, request, credit, tally, waits)
         finally:
+            if sum(waits.spent_s.values()) >= (self._service.node.config.reads.slow_batch_s or math.inf):
+                log.warning("%s", _slow(request, tally, waits, clock_s() - began_s))
             if self._lines is not None:
                 self._lines.ended(request, buckets, tally)
 
-    async def _run(self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally) -> None:
+    async def _run(
+        self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally, waits: NodeWaits
+    ) -> None:
         service = self._service
         current_tenant.set(request.tenant)
         response = pb.SessionResponse(batch_id=batch_id)
@@ -381,7 +388,7 @@ class _Session:
                     remote = service.resources.remote
                     buckets = remote.buckets.of(request.bucket)
                     call = BatchCall(
-                        service.resources, batch_id, request, credit, self._send, tally, call_slot, buckets
+                        service.resources, batch_id, request, credit, self._send, tally, call_slot, buckets, waits
                     )
                     run = await self._run_for(call)
                     async with remote.space.reading(request, buckets) if buckets else nullcontext():
@@ -453,6 +460,15 @@ def _lines_of(node: Node) -> BatchReads | None:
         return None
     lines = BatchReads(node.audit, names=node.config.audit.names)
     return lines if lines.are_written else None
+
+
+def _slow(request: pb.BatchRequest, tally: BatchTally, waits: NodeWaits, took_s: float) -> str:
+    """Return the line of the log for a slow batch: which one, and where its time went."""
+    spent = ", ".join(f"{what} {spent_s:.2f} s" for what, spent_s in waits.spent_s.items() if spent_s >= 0.01)
+    return (
+        f"slow batch {request.request_id!r} of bucket {request.bucket[0]!r}: {len(request.name):,} entries took "
+        f"{took_s:.2f} s ({tally.outcome}); it waited for {spent}{f', longest for {waits.node}' if waits.node else ''}"
+    )
 
 
 def _refused(kind: str, message: str) -> pb.End:

@@ -9,6 +9,8 @@ their objects stored first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from ais_loader.errors import LoaderError, ObjectDeleted, ObjectNotFound, ObjectReplaced
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import NodeWaits
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.archives.cold_index import KINDS
@@ -152,6 +155,7 @@ class ColdEntries(Generic[F]):
         for position, entry in entries.items():
             self._positions.setdefault(entry, []).append(position)
         self._arriving: dict[int, ArrivingPart] = {}
+        self._throttled = tier.backends.throttled
         self._fetches: dict[ColdEntry, F] = {}
         for entry in self._positions:
             fetch = self._fetches[entry] = begin(entry.fetch(tier))
@@ -159,6 +163,16 @@ class ColdEntries(Generic[F]):
 
     def _note_end(self, entry: ColdEntry, _: object) -> None:
         self._ended.append(entry)
+
+    @contextlib.contextmanager
+    def waiting(self, waits: NodeWaits) -> Iterator[None]:
+        """Count the time of this context, in which a reader waits for remote storage."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            is_throttled = self._tier.backends.throttled > self._throttled
+            waits.spent_s["throttle" if is_throttled else "cloud"] += time.perf_counter() - began_s
 
     def next_cold(self) -> int:
         """Return the first position that is still to be awaited; the number of entries if none is."""

@@ -175,6 +175,9 @@ class ReadSettings(SettingsGroup):
     max_soft_errors: NotNegative = 10_000
     """Maximum number of entries of one gathered batch that may fail without ending it. With the default, no batch ends
     for this reason."""
+    slow_batch_s: Finite = 5.0
+    """A batch that waited at least this long on the node gets a line in the log, with its request id and what it waited
+    for; 0 disables this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from ais_loader.wire.gather.hedging import Hedging, Silences
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.node_waits import NodeWaits
 from storage_node.batch.gather import gather as module
 from storage_node.batch.gather.gather import Gather
 from storage_node.batch.gather.routing import ReplicaRouting
@@ -133,7 +134,7 @@ class Peers:
         request = pb.BatchRequest(bucket=[BUCKET], name=list(self.objects), **fields)
         routing = ReplicaRouting(self.first_view, b"elsewhere", request, lambda endpoint: False, NodeLoads())
         routing.left[:] = nodes or routing.left
-        gather = Gather(self.resources, request, routing)
+        gather = Gather(self.resources, request, routing, NodeWaits())
         gather.start()
         return gather
 

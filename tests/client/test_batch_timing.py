@@ -13,6 +13,7 @@ import pytest
 from ais_loader import BatchTiming, Bucket, Client, ShufflePlan, Status, connect, errors
 from ais_loader.testing import FaultyLink, NodeProcess
 from ais_loader.values.timing import TimingStopwatch
+from ais_loader.wire.node_waits import NodeWaits
 
 SIZE_BYTES = 200_000
 NAMES = [f"{at:02d}" for at in range(20)]
@@ -132,7 +133,10 @@ def test_the_causes_add_up_to_the_life_of_the_batch(behind_slow_link: Bucket) ->
         if item.index == 0:
             dawdle()
     watch.enter("wire")  # the time so far was "queue" to this watch
-    timing, life_s = batch.timing, watch.read(paused_s=0.0, retries=0).queue_s
+    timing, life_s = (
+        batch.timing,
+        watch.read(paused_s=0.0, retries=0, hedged=0, waits=NodeWaits(), request_id="").queue_s,
+    )
     assert 3 * SLOW_S < timing.total_s <= life_s
     assert min(timing.ahead_s, timing.wire_s, timing.consumer_s) > SLOW_S
 

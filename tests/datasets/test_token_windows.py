@@ -338,3 +338,21 @@ def test_bad_arguments(tokens: Bucket, call: str, message: str) -> None:
 def test_no_windows(tokens: Bucket) -> None:
     assert len(TokenWindows(tokens.client, ["train/c.npy", "train/e.bin"], 64, dtype="uint16", bucket="tokens")) == 0
     assert len(TokenWindows(tokens.client, [], 64, dtype="uint16")) == 0
+
+
+def test_windows_may_be_tensors_that_embeddings_take(tokens: Bucket) -> None:
+    tokens.put("few.bin", np.array([1, 2, 70000, 4], ">u4").tobytes())
+    dataset = TokenWindows(
+        tokens.client,
+        ["few.bin"],
+        3,
+        dtype=">u4",
+        stride=1,
+        bucket="tokens",
+        as_tensor=True,
+        transform=lambda one: one + 1,
+    )
+    assert [(one.dtype, one.tolist()) for one in dataset] == [
+        (torch.int64, [2, 3, 70001]),
+        (torch.int64, [3, 70001, 5]),
+    ]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from ais_loader import connect
 from examples import images, lines
@@ -30,3 +36,37 @@ def test_lines_come_whole_and_each_once(capsys: pytest.CaptureFixture[str], tmp_
     lines.main([str(tmp_path / "a #.txt"), "--batch-size", "3"])
     told = re.findall(r"^  (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert sorted(told) == sorted(texts)
+
+
+@pytest.mark.slow
+def test_a_run_on_tokens_goes_on_where_it_was_interrupted_or_killed(tmp_path: Path) -> None:
+    (tmp_path / "arrays").mkdir()
+    drawn = np.random.default_rng(1).integers(0, 1 << 16, 128 * 24 + 1, np.uint16)
+    np.save(tmp_path / "arrays" / "a.npy", drawn)
+
+    def run(store: str, number: signal.Signals | None = None) -> list[str]:
+        """Return the lines of a run that gets a signal after its third step."""
+        options = ["--store", str(tmp_path / store), "--checkpoint", str(tmp_path / f"{store}.pt"), "--every", "2"]
+        command = [sys.executable, "-m", "examples.tokens", str(tmp_path / "arrays"), *options]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        ) as ran:
+            assert ran.stdout is not None
+            told = list[str]()
+            for line in ran.stdout:
+                told.append(line.strip())
+                if number is not None and line.startswith("step 3:"):
+                    ran.send_signal(number)
+        return told
+
+    whole = run("whole")
+    assert [line.partition(":")[0] for line in whole] == [f"step {step}" for step in range(1, 7)]
+    interrupted = run("interrupted", signal.SIGINT)
+    assert re.fullmatch(r"stopped; the same command goes on with step \d", interrupted[-1])
+    assert interrupted[:-1] + run("interrupted") == whole
+    killed = run("killed", signal.SIGKILL)
+    again = run("killed")
+    assert killed == whole[: len(killed)]
+    assert again == whole[-len(again) :]
+    assert len(killed) + len(again) >= len(whole)
+    assert torch.load(tmp_path / "killed.pt")["step"] == len(whole)

@@ -23,6 +23,7 @@ from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, endpoints_of, sto
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame, FramedStream, FrameStream
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.node_waits import NodeWaits
 
 _ALL: weakref.WeakSet[Discovery] = weakref.WeakSet()
 
@@ -138,6 +139,10 @@ class LateStream(FramedStream):
     @property
     def hedged(self) -> int:
         return 0 if self._stream is None else self._stream.hedged
+
+    @property
+    def waits(self) -> NodeWaits:
+        return NodeWaits() if self._stream is None else self._stream.waits
 
     def __next__(self) -> Frame:
         if self._stream is None:

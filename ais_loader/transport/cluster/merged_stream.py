@@ -66,6 +66,7 @@ from ais_loader.wire.frame import EntryFault, Frame, FramedStream, Response
 from ais_loader.wire.gather.frame_edit import Mask, failed_as
 from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import MergedWaits, NodeWaits
 
 _BACKOFF = Backoff(0.05, 1.0)
 _EVENTS_AT_ONCE = 16
@@ -104,6 +105,7 @@ class MergedStream(FramedStream):
         """Number of repeated requests, to the same node or to another."""
         self.paused_s = 0.0
         """Time in which no request was open."""
+        self._merged_waits = MergedWaits()
         for bucket in self._columns.buckets:
             members.knows(bucket)
         self._assign(Share(range(self._columns.count), direct=not targets))
@@ -124,6 +126,12 @@ class MergedStream(FramedStream):
             self._cancel()
             raise
         raise StopIteration
+
+    @property
+    def waits(self) -> NodeWaits:
+        waits = NodeWaits()
+        self._merged_waits.add_to(waits)
+        return waits
 
     def node_of(self, index: int) -> str:
         return self._plain_of.get(index, "a node")
@@ -204,6 +212,8 @@ class MergedStream(FramedStream):
         waited_s = time.monotonic() - now
         if not self._senders:
             self.paused_s += waited_s
+        elif (number := self._reorder.next_sender) is not None and number in self._senders:
+            self._merged_waits.waited(self._routing.name(self._senders[number].node), waited_s)
         for sender in with_credit:
             sender.waited_s += waited_s
         if arrived is not None:
@@ -284,6 +294,7 @@ class MergedStream(FramedStream):
             return
         sender.finish(end)
         self._members.loads.report_wait(sender.node, end.wait_us * 1e-6)
+        self._merged_waits.ended(self._routing.name(sender.node), end)
         self._end(sender)
 
     def _take_frame(self, sender: Sender, received: Frame) -> None:

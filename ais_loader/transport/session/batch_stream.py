@@ -21,6 +21,7 @@ from ais_loader.wire.answer_check import AnswerCheck, DamagedEntry, compare_unch
 from ais_loader.wire.frame import Frame, FramedStream, FrameError, Response
 from ais_loader.wire.gather.frame_edit import torn
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import NodeWaits
 
 WINDOW_BYTES = 8 << 20
 """Payload that a node may send ahead of the consumer, for each batch on a shared session."""
@@ -98,6 +99,7 @@ class GrpcStream(FramedStream):
         self.retries = self.hedged = 0
         self.paused_s = 0.0
         """Time spent waiting before those retries."""
+        self.waits = NodeWaits()
         self._consumed_bytes = 0
         """Payload of the last frame, which the consumer may use until it requests the next one."""
         self._done = self._closed = False
@@ -214,6 +216,7 @@ class GrpcStream(FramedStream):
             raise errors.from_node(end.error_kind, end.message)
         try:
             self._check.finish(end)
+            self.waits.add(end.waits)
         except FrameError as error:
             self._fail(error)
 

@@ -216,7 +216,7 @@ class EntryError(_message.Message):
     def __init__(self, index: _Optional[int] = ..., message: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("outcome", "error_kind", "message", "first_index", "entries", "failed_entries", "payload_bytes", "digest", "wait_us", "object")
+    __slots__ = ("outcome", "error_kind", "message", "first_index", "entries", "failed_entries", "payload_bytes", "digest", "wait_us", "object", "waits")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         COMPLETE: _ClassVar[End.Outcome]
@@ -235,6 +235,7 @@ class End(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     WAIT_US_FIELD_NUMBER: _ClassVar[int]
     OBJECT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     outcome: End.Outcome
     error_kind: str
     message: str
@@ -245,7 +246,24 @@ class End(_message.Message):
     digest: int
     wait_us: int
     object: _ais_objects_pb2.ObjectInfo
-    def __init__(self, outcome: _Optional[_Union[End.Outcome, str]] = ..., error_kind: _Optional[str] = ..., message: _Optional[str] = ..., first_index: _Optional[int] = ..., entries: _Optional[int] = ..., failed_entries: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., digest: _Optional[int] = ..., wait_us: _Optional[int] = ..., object: _Optional[_Union[_ais_objects_pb2.ObjectInfo, _Mapping]] = ...) -> None: ...
+    waits: NodeWaits
+    def __init__(self, outcome: _Optional[_Union[End.Outcome, str]] = ..., error_kind: _Optional[str] = ..., message: _Optional[str] = ..., first_index: _Optional[int] = ..., entries: _Optional[int] = ..., failed_entries: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., digest: _Optional[int] = ..., wait_us: _Optional[int] = ..., object: _Optional[_Union[_ais_objects_pb2.ObjectInfo, _Mapping]] = ..., waits: _Optional[_Union[NodeWaits, _Mapping]] = ...) -> None: ...
+
+class NodeWaits(_message.Message):
+    __slots__ = ("queue_us", "drive_us", "peer_us", "cloud_us", "throttle_us", "node")
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    DRIVE_US_FIELD_NUMBER: _ClassVar[int]
+    PEER_US_FIELD_NUMBER: _ClassVar[int]
+    CLOUD_US_FIELD_NUMBER: _ClassVar[int]
+    THROTTLE_US_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    queue_us: int
+    drive_us: int
+    peer_us: int
+    cloud_us: int
+    throttle_us: int
+    node: str
+    def __init__(self, queue_us: _Optional[int] = ..., drive_us: _Optional[int] = ..., peer_us: _Optional[int] = ..., cloud_us: _Optional[int] = ..., throttle_us: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Reject(_message.Message):
     __slots__ = ("retry_after_ms", "reason", "wait_us")

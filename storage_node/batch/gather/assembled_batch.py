@@ -32,7 +32,7 @@ class AssembledBatch:
         self._frame_bytes = MAX_PAYLOAD_BYTES if in_parts else TARGET_PAYLOAD_BYTES
         self._call, self._resources, self._request = call, call.resources, call.request
         self._n = len(call.request.name)
-        self._gather = Gather(call.resources, call.request, routing)
+        self._gather = Gather(call.resources, call.request, routing, call.waits)
         self._passed: npt.NDArray[np.bool_] = np.zeros(self._n, bool)
         """Entries that have been sent or are being sent to the client."""
         self._entries = 0
@@ -140,6 +140,7 @@ class AssembledBatch:
         return frame, held_bytes, self._end() if stopped or self._entries == self._n else None
 
     def _end(self) -> pb.End:
+        self._gather.tell_waits()
         status, checksum = self.status, self._gather.reorder.checksum
         sizes = self.sizes
         if self._entries < self._n:
@@ -151,11 +152,13 @@ class AssembledBatch:
             failed_entries=int(np.count_nonzero(status)),
             payload_bytes=int(sizes.sum()),
             digest=digest(status, checksum),
+            waits=self._call.waits.message(),
         )
 
     async def _turn(self, payload_bytes: int) -> FrameSlot:
         """Wait for the turn to send a received frame. Its slot is not held for long."""
-        slot = await self._resources.turn(self._request.tenant, payload_bytes)
+        with self._call.waits.waiting("queue"):
+            slot = await self._resources.turn(self._request.tenant, payload_bytes)
         slot.writing()
         return slot
 

@@ -91,6 +91,7 @@ from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import MergedWaits, NodeWaits
 from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
 from storage_node.batch.gather.hedging import HedgeWatch
 from storage_node.batch.gather.resumed import Resumed
@@ -115,8 +116,11 @@ class Gather:
     Belongs to the node's event loop. Call `close` at the end in any case.
     """
 
-    def __init__(self, resources: BatchResources, request: pb.BatchRequest, routing: ReplicaRouting) -> None:
+    def __init__(
+        self, resources: BatchResources, request: pb.BatchRequest, routing: ReplicaRouting, waits: NodeWaits
+    ) -> None:
         self._resources = resources
+        self._waits, self._merged_waits = waits, MergedWaits()
         self._request = request
         self._routing = routing
         self.memory = SenderMemory(resources.assembly, resources.node.config.reads.peer_window_bytes)
@@ -164,9 +168,19 @@ class Gather:
                 return frame
             self._grant_one_frame()
             self._changed.clear()
+            due = self._due_sender()
             began_s = clock_s()
             await self._changed.wait()
-            self._resources.peer_wait_s += clock_s() - began_s
+            waited_s = clock_s() - began_s
+            self._resources.peer_wait_s += waited_s
+            if due is not None and due.endpoint:
+                self._merged_waits.waited(due.endpoint, waited_s)
+            elif due is not None:
+                self._waits.spent_s["drive"] += waited_s
+
+    def tell_waits(self) -> None:
+        """Add the waits for other nodes to those of the batch."""
+        self._merged_waits.add_to(self._waits)
 
     async def close(self) -> None:
         """End all senders and release their memory. Completes even if it is cancelled, because the client has
@@ -250,7 +264,9 @@ class Gather:
         try:
             while (frame := await peer.next_frame()) is not None:
                 self._take(sender, frame)
-            self._resources.loads.report_wait(sender.endpoint, peer.wait_us * 1e-6)
+            assert peer.end is not None
+            self._resources.loads.report_wait(sender.endpoint, peer.end.wait_us * 1e-6)
+            self._merged_waits.ended(sender.endpoint, peer.end)
             self._complete(sender)
         except PeerError as error:
             self._lose(sender, error)
@@ -483,6 +499,13 @@ class Gather:
         elif not any(sender.credit_bytes > 0 and not sender.hedges for sender in self._senders.values()):
             for sender in [sender for sender in self._senders.values() if sender.credit_bytes <= 0][:1]:
                 self.memory.grant_one_frame(sender)
+
+    def _due_sender(self) -> PartSender | None:
+        """Return the sender that the batch waits for; None if it waits for several, or for none."""
+        number, senders = self._due_senders()[0], self._senders
+        if number is None:
+            return next(iter(senders.values())) if len(senders) == 1 else None
+        return senders.get(number)
 
     def _due_senders(self) -> tuple[int | None, int]:
         """Return the sender and the rival of the entry that must come out next; None for the sender if any entry may

@@ -86,6 +86,11 @@ class Backends:
             ]
         )
 
+    @property
+    def throttled(self) -> int:
+        """How many answers have asked for fewer requests."""
+        return self._usage.throttled
+
     def usage_by_bucket(self) -> Mapping[str, UsageCounts]:
         """Return the sums of the counters by the uuid of the bucket. Thread-safe."""
         return self._usage.by_bucket()

@@ -77,6 +77,8 @@ class Usage:
         """The last day on which a bucket received bytes, and how many."""
         self._buckets: dict[str, None] = {}
         """All buckets, in the order of their first request."""
+        self.throttled = 0
+        """Sum of this counter over all buckets."""
 
     def of_bucket(self, bucket: str) -> RemoteBucketUsage:
         """Return the counters of one bucket, by its UUID. Each call counts for its `current_tenant`."""
@@ -91,6 +93,7 @@ class Usage:
                 counts.requests[count] += int(amount)
             else:
                 setattr(counts, count, getattr(counts, count) + amount)
+            self.throttled += count == "throttled"
             if count == "bytes_in":
                 today = self._today()
                 day, size_bytes = self._days.get(bucket, (today, 0))

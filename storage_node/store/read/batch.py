@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import ArchiveUnsupported, LoaderError, MemberNotFound, NotFound, RangeError
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame, without_end
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import NodeWaits
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_members import status_of
@@ -29,6 +30,9 @@ from storage_node.store.read.frame_plan import FrameSpan, plan_frames
 from storage_node.store.read.frame_reader import FrameReader
 from storage_node.store.spooled import Spooled
 from storage_node.store.store import Store
+
+_SLOW_S = 0.002
+"""Time to read a frame from which on END follows in a message of its own, because it tells of that time."""
 
 
 class Closable(Protocol):
@@ -50,8 +54,8 @@ class StoreBatch:
         self._spooled: list[Closable] = []
         self._table = lookup.table
         self._reader = FrameReader(self._table, lookup, request)
-        self.wait_us = 0
-        """Waiting time to report in END; see ais_batch.proto."""
+        self.waits = NodeWaits()
+        """Waits to report in END. The caller may set its own."""
         self.file_frame_bytes = 0
         """Maximum payload of frames that `read_message` sends from files; 0 if it is not used."""
 
@@ -201,19 +205,26 @@ class StoreBatch:
 
     def read(self, span: FrameSpan) -> Frame:
         """Read one frame into memory of its own."""
-        return self._reader.read(span)
+        with self.waits.waiting("drive"):
+            return self._reader.read(span)
 
     def read_encoded(self, span: FrameSpan, batch_id: int) -> tuple[bytes | memoryview, bool]:
         """Read one frame into a serialized SessionResponse, without copying its payload.
 
-        Returns it, and whether it carries END: the last frame does if everything is known before it is read.
+        Returns it, and whether it carries END: the last frame does if everything is known before it is read, and
+        reading it takes no time that END would have to tell of.
         """
-        return self._reader.read_encoded(span, batch_id, self.wait_us)
+        before_s = self.waits.spent_s["drive"]
+        with self.waits.waiting("drive"):
+            message, ended = self._reader.read_encoded(span, batch_id, self.waits)
+        if ended and self.waits.spent_s["drive"] - before_s > _SLOW_S:
+            return without_end(message), False
+        return message, ended
 
     def copy_encoded(self, span: FrameSpan, batch_id: int) -> tuple[memoryview, bool] | None:
         """Do what `read_encoded` does, if all bytes can be copied out of mappings of cached files; otherwise return
         None."""
-        return self._reader.copy_encoded(span, batch_id, self.wait_us)
+        return self._reader.copy_encoded(span, batch_id, self.waits)
 
     def read_message(self, span: FrameSpan, batch_id: int) -> tuple[bytes | memoryview | FileFrame, bool]:
         """Read a frame as `read_encoded` does, or return one whose bytes stay in their files until they are sent. The
@@ -223,7 +234,11 @@ class StoreBatch:
 
     def open_message(self, span: FrameSpan, batch_id: int) -> tuple[FileFrame, bool] | None:
         """Return a frame that is sent from files, without examining the bytes; None for a frame that has to be read."""
-        return self._reader.file_frame(span, batch_id, self.wait_us)
+        opened = self._reader.file_frame(span, batch_id, self.waits)
+        if opened is not None and opened[1] and not opened[0].cached:
+            opened[0].prefix = without_end(opened[0].prefix)
+            return opened[0], False
+        return opened
 
     def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
         """Read every entry as separate bytes, directly from the drives; None if that takes more than plain reads.
@@ -245,4 +260,4 @@ class StoreBatch:
 
     def end(self, entries: int) -> pb.End:
         """Return the END of a batch of which the first `entries` entries have been read."""
-        return self._table.end(entries, self.wait_us)
+        return self._table.end(entries, self.waits)

@@ -15,6 +15,7 @@ from ais_loader.errors import NodeUnavailable
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import U8, U32, EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import NodeWaits
 from ais_loader.wire.object_info import info_of
 from storage_node.store.archives.open_archives import OpenShard
 from storage_node.store.drive.drive import Drive
@@ -162,7 +163,7 @@ class BatchTable:
     def _any_in_segment(self, at: slice) -> bool:
         return self.shared_files and any(entry is not None and entry.offset for entry in self.records[at])
 
-    def end(self, entries: int, wait_us: int) -> pb.End:
+    def end(self, entries: int, waits: NodeWaits) -> pb.End:
         """Return the END of a batch of which the first `entries` entries have been read."""
         status, checksum = self.status[:entries], self.checksum[:entries]
         described = None
@@ -176,6 +177,7 @@ class BatchTable:
             failed_entries=int(np.count_nonzero(status)),
             payload_bytes=int(self.sizes[:entries].sum()),
             digest=digest(status, checksum),
-            wait_us=wait_us,
+            wait_us=waits.wait_us,
             object=described,
+            waits=waits.message(),
         )

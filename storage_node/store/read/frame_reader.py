@@ -13,6 +13,7 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire import recycled
 from ais_loader.wire.frame import Frame, FrameError, checked, encode_frame, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import NodeWaits
 from storage_node.store.native import announce, copy_into, read_frame, read_into, read_list
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import Failure
@@ -90,12 +91,12 @@ class FrameReader:
                 return frame_of(table, at, memoryview(result)[room:])
         return self._read_patiently(span)
 
-    def read_encoded(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[bytes | memoryview, bool]:
+    def read_encoded(self, span: FrameSpan, batch_id: int, waits: NodeWaits) -> tuple[bytes | memoryview, bool]:
         """See `StoreBatch.read_encoded`."""
         table = self._table
         at = slice(span.first, span.stop)
         if not span.is_piece and self._is_plain(span):
-            prefix, checksum_at, last = self._prefix(span, batch_id, wait_us)
+            prefix, checksum_at, last = self._prefix(span, batch_id, waits)
             if table.files is not None:
                 target = _after(prefix, span.payload_bytes)
                 if self._read_into(span, target, len(prefix)):
@@ -108,20 +109,20 @@ class FrameReader:
                 return result, last
         return encode_frame(batch_id, self.read(span)), False
 
-    def copy_encoded(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[memoryview, bool] | None:
+    def copy_encoded(self, span: FrameSpan, batch_id: int, waits: NodeWaits) -> tuple[memoryview, bool] | None:
         """See `StoreBatch.copy_encoded`."""
         n = span.stop - span.first
         if self._table.files is None or n > _MAX_COPIES or span.payload_bytes > _MAX_COPIED_BYTES:
             return None
         if span.is_piece or not self._is_plain(span):
             return None
-        prefix, _, last = self._prefix(span, batch_id, wait_us)
+        prefix, _, last = self._prefix(span, batch_id, waits)
         target = _after(prefix, span.payload_bytes)
         if not copy_into(target, len(prefix), *self._columns(span), b"\1" * n):
             return None
         return target.toreadonly(), last
 
-    def _prefix(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[bytes, int, bool]:
+    def _prefix(self, span: FrameSpan, batch_id: int, waits: NodeWaits) -> tuple[bytes, int, bool]:
         """Return what precedes the payload of a frame, where the checksums are in it, and whether END is."""
         table, at = self._table, slice(span.first, span.stop)
         last = span.stop == table.n and bool((table.kind[at] == pb.STORED).all())
@@ -133,7 +134,7 @@ class FrameReader:
             status=table.status[at],
             checksum_kind=table.kind[at],
             payload_bytes=span.payload_bytes,
-            end=table.end(table.n, wait_us) if last else None,
+            end=table.end(table.n, waits) if last else None,
         )
         return prefix, checksum_at, last
 
@@ -141,7 +142,7 @@ class FrameReader:
         """Return which entries may be in a `file_frame`, shape (n,); None if the batch has duplicates."""
         return None if self._changed or self._had_duplicates else self._table.kind == pb.STORED
 
-    def file_frame(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[FileFrame, bool] | None:
+    def file_frame(self, span: FrameSpan, batch_id: int, waits: NodeWaits) -> tuple[FileFrame, bool] | None:
         """See `StoreBatch.read_message`; None if the frame has to be read."""
         table, n = self._table, span.stop - span.first
         if span.is_piece or not goes_from_files(n, span.payload_bytes) or not self._is_plain(span):
@@ -158,7 +159,7 @@ class FrameReader:
             status=table.status[at],
             checksum_kind=np.full(n, pb.UNCHECKED, np.uint8),
             payload_bytes=span.payload_bytes,
-            end=table.end(table.n, wait_us) if last else None,
+            end=table.end(table.n, waits) if last else None,
         )
         paths = table.paths[at] if table.files is None else [file.path for file in table.files[at]]
         columns = table.folders[at].tolist(), paths, table.start[at].tolist(), table.sizes[at].tolist()

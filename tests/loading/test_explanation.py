@@ -1,0 +1,141 @@
+"""The cause that a loader waits for: measured on real nodes with one thing slow, told in a sentence, and exported."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import prometheus_client
+import pytest
+
+from ais_loader import BatchLoader, BatchMetrics, MapDataset, ShufflePlan, connect
+from ais_loader.loading.explanation import CAUSES, cause_of, explained
+from ais_loader.loading.records import BatchRecord, Summary
+from ais_loader.testing import eventually, throwaway_store
+from ais_loader.testing.node import NodeProcess
+from ais_loader.wire.frame import encode_prefix, without_end
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.node_waits import MergedWaits, NodeWaits
+from benchmarks.training import who_waits
+from tests.table import table
+
+
+@table(
+    "cause, times",
+    [
+        ("trainer", {"wait_s": 0.1, "trainer_s": 9, "wire_s": 5}),
+        ("draw", {"draw_s": 2, "wire_s": 3}),
+        ("network", {"wire_s": 5, "drive_s": 1}),
+        ("drive", {"wire_s": 5, "drive_s": 4}),
+        ("drive", {"wire_s": 2, "drive_s": 4, "cloud_s": 3}),  # told of more than was waited for
+        ("queue", {"queue_s": 5, "wire_s": 1}),
+        ("queue", {"wire_s": 5, "node_queue_s": 4}),
+        ("peer", {"wire_s": 5, "peer_s": 4}),
+        ("cloud", {"wire_s": 5, "cloud_s": 4}),
+        ("throttle", {"wire_s": 5, "throttle_s": 4}),
+        ("decode", {"decode_s": 5, "starved_s": 1}),
+        ("collate", {"collate_s": 5}),
+        ("processor", {"decode_s": 5, "starved_s": 4}),
+        ("transfer", {"transfer_s": 5}),
+    ],
+)
+def test_the_cause_of_a_summary(cause: str, times: dict[str, float]) -> None:
+    summary = Summary(workers=2, batches=3, **{"wait_s": 5.0, **times})  # type: ignore[arg-type]
+    assert cause_of(summary) == cause
+    assert cause in CAUSES
+    assert explained(summary).startswith(f"{cause}: the trainer waited ")
+
+
+def test_a_loader_explains_itself_also_before_its_first_batch() -> None:
+    with throwaway_store({str(at): b"data" for at in range(8)}, bucket="b") as client:
+        loader = BatchLoader(MapDataset(client, "ais://b/"), ShufflePlan(8, 4))
+        assert loader.explain() == "no batch has been received yet"
+        assert len(list(loader)) == 2
+        assert loader.explain().partition(":")[0] in CAUSES
+
+
+def test_the_batches_of_a_rank_are_exported() -> None:
+    registry, records = prometheus_client.CollectorRegistry(), list[BatchRecord]()
+    metrics = BatchMetrics(rank=3, registry=registry)
+
+    def note(record: BatchRecord) -> None:
+        records.append(record)
+        metrics(record)
+
+    with throwaway_store({str(at): b"data" for at in range(8)}, bucket="b") as client:
+        list(BatchLoader(MapDataset(client, "ais://b/"), ShufflePlan(8, 4), on_batch=note))
+    assert registry.get_sample_value("ais_loader_trainer_bytes_total", {"rank": "3"}) == 32
+    for stage, field in (("wait", "wait_s"), ("drive", "drive_s"), ("processor", "starved_s")):
+        labels = {"rank": "3", "stage": stage}
+        expected = sum(getattr(record, field) for record in records)
+        assert registry.get_sample_value("ais_loader_trainer_seconds_total", labels) == pytest.approx(expected)
+    exemplars = re.findall(r'# \{request_id="([0-9a-f]{16})"\}', _open_metrics(registry))
+    assert set(exemplars) <= {record.request_id for record in records}
+    assert exemplars
+
+
+def _open_metrics(registry: prometheus_client.CollectorRegistry) -> str:
+    from prometheus_client.openmetrics.exposition import generate_latest
+
+    return str(generate_latest(registry).decode())
+
+
+def test_the_waits_of_the_node_that_was_waited_for_count() -> None:
+    merged, waits = MergedWaits(), NodeWaits()
+    merged.waited("fast", 1.0)
+    merged.waited("slow", 5.0)
+    merged.ended("fast", pb.End(waits=pb.NodeWaits(cloud_us=900_000)))
+    merged.ended("slow", pb.End(waits=pb.NodeWaits(drive_us=3_000_000, queue_us=500_000)))
+    merged.add_to(waits)
+    assert waits.node == "slow"
+    assert waits.spent_s == {"queue": 0.5, "drive": 3.0, "peer": 1.5, "cloud": 0.0, "throttle": 0.0}
+
+
+def test_end_is_taken_out_of_an_encoded_message() -> None:
+    end = pb.End(entries=1, digest=7, waits=pb.NodeWaits(drive_us=5000))
+    one = np.ones(1, np.uint32)
+    flags = np.zeros(1, np.uint8)
+    columns: Any = {"index": one, "size": one, "checksum": one, "status": flags, "checksum_kind": flags}
+    columns["payload_bytes"] = 1
+    assert without_end(encode_prefix(300, **columns, end=end)[0]) == encode_prefix(300, **columns)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cause", "field", "least_s"),
+    [
+        (who_waits.drive, "drive_s", 0.5 * 192 * 0.003),
+        (who_waits.cloud, "cloud_s", 0.02),
+        (who_waits.throttle, "throttle_s", 0.1),
+        (who_waits.queue, "queue_s", 0.01),
+    ],
+)
+def test_a_cause_on_a_node_is_measured(cause: Any, field: str, least_s: float, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        loader = stack.enter_context(cause(tmp_path))
+        ids = list[str]()
+        loader._on_batch = lambda record: ids.append(record.request_id)
+        assert len(list(stack.enter_context(loader))) == who_waits.SAMPLES // who_waits.BATCH
+        assert getattr(loader.summary(), field) >= least_s
+        assert loader.summary().slowest in ids
+        assert all(re.fullmatch("[0-9a-f]{16}", one) for one in ids)
+
+
+@pytest.mark.slow
+def test_a_slow_batch_is_in_the_log_of_its_node(tmp_path: Path) -> None:
+    environment = who_waits.slow_reads(tmp_path, tmp_path / "store")
+    arguments = ["--set", "slow_batch_s=0.03"]
+    with (
+        NodeProcess(tmp_path / "store", environment=environment, arguments=arguments) as node,
+        connect(node.url) as client,
+    ):
+        entries = who_waits.filled(client)
+        with client.get_batch(entries[:32]) as batch:
+            assert batch.tobytes() == [who_waits.DATA] * 32
+        timing = batch.timing
+        assert timing.drive_s >= 32 * 0.003
+        eventually(lambda: f"slow batch '{timing.request_id}' of bucket 'data': 32 entries took" in node.log())
+        assert re.search(r"it waited for .*drive 0\.", node.log())
