@@ -20,7 +20,7 @@ from ais_loader.testing import NodeProcess, throwaway_folder
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.server.certificate import Certificate
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity.identity_folder import IdentityFolder
 from tests.gateway.test_sending import requested
 
 MIB = 1 << 20

@@ -14,8 +14,8 @@ from ais_loader.testing import eventually
 from storage_node.gateway.serve import GatewayThread
 from storage_node.gateway.server.certificate import Certificate
 from storage_node.gateway.server.options import Limits
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.pace import Pace
+from storage_node.security.identity.identity_folder import IdentityFolder
 from tests.gateway.conftest import Served
 from tests.gateway.raw_kit import connected, parsed, received, request
 

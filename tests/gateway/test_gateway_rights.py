@@ -19,8 +19,8 @@ from ais_loader.testing import NodeProcess, eventually, throwaway_folder
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.keys import Account
 from storage_node.gateway.serve import GatewayThread
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops.gateway_process import GatewayProcess
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.gateway.command_kit import GatewayCommand, key_file, s3_at
