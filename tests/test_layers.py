@@ -99,7 +99,7 @@ storage_node.etl
 storage_node.batch
 storage_node.batch.gather
 storage_node.batch.session
-storage_node.lane
+storage_node.services.lane
 storage_node.services
 storage_node.metrics
 storage_node.server
