@@ -30,15 +30,15 @@ from storage_node.context.channels import Caller, Channels, make_secret, read_se
 from storage_node.context.node import Node
 from storage_node.etl.values import TransformRunner
 from storage_node.etl.worker.environments import Environments
-from storage_node.identity.credentials import ChannelCredentials, server_credentials
-from storage_node.identity.node_tls import Renewal, issued, tls_files
-from storage_node.lane.listener import LaneListener
 from storage_node.limits.call_slots import note_tenant, tenant_of
 from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
 from storage_node.metrics.declarations import METRICS
 from storage_node.metrics.exporter import metrics_served, require_library
+from storage_node.security.identity.credentials import ChannelCredentials, server_credentials
+from storage_node.security.identity.node_tls import Renewal, issued, tls_files
 from storage_node.services.call_table import ANYONE, Role
 from storage_node.services.idle_clock import IdleClock
+from storage_node.services.lane.listener import LaneListener
 from storage_node.services.lifecycle import (
     STOP_TIMEOUT_S,
     Addresses,

@@ -69,10 +69,10 @@ storage_node.store.read
 storage_node.store.compose storage_node.store.scrub
 storage_node.store.fsck
 storage_node.settings
-storage_node.identity
 storage_node.limits
-storage_node.rights
-storage_node.audit
+storage_node.security.identity
+storage_node.security.rights
+storage_node.security.audit
 storage_node.context
 storage_node.cluster.consensus
 storage_node.cluster.map
@@ -99,7 +99,7 @@ storage_node.etl
 storage_node.batch
 storage_node.batch.gather
 storage_node.batch.session
-storage_node.lane
+storage_node.services.lane
 storage_node.services
 storage_node.metrics
 storage_node.server
@@ -126,7 +126,7 @@ ROOMS = {
         "ais_loader.integrations.gateway",
     ),
     "rocksdict": ("storage_node.store",),
-    "jwt": ("storage_node.rights",),
+    "jwt": ("storage_node.security.rights",),
     "prometheus_client": ("storage_node.metrics",),
     "torch": (
         "ais_loader.decoders",
@@ -134,7 +134,7 @@ ROOMS = {
         "ais_loader.training",
         "ais_loader.values.packed",
     ),
-    "cryptography": ("storage_node.identity", "storage_node.rights"),
+    "cryptography": ("storage_node.security",),
     "obstore": ("storage_node.remote",),
     "botocore": ("ais_loader.integrations.gateway",),
     "fsspec": ("ais_loader.integrations.fsspec",),

@@ -30,7 +30,6 @@ from typing import Protocol, TypeVar
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
-from storage_node.audit.reads import BatchReads
 from storage_node.batch.admission import Busy
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assembled_batch import AssembledBatch
@@ -46,8 +45,9 @@ from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.limits.wakeup import tick
 from storage_node.remote.tier import RemoteTier
-from storage_node.rights.batches import restrict
-from storage_node.rights.granted import GRANTED
+from storage_node.security.audit.reads import BatchReads
+from storage_node.security.rights.batches import restrict
+from storage_node.security.rights.granted import GRANTED
 from storage_node.store.read.file_frame import FileFrame
 
 log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ def verify(paths: tuple[Path, ...], expect: tuple[str, ...]) -> None:
 
     Exits with status 1 at the first line that is not right.
     """
-    from storage_node.audit.verify import verify as verify_files
+    from storage_node.security.audit.verify import verify as verify_files
 
     sums: set[str] = set()
     failed = False
@@ -74,7 +74,7 @@ def who(name: str, paths: tuple[Path, ...], member: str, as_json: bool) -> None:
 
     Without the setting audit_names, only lines about a single object can tell.
     """
-    from storage_node.audit.search import who as search
+    from storage_node.security.audit.search import who as search
 
     bucket, slash, rest = name.removeprefix("ais://").partition("/")
     if not slash or not rest:
@@ -94,7 +94,7 @@ def who(name: str, paths: tuple[Path, ...], member: str, as_json: bool) -> None:
 @_json
 def what(subject: str, paths: tuple[Path, ...], as_json: bool) -> None:
     """List what SUBJECT has read and changed: a tenant, the id of a token, or client, node or operator."""
-    from storage_node.audit.search import what as search
+    from storage_node.security.audit.search import what as search
 
     _show(search(_read(paths), subject), as_json)
 
@@ -102,7 +102,7 @@ def what(subject: str, paths: tuple[Path, ...], as_json: bool) -> None:
 def _logs(paths: tuple[Path, ...]) -> Iterator[tuple[Path, list[Path], AuditEnd]]:
     """Iterate over the folder, the files and the known end of each log: of a folder, files by number, and in their
     order if they are named."""
-    from storage_node.audit.log_files import files_in, logs_below
+    from storage_node.security.audit.log_files import files_in, logs_below
     from storage_node.store.store_record import AuditEnd
 
     named: dict[Path, list[Path]] = {}
@@ -120,7 +120,7 @@ def _logs(paths: tuple[Path, ...]) -> Iterator[tuple[Path, list[Path], AuditEnd]
 
 
 def _read(paths: tuple[Path, ...]) -> Iterator[dict[str, Any]]:
-    from storage_node.audit.log_files import lines_of
+    from storage_node.security.audit.log_files import lines_of
 
     for _, files, _ in _logs(paths):
         for path in files:

@@ -236,8 +236,8 @@ def _verdict(report: Report) -> str:
 
 
 def _is_of_operator(folder: Path) -> bool:
-    from storage_node.identity.authority import CA_FILE_NAME, CA_KEY_FILE_NAME
     from storage_node.ops.ray_head import FOLDER_NAME
+    from storage_node.security.identity.authority import CA_FILE_NAME, CA_KEY_FILE_NAME
 
     return any((folder / name).exists() for name in (FOLDER_NAME, CA_FILE_NAME, CA_KEY_FILE_NAME))
 

@@ -103,8 +103,8 @@ def serve(
     """
     from ais_loader.errors import InvalidRequest
     from storage_node.context.channels import require_secrets
-    from storage_node.identity.identity_folder import IdentityFolder, default_folder
     from storage_node.ops.serve import run_node
+    from storage_node.security.identity.identity_folder import IdentityFolder, default_folder
     from storage_node.settings.config import is_loopback
 
     chosen = _configured(given_settings(config, assignments, of_cluster=False) or {})

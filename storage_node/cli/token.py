@@ -18,7 +18,7 @@ from ais_loader.cli.show import OutputLines, note, printable
 
 if TYPE_CHECKING:
     from storage_node.ops.token_commands import TokenNodes
-    from storage_node.rights.tokens import TokenClaims
+    from storage_node.security.rights.tokens import TokenClaims
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -86,7 +86,7 @@ def token() -> None:
 @click.argument("file", metavar="FILE", type=_FILE)
 def key(file: Path) -> None:
     """Make the key of a store's tokens: FILE, which only operators may have, and FILE.pub for its nodes."""
-    from storage_node.rights.keys import make_key
+    from storage_node.security.rights.keys import make_key
 
     try:
         public = make_key(file)
@@ -134,9 +134,9 @@ def create(
     to_stdout: bool,
 ) -> None:
     """Make a token. It is written to --output, or printed with --stdout, and is nowhere else afterwards."""
-    from storage_node.rights import ledger
-    from storage_node.rights.keys import read_private_key
-    from storage_node.rights.tokens import create_token
+    from storage_node.security.rights import ledger
+    from storage_node.security.rights.keys import read_private_key
+    from storage_node.security.rights.tokens import create_token
     from storage_node.store.permissions import private
 
     if (output is None) == (not to_stdout):
@@ -164,7 +164,7 @@ def list_(
     key: Path, root: Path | None, node: str, peer_secret: Path | None, identity: Path | None, as_json: bool
 ) -> None:
     """List the tokens that were made with a key, and, if nodes are named, which of them are revoked."""
-    from storage_node.rights import ledger
+    from storage_node.security.rights import ledger
 
     made = ledger.read(key)
     revoked = {one.id for one in _nodes(root, node, peer_secret, identity).listed().token} if root or node else set()
@@ -210,7 +210,7 @@ def revoke(
 
     Sessions, lanes and watches that it has opened end within a second.
     """
-    from storage_node.rights import ledger
+    from storage_node.security.rights import ledger
 
     if os.path.isfile(which):
         claims = _claims_in(Path(which).read_text(errors="replace"))
@@ -237,7 +237,7 @@ def _nodes(root: Path | None, node: str, secret: Path | None, identity: Path | N
 
 
 def _claims_in(text: str) -> TokenClaims:
-    from storage_node.rights.tokens import parse_token
+    from storage_node.security.rights.tokens import parse_token
 
     return parse_token(text.strip(), ())
 

@@ -33,7 +33,7 @@ from ais_loader.wire.reserved import ERROR_KIND_KEY, NODE_ROLE, OPERATOR_ROLE, R
 from ais_loader.wire.suspects import Suspects
 from storage_node.context.errors import ReplicaLost, refused
 from storage_node.context.membership import Membership
-from storage_node.identity.credentials import ChannelCredentials
+from storage_node.security.identity.credentials import ChannelCredentials
 from storage_node.settings.config import ServerConfig, is_loopback
 from storage_node.store.permissions import others_access, trusted_bytes
 

@@ -13,7 +13,6 @@ from concurrent.futures import Executor
 from typing import NamedTuple, TypeVar
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.audit.log import audit_log
 from storage_node.context.channels import Caller
 from storage_node.context.membership import Membership
 from storage_node.limits.call_slots import CallSlots, Streams, current_tenant
@@ -22,6 +21,7 @@ from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.limits.load_monitor import LoadMonitor, give_memory_back
 from storage_node.limits.tasks import deliver, settled
 from storage_node.limits.tenant_rates import TenantRates
+from storage_node.security.audit.log import audit_log
 from storage_node.settings.config import ServerConfig
 from storage_node.store.drive.version_clock import LAST_MS, advice, shown
 from storage_node.store.store import Store

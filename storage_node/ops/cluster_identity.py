@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage_node.identity.credentials import ChannelCredentials
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops.ray_head import FOLDER_NAME, ClusterError
+from storage_node.security.identity.credentials import ChannelCredentials
+from storage_node.security.identity.identity_folder import IdentityFolder
 
 
 def folder_of(root: Path) -> IdentityFolder:

@@ -10,9 +10,9 @@ import grpc
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.context.channels import Caller, read_secret
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops import cluster_identity, drive_commands, peer_secret
 from storage_node.ops.ray_head import ClusterError
+from storage_node.security.identity.identity_folder import IdentityFolder
 
 CALL_TIMEOUT_S = 30.0
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]

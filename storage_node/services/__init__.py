@@ -1,5 +1,5 @@
-"""gRPC servicers, thin layers over the store and the cluster.
+"""gRPC servicers, thin layers over the store and the cluster, and `lane/`, which carries their calls over sockets.
 
 In reading order: `objects`, `contents`, `compose`, `promote`, `snapshots`, `etl`, `node`; between nodes `replicas`.
-Every call passes `access`, which decides who may call it and identifies the callers of the peer listener, and `calls`.
+Every call takes the path of `call_path`, by its row in `call_table`.
 """

@@ -18,9 +18,10 @@ from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_contents_pb2 as contents_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.audit.log import AuditLog
-from storage_node.audit.reads import digest_of, named
-from storage_node.audit.subject import (
+from storage_node.limits.call_slots import tenant_of
+from storage_node.security.audit.log import AuditLog
+from storage_node.security.audit.reads import digest_of, named
+from storage_node.security.audit.subject import (
     CALL,
     CLIENT,
     NOBODY,
@@ -32,7 +33,6 @@ from storage_node.audit.subject import (
     Subject,
     source_of,
 )
-from storage_node.limits.call_slots import tenant_of
 from storage_node.services.call_table import CALLER, CHANGE, OPENS, READ, About, Call, Role
 from storage_node.settings.config import ServerConfig
 

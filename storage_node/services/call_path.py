@@ -38,7 +38,7 @@ from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallStream, Received, tenant_of
 from storage_node.limits.counters import NodeCounters, count, count_each
 from storage_node.limits.tenant_rates import TenantRates
-from storage_node.rights.granted import Granted, lasting
+from storage_node.security.rights.granted import Granted, lasting
 from storage_node.services.call_lines import CallLine, CallLines
 from storage_node.services.call_table import PACKAGE, TABLE, TIMED, Call, Role, call_of
 from storage_node.services.errors import Context, abort

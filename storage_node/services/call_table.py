@@ -18,9 +18,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.rights import needs as rights
-from storage_node.rights.granted import Granted
-from storage_node.rights.scopes import SEES, Right
+from storage_node.security.rights import needs as rights
+from storage_node.security.rights.granted import Granted
+from storage_node.security.rights.scopes import SEES, Right
 
 PACKAGE = "ais_loader.v1"
 

@@ -21,9 +21,9 @@ from ais_loader.wire.reserved import require_unreserved
 from storage_node.cluster.repair.source_reader import SourceRange, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
-from storage_node.lane.calls import ObjectBytes
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
+from storage_node.services.lane.calls import ObjectBytes
 from storage_node.services.object_writes import ObjectWrites
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.compose import check_parts, composed_metadata, done_earlier

@@ -12,8 +12,8 @@ from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.cluster.map.confirmation import NotConfirmed
 from storage_node.context.errors import LeftBehind, NotAMember, TooFewCopies, Unfinished
-from storage_node.rights.granted import GRANTED
-from storage_node.rights.tokens import TokenRefused
+from storage_node.security.rights.granted import GRANTED
+from storage_node.security.rights.tokens import TokenRefused
 from storage_node.store.buckets import ReplicaStale
 
 TELL_S = 5.0

@@ -27,8 +27,8 @@ from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.values import TransformRunner
 from storage_node.remote.tier import RemoteTier
-from storage_node.rights.granted import GRANTED
-from storage_node.rights.scopes import Right
+from storage_node.security.rights.granted import GRANTED
+from storage_node.security.rights.scopes import Right
 from storage_node.services import token_gate
 from storage_node.services.call_table import CALLER, Role
 from storage_node.services.errors import Context

@@ -26,8 +26,8 @@ from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import count
 from storage_node.limits.tasks import results_of
 from storage_node.remote.tier import RemoteTier
-from storage_node.rights.batches import refused_objects
-from storage_node.rights.granted import GRANTED
+from storage_node.security.rights.batches import refused_objects
+from storage_node.security.rights.granted import GRANTED
 from storage_node.services.put_writer import PutWriter
 from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.spooled import Spooled, spool_for

@@ -27,8 +27,8 @@ from storage_node.context.channels import Channels, newer_map
 from storage_node.context.errors import NotAMember
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
-from storage_node.identity.certified import certified
 from storage_node.limits.tasks import settled
+from storage_node.security.identity.certified import certified
 from storage_node.services.call_table import CALLER, PACKAGE, Role, call_of
 from storage_node.services.errors import Context, abort
 from storage_node.settings.config import EVERY_ADDRESS

@@ -13,8 +13,8 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.put_groups import PutGroups
 from storage_node.cluster.replication.write_plan import Result
 from storage_node.context.node import Node
-from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.call_slots import current_tenant
+from storage_node.services.lane.socket_payload import SocketPayload
 from storage_node.store.checksum import crc32c
 from storage_node.store.chunked_put import put_chunks
 from storage_node.store.compose import done_earlier

@@ -18,13 +18,13 @@ from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.run.result_cache import ResultCache
 from storage_node.etl.worker.stage_context import StageCounts
-from storage_node.lane.listener import LaneListener
 from storage_node.limits.call_slots import CallSlots
 from storage_node.limits.counters import NodeCounters
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.promote.job import PromoteMetrics
 from storage_node.remote.location.usage import UsageCounts
 from storage_node.services.block_device import DeviceCounts, device_counts
+from storage_node.services.lane.listener import LaneListener
 from storage_node.store.pool.membership import DriveState
 
 T = TypeVar("T")

@@ -22,10 +22,10 @@ from storage_node.context.node import Node
 from storage_node.limits.call_slots import current_tenant, token_tenant
 from storage_node.limits.counters import count
 from storage_node.limits.wakeup import TICK_S, Wakeup
-from storage_node.rights.granted import GRANTED, Granted
-from storage_node.rights.keys import read_public_keys
-from storage_node.rights.needs import JobBuckets
-from storage_node.rights.tokens import TokenRefused, verify_token
+from storage_node.security.rights.granted import GRANTED, Granted
+from storage_node.security.rights.keys import read_public_keys
+from storage_node.security.rights.needs import JobBuckets
+from storage_node.security.rights.tokens import TokenRefused, verify_token
 from storage_node.services.call_table import CALLER, PACKAGE, About, Call, Role
 from storage_node.services.errors import Context
 from storage_node.store.names import without_hints

@@ -19,8 +19,8 @@ from ais_loader import connect, errors
 from ais_loader.version import __version__
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id, unix_endpoint
 from ais_loader.wire.own_folder import OwnFolder
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops import ray_head
+from storage_node.security.identity.identity_folder import IdentityFolder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders of another user")
 OTHER = 65534

@@ -22,7 +22,6 @@ from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse as Progre
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_cluster
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops import commands, node_file, node_log, peer_secret, ray_head
 from storage_node.ops.ask_nodes import NodeAnswer
 from storage_node.ops.commands import first_nodes, nodes_of
@@ -32,6 +31,7 @@ from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.ray_head import ClusterError, RayHead
+from storage_node.security.identity.identity_folder import IdentityFolder
 from tests.table import table
 
 

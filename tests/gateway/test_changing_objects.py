@@ -19,7 +19,7 @@ from ais_loader import Client, errors
 from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.integrations.gateway.server.certificate import Certificate
 from ais_loader.testing import NodeProcess, throwaway_folder
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity.identity_folder import IdentityFolder
 from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.test_sending import requested
 

@@ -13,8 +13,8 @@ import pytest
 from ais_loader.integrations.gateway.server.certificate import Certificate
 from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import eventually
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.pace import Pace
+from storage_node.security.identity.identity_folder import IdentityFolder
 from tests.gateway.conftest import Served
 from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.raw_kit import connected, parsed, received, request

@@ -18,8 +18,8 @@ from ais_loader import connect
 from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.integrations.gateway.keys import Account
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops.gateway_process import GatewayProcess
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.gateway.command_kit import GatewayCommand, key_file, s3_at

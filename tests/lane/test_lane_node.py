@@ -21,9 +21,9 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.lane import CALL, FAILED, HEADER, MAX_RESPONSE_BYTES, MESSAGE, WELCOME
 from ais_loader.wire.lane import DATA as BYTES
-from storage_node.lane import listener
-from storage_node.lane.connection import LaneConnection
 from storage_node.server import NodeServer
+from storage_node.services.lane import listener
+from storage_node.services.lane.connection import LaneConnection
 from tests.lane.lane_kit import RawLane, error_of, offer_of, open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
 from tests.node.node_kit import serving
@@ -271,7 +271,7 @@ def test_two_processes_of_another_pid_namespace_are_two_peers() -> None:
     there = f"peers-{os.getpid()}"
     listening = f"""if True:
         import socket
-        from storage_node.lane.listener import _peer_of
+        from storage_node.services.lane.listener import _peer_of
         with socket.socket(socket.AF_UNIX) as unix:
             unix.bind("\\0{there}")
             unix.listen()

@@ -14,8 +14,8 @@ import pytest
 from ais_loader import Client, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.lane import DATA, HEADER, LAST, MESSAGE
-from storage_node.lane.socket_payload import SocketPayload
 from storage_node.server import NodeServer
+from storage_node.services.lane.socket_payload import SocketPayload
 from tests.lane.lane_kit import RawLane, open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
 from tests.node.node_kit import serving

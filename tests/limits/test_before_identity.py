@@ -13,7 +13,7 @@ import pytest
 from ais_loader import connect
 from ais_loader.testing.waiting import eventually
 from benchmarks.soak.half_messages import HalfMessages, pump_all
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure

@@ -29,11 +29,11 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
 from ais_loader.wire.remote import Remote
 from scripts.write_reference import metrics_table
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeCounters
 from storage_node.metrics import exporter
 from storage_node.metrics.declarations import METRICS, PROCESS
 from storage_node.metrics.exporter import MAX_CONNECTIONS
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.services import block_device
 from storage_node.settings.config import ServerConfig

@@ -69,9 +69,9 @@ server.shutdown()
 """,
     "store,secure": """
 import pathlib, time
-from storage_node.identity.identity_folder import IdentityFolder
-from storage_node.rights.keys import make_key, read_private_key, read_public_keys
-from storage_node.rights.tokens import create_token, verify_token
+from storage_node.security.identity.identity_folder import IdentityFolder
+from storage_node.security.rights.keys import make_key, read_private_key, read_public_keys
+from storage_node.security.rights.tokens import create_token, verify_token
 folder = IdentityFolder(pathlib.Path("identity"))
 folder.make()
 folder.operator_files().read()

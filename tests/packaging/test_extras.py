@@ -105,13 +105,14 @@ OF_PACKAGE = {
     },
     "cryptography": {
         "a CA": (
-            "from storage_node.identity.identity_folder import IdentityFolder; IdentityFolder(folder / 'ca').make()"
+            "from storage_node.security.identity.identity_folder import IdentityFolder; "
+            "IdentityFolder(folder / 'ca').make()"
         ),
     },
     "jwt": {
         "a token": (
-            "from storage_node.rights.keys import make_key, read_private_key\n"
-            "from storage_node.rights.tokens import create_token\n"
+            "from storage_node.security.rights.keys import make_key, read_private_key\n"
+            "from storage_node.security.rights.tokens import create_token\n"
             "make_key(folder / 'token.key')\n"
             "create_token(\n"
             "    read_private_key(folder / 'token.key'), tenant='t', scopes=['*:read'], lifetime_s=9, audience='a'\n"
@@ -361,8 +362,8 @@ def test_the_command_that_installs_an_extra_names_the_checkout_or_the_wheel(
 def test_no_optional_package_is_imported_but_where_its_absence_is_told() -> None:
     behind_a_check = {  # in functions that nobody gets to without it
         "storage_node/metrics/exporter.py": {"prometheus_client in a function"},
-        "storage_node/identity/authority.py": {"cryptography in a function"},
-        "storage_node/identity/credentials.py": {"cryptography in a function"},
+        "storage_node/security/identity/authority.py": {"cryptography in a function"},
+        "storage_node/security/identity/credentials.py": {"cryptography in a function"},
         "storage_node/ops/ray_actors.py": {"ray in a function"},
         "storage_node/ops/ray_environments.py": {"ray in a function"},
         "storage_node/etl/transform_http.py": {"aiohttp in a function"},

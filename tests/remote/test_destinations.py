@@ -19,8 +19,8 @@ import pytest
 
 from ais_loader.errors import LoaderError, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.remote import Remote
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.remote.drivers.gate import Gate, Place
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.settings.host_patterns import UrlOrigin
 from tests.remote.backend_kit import Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
 

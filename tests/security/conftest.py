@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 

@@ -13,8 +13,8 @@ from ais_loader.testing.waiting import eventually
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
 from storage_node.context.channels import Caller, read_secret
-from storage_node.rights.keys import make_key, read_private_key
-from storage_node.rights.tokens import create_token
+from storage_node.security.rights.keys import make_key, read_private_key
+from storage_node.security.rights.tokens import create_token
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import eventually
-from storage_node.audit import log as log_module
-from storage_node.audit.log import AuditLog, LogPlace
+from storage_node.security.audit import log as log_module
+from storage_node.security.audit.log import AuditLog, LogPlace
 from storage_node.store.store_record import AuditEnd
 from tests.security.audit_kit import NODE, append, files_of, lines_in, log_in, run, verify
 from tests.table import table

@@ -15,7 +15,7 @@ from ais_loader.testing.waiting import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
-from storage_node.rights.tokens import parse_token
+from storage_node.security.rights.tokens import parse_token
 from storage_node.server import NodeServer
 from storage_node.services.call_table import TABLE, Role
 from storage_node.settings.config import ServerConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.identity.authority import CA_DAYS, CERTIFICATE_DAYS
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity.authority import CA_DAYS, CERTIFICATE_DAYS
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from ais_loader import connect
 from ais_loader.cli.main import main
 from ais_loader.testing.node import NodeProcess
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity.identity_folder import IdentityFolder
 from tests.cluster.operator_kit import operating
 
 WITHOUT_UMASK = ("/bin/sh", "-c", 'umask 0; exec "$@"', "sh")

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from ais_loader import connect
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from tests.security.tls_kit import asked, caller
 

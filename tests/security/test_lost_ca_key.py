@@ -19,8 +19,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
-from storage_node.identity import credentials
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity import credentials
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member

@@ -25,7 +25,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.remote import Remote
-from storage_node.rights.keys import read_private_key
+from storage_node.security.rights.keys import read_private_key
 from storage_node.services import token_gate
 from storage_node.services.call_table import TABLE, Role
 from tests.node.contract_kit import methods

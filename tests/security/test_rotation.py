@@ -15,8 +15,8 @@ from ais_loader.errors import NodeUntrusted
 from ais_loader.testing import eventually
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
-from storage_node.identity import credentials
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity import credentials
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ais_loader.errors import AccessDenied, BucketNotFound, InvalidRequest
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.rights.batches import restrict
-from storage_node.rights.granted import Granted
-from storage_node.rights.scopes import NAMES, Right, Scopes, matches, parse_scope
-from storage_node.rights.tokens import TokenClaims
+from storage_node.security.rights.batches import restrict
+from storage_node.security.rights.granted import Granted
+from storage_node.security.rights.scopes import NAMES, Right, Scopes, matches, parse_scope
+from storage_node.security.rights.tokens import TokenClaims
 from storage_node.store.refused_buckets import refusal
 
 LETTERS = "ab-*?."

@@ -13,7 +13,7 @@ import pytest
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, VERSION, WELCOME
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from tests.security.tls_kit import OPTIONS, TIMEOUT_S
 

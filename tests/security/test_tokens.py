@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ais_loader.errors import AccessDenied, InvalidRequest
-from storage_node.rights.keys import make_key, read_private_key, read_public_keys
-from storage_node.rights.tokens import CLOCK_LEEWAY_S, TokenRefused, create_token, verify_token
+from storage_node.security.rights.keys import make_key, read_private_key, read_public_keys
+from storage_node.security.rights.tokens import CLOCK_LEEWAY_S, TokenRefused, create_token, verify_token
 from tests.table import table
 
 KEY = Ed25519PrivateKey.generate()

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ais_loader import ClusterOptions, Entry, connect, errors
 from storage_node.cli.token import token
-from storage_node.identity.identity_folder import IdentityFolder
+from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.cluster.operator_kit import Operator, operating

@@ -15,10 +15,10 @@ from ais_loader.integrations.gateway.keys import read_keys
 from ais_loader.integrations.gateway.server.certificate import Certificate
 from ais_loader.wire.remote import Remote
 from storage_node.context.channels import make_secret, read_secret
-from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.ops import settings_store
 from storage_node.remote.drivers.credentials import credentials_of
-from storage_node.rights.keys import make_key, read_public_keys
+from storage_node.security.identity.identity_folder import IdentityFolder
+from storage_node.security.rights.keys import make_key, read_public_keys
 from storage_node.settings.sources import read_file
 from storage_node.store.permissions import require_trusted
 

@@ -21,7 +21,7 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
 from storage_node.context.channels import Caller
 from storage_node.context.node import Node
-from storage_node.rights.scopes import Right
+from storage_node.security.rights.scopes import Right
 from storage_node.server import NodeServer
 from storage_node.services.call_path import CallPath, Methods
 from storage_node.services.call_table import ANYONE, TABLE, Call, Role

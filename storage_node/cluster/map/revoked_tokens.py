@@ -14,7 +14,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.context.node import Node
-from storage_node.rights.tokens import MAX_ID
+from storage_node.security.rights.tokens import MAX_ID
 from storage_node.store.store_record import StoreRecord
 
 MAX_REVOKED = 4096

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.rights.granted import Granted
-from storage_node.rights.needs import require_job
-from storage_node.rights.tokens import TokenClaims
+from storage_node.security.rights.granted import Granted
+from storage_node.security.rights.needs import require_job
+from storage_node.security.rights.tokens import TokenClaims
 
 
 def kept_of(claims: TokenClaims) -> pb.JobToken:

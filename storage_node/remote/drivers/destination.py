@@ -14,7 +14,7 @@ from ais_loader.errors import RemoteDenied
 from ais_loader.wire.remote import Remote
 from storage_node.remote.drivers.credentials import Credentials
 from storage_node.remote.drivers.gate import Gate, Place
-from storage_node.rights.scopes import matches
+from storage_node.security.rights.scopes import matches
 from storage_node.settings.host_patterns import ANY, HostPatterns, UrlOrigin
 
 DEFAULT_REGION = "us-east-1"

@@ -33,8 +33,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ais_loader.errors import LoaderError
-from storage_node.audit.chain import Link, encode
-from storage_node.audit.log_files import CLOSE, FOLDER_NAME, OPEN, cut_torn_end, links_backwards, numbers_in, path_of
+from storage_node.security.audit.chain import Link, encode
+from storage_node.security.audit.log_files import (
+    CLOSE,
+    FOLDER_NAME,
+    OPEN,
+    cut_torn_end,
+    links_backwards,
+    numbers_in,
+    path_of,
+)
 from storage_node.settings.declarations import AuditSettings
 from storage_node.store.permissions import FOLDER_MODE, private
 from storage_node.store.store import Store

@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from storage_node.rights.tokens import TokenClaims
+from storage_node.security.rights.tokens import TokenClaims
 from storage_node.store.permissions import private
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ais_loader.errors import AccessDenied, InvalidRequest
 from ais_loader.extras import needs
 from storage_node.limits.call_slots import MAX_TENANT
-from storage_node.rights.scopes import Scopes
+from storage_node.security.rights.scopes import Scopes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, TOKEN_BYTES, VERSION, WELCOME
-from storage_node.audit.subject import LANE, ORIGIN, UNKNOWN, CallOrigin, source_of
 from storage_node.batch.session import BatchService
-from storage_node.lane.calls import LaneCalls, error_message
-from storage_node.lane.connection import LaneConnection
 from storage_node.limits.call_slots import CallSlot, CallSlots, limit_of_tenant
 from storage_node.limits.load_monitor import is_reserved
 from storage_node.limits.peers import peer_of_address
 from storage_node.limits.tasks import retrieve
-from storage_node.rights.granted import GRANTED, Granted, lasting
+from storage_node.security.audit.subject import LANE, ORIGIN, UNKNOWN, CallOrigin, source_of
+from storage_node.security.rights.granted import GRANTED, Granted, lasting
+from storage_node.services.lane.calls import LaneCalls, error_message
+from storage_node.services.lane.connection import LaneConnection
 
 log = logging.getLogger(__name__)
 

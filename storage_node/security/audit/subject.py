@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from storage_node.rights.granted import GRANTED
+from storage_node.security.rights.granted import GRANTED
 
 CLIENT, NODE, OPERATOR = "client", "node", "operator"
 LANE, SESSION = "lane", "session"

@@ -15,9 +15,9 @@ import numpy as np
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import U8
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.audit.log import AuditLog
-from storage_node.audit.subject import CALL, NODE, SESSION, Subject
 from storage_node.limits.counters import BatchTally
+from storage_node.security.audit.log import AuditLog
+from storage_node.security.audit.subject import CALL, NODE, SESSION, Subject
 
 READ = "read"
 _DIGEST_BYTES = 16

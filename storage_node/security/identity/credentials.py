@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from storage_node.identity.tls_files import TlsContents, TlsFiles
+from storage_node.security.identity.tls_files import TlsContents, TlsFiles
 
 LOOK_INTERVAL_S = 1.0
 """A change of the files is noticed this late at most."""

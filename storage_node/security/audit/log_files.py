@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from storage_node.audit.chain import BrokenLine, Line, Link, decode
+from storage_node.security.audit.chain import BrokenLine, Line, Link, decode
 from storage_node.store import store_record as records
 from storage_node.store.drive import identity
 from storage_node.store.store_record import AuditEnd

@@ -15,8 +15,8 @@ from ais_loader.errors import JobNotFound, TransformExists
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.rights.granted import Granted
-from storage_node.rights.scopes import ETL, Right
+from storage_node.security.rights.granted import Granted
+from storage_node.security.rights.scopes import ETL, Right
 from storage_node.store.names import transform_not_found
 
 MessageT = TypeVar("MessageT", bound=Message)

@@ -19,10 +19,10 @@ from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MAX_PUT_MESSAGE_BYTES, MESSAGE, REFUSED
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
-from storage_node.lane.connection import LaneConnection
-from storage_node.lane.socket_payload import PIECE_BYTES, WAIT_S, SocketPayload
 from storage_node.limits.call_slots import CallSlot, Received, Streams, current_tenant
 from storage_node.limits.tasks import retrieve
+from storage_node.services.lane.connection import LaneConnection
+from storage_node.services.lane.socket_payload import PIECE_BYTES, WAIT_S, SocketPayload
 
 _READ_BYTES = 64 << 10
 """Part of a message that a lane may hold outside the budget."""

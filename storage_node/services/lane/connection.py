@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from ais_loader.errors import InvalidRequest, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import HEADER, MESSAGE
-from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.services.lane.socket_payload import SocketPayload
 from storage_node.store.read.file_frame import FileFrame
 
 _READ_BYTES = 64 << 10

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
-from storage_node.rights.granted import Granted
-from storage_node.rights.scopes import Right
+from storage_node.security.rights.granted import Granted
+from storage_node.security.rights.scopes import Right
 from storage_node.store.refused_buckets import stand_in
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_node.audit.reads import READ, digest_of
+from storage_node.security.audit.reads import READ, digest_of
 
 _OF_BUCKETS = ("Buckets/CreateBucket", "Buckets/SetBucket", "Snapshots/CreateSnapshot")
 """Calls on a bucket that change no object."""

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextvars import ContextVar
 
 from ais_loader.errors import AccessDenied, LoaderError, NodeUnavailable
-from storage_node.rights.scopes import ETL, SEES, Scopes, right_names
-from storage_node.rights.tokens import TokenClaims
+from storage_node.security.rights.scopes import ETL, SEES, Scopes, right_names
+from storage_node.security.rights.tokens import TokenClaims
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found
 from storage_node.store.places import without_places
 
