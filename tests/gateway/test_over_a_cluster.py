@@ -13,9 +13,9 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from ais_loader import Client
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
+from tests.cluster_processes import ClusterProcesses
 from tests.gateway.command_kit import s3_at
 from tests.gateway.conftest import ACCOUNT
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.testing.cluster import ClusterProcesses
 from storage_node.gateway.clients import Clients
 from storage_node.gateway.serve import GatewayThread
+from tests.cluster_processes import ClusterProcesses
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.aistore.test_aistore_lists import names
 
