@@ -1,5 +1,4 @@
-"""Fixtures for every folder of tests (see ais_loader/testing/fixtures.py), folders in memory, and tests with a process
-of their own.
+"""Fixtures for every folder of tests (see tests/fixtures.py), folders in memory, and tests with a process of their own.
 
 Stores of tests are in memory, as a disk is what they would wait for: half of a node's processor time in its tests was
 the disk's file system. A killed process leaves the one as it leaves the other. What is about the page cache, or what is
@@ -30,7 +29,7 @@ from tests.example_count import examples
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples())
 hypothesis.settings.load_profile("untimed")
 pytest_plugins = [
-    "ais_loader.testing.fixtures",
+    "tests.fixtures",
     "tests.run_bounds",
     "tests.seeded_draws",
     "tests.run_times",

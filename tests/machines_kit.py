@@ -15,7 +15,7 @@ import sys
 from contextlib import ExitStack
 from types import TracebackType
 
-from ais_loader.testing.cluster import ProcessPlace
+from tests.cluster_processes import ProcessPlace
 
 _COMMAND_TIMEOUT_S = 20.0
 _NOBODY = "02:00:00:00:00:01"

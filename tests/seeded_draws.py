@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 SEED = int(os.environ.get("TESTS_SEED", "0"))
-_PLACED_BY = ("storage_node.store.", "storage_node.cluster.", "ais_loader.testing.cluster", "tests.", "test_")
+_PLACED_BY = ("storage_node.store.", "storage_node.cluster.", "tests.cluster_processes", "tests.", "test_")
 
 _random_uuid4 = uuid.uuid4
 _lock = threading.RLock()

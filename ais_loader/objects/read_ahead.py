@@ -85,7 +85,6 @@ class ReadAhead:
         timeout_s: float,
         limit_bytes: int,
         verify: bool,
-        position: int = 0,
         member: str | None = None,
     ) -> None:
         """Args:
@@ -102,7 +101,7 @@ class ReadAhead:
         """Batches in flight, each with whether it is a long one."""
         self._long_from = 0
         """Position before which no long batch is requested."""
-        self.position = self._planned = position
+        self.position = self._planned = 0
         self._ramp = Ramp(limit_bytes)
 
     def jump(self, position: int) -> None:

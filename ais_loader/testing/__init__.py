@@ -1,6 +1,6 @@
 """Test kit for software built on ais_loader: throwaway stores, real nodes that you can kill, links that break.
 
-The rest of the package imports nothing from here, and only `ais_loader.testing.fixtures` imports pytest.
+The rest of the package imports nothing from here.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ import numpy as np
 
 import ais_loader
 from ais_loader.testing import NodeProcess
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.transport.cluster.transport import RemoteTransport
 from benchmarks.kit.harness import machine
+from tests.cluster_processes import ClusterProcesses
 
 BUCKET, BATCH, COUNT, SIZE_BYTES, NODES, COPIES = "b", 64, 600, 100 << 10, 3, 2
 BATCHES = 60

@@ -27,8 +27,8 @@ import psutil
 
 import ais_loader
 from ais_loader.testing import NodeProcess
-from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks.kit.harness import conclude, page
+from tests.cluster_processes import ClusterProcesses
 
 TABLE = Path(__file__).with_suffix(".md")
 BUCKET, OBJECTS, SIZE_BYTES = "b", 1000, 1 << 10

@@ -22,10 +22,10 @@ import click
 import ais_loader
 from ais_loader.bench.conductor import prepare
 from ais_loader.testing import NodeProcess
-from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks.cluster.assembly import grid_table, latencies
 from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table, run_rounds
 from benchmarks.kit.load import Clients, Load
+from tests.cluster_processes import ClusterProcesses
 
 BATCH = 128
 CLIENTS = 4

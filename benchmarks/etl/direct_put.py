@@ -43,11 +43,11 @@ import click
 
 from ais_loader import connect
 from ais_loader.testing import seeded_bytes
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.pages import publish
 from storage_node.etl.webserver import HTTPMultiThreadedServer
+from tests.cluster_processes import ClusterProcesses
 from tests.machines_kit import Machines
 
 NODES = 3

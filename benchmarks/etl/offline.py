@@ -35,11 +35,11 @@ import psutil
 
 from ais_loader import connect
 from ais_loader.testing import seeded_bytes
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.pages import publish
 from benchmarks.kit.workers import Workers
+from tests.cluster_processes import ClusterProcesses
 
 SIZE_BYTES = 10 << 10
 BATCH = 128

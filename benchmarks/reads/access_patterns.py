@@ -41,9 +41,9 @@ import click
 import ais_loader
 from ais_loader import Bucket, Client, Entry
 from ais_loader.testing import NodeProcess, seeded_bytes
-from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks.kit.harness import load, machine
 from benchmarks.kit.plots import new_figure, save
+from tests.cluster_processes import ClusterProcesses
 
 BUCKET = "b"
 MEMBER_BYTES = 40_000

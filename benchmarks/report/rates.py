@@ -11,12 +11,12 @@ from pathlib import Path
 import ais_loader
 from ais_loader.bench.conductor import prepare
 from ais_loader.testing import NodeProcess
-from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks.kit import echo
 from benchmarks.kit.files import plain_files, rate, read_files
 from benchmarks.kit.harness import Claim, label, run_rounds
 from benchmarks.kit.load import Clients, Load
 from benchmarks.report.limits import memcpy, through_socket
+from tests.cluster_processes import ClusterProcesses
 
 CLIENTS = 4
 IN_FLIGHT = 3

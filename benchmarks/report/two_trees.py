@@ -152,7 +152,7 @@ def work(folder: Path) -> None:
     """Do what is asked for, and say what it took."""
     import ais_loader
     from ais_loader.testing import NodeProcess
-    from ais_loader.testing.cluster import ClusterProcesses
+    from tests.cluster_processes import ClusterProcesses
 
     with ExitStack() as stack:
         node = stack.enter_context(NodeProcess([folder / "node"]))

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ais_loader.testing import FaultyLink, NodeProcess
-from ais_loader.testing.cluster import ProcessPlace
+from tests.cluster_processes import ProcessPlace
 from tests.machines_kit import Machines
 
 _SOURCE = Path(__file__).with_name("machine_shim.c")

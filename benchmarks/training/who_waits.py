@@ -35,9 +35,9 @@ from typing import Any
 import ais_loader
 from ais_loader import BatchLoader, Client, MapDataset, ShufflePlan
 from ais_loader.loading.explanation import cause_of
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from benchmarks.kit.harness import conclude, page
+from tests.cluster_processes import ClusterProcesses
 from tests.remote.backend_kit import ANY_HOST, Asked, DecidedServer, Reply, content
 
 SAMPLES, BATCH, SIZE_BYTES = 192, 16, 200_000

@@ -20,9 +20,9 @@ import click
 import ais_loader
 from ais_loader import Bucket, Client
 from ais_loader.testing import NodeProcess, seeded_bytes
-from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.pages import publish
+from tests.cluster_processes import ClusterProcesses
 
 SIZES = {"10 KiB": 10 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 NOTICED = 0.9

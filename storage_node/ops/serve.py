@@ -34,7 +34,6 @@ def run_node(
     config: ServerConfig,
     announce: Callable[[NodeServer, GatewayProcess | None], None],
     *,
-    grace_s: float = 5.0,
     lock: int | None = None,
     identity: Path | None = None,
     socket_path: Path | None = None,
@@ -71,7 +70,7 @@ def run_node(
                 folder.withdraw(lock)
         if gateway is not None:
             gateway.stop()
-        node.stop(grace_s)
+        node.stop()
         if lock is not None:
             os.close(lock)
 

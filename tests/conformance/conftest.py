@@ -13,10 +13,10 @@ import pytest
 
 from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.testing import throwaway_folder
-from ais_loader.testing.fixtures import TRANSPORTS
 from ais_loader.testing.node import NodeProcess
 from ais_loader.values.options import LaneChoice
 from storage_node.store.drive import drive
+from tests.fixtures import TRANSPORTS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

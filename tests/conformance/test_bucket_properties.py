@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.cli.main import main
 from ais_loader.testing import eventually, seeded_bytes
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated.ais_batch_pb2 import BatchRequest
+from tests.cluster_processes import ClusterProcesses
 from tests.node.cluster_kit import to_one_node
 
 SETTLED_S = 60.0

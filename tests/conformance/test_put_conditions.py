@@ -15,7 +15,7 @@ from conformance_kit import MiB, names_in
 
 from ais_loader import Bucket, Client, Entry, ObjectInfo, connect, errors
 from ais_loader.testing import NodeProcess, seeded_bytes
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 
 LARGE = 5 * MiB + 3
 

@@ -10,8 +10,8 @@ from conformance_kit import fill
 
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.testing import eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.values.summary import BucketSummary
+from tests.cluster_processes import ClusterProcesses
 
 OBJECTS = {
     "a": 1,

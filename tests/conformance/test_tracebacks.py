@@ -14,7 +14,7 @@ import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import NodeProcess, seeded_bytes
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 from tests.store.store_kit import flip_a_byte
 
 MOST_LINES = 20

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ais_loader.testing import NodeProcess, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 
 STORES = ("embedded", "node", "cluster")
 _STOP_S = 20.0

@@ -16,10 +16,10 @@ import grpc
 
 from ais_loader import Bucket, Item, connect
 from ais_loader.testing import NodeProcess, SeededObjects, eventually, rss_bytes, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_replica_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
+from tests.cluster_processes import ClusterProcesses
 from tests.peer_kit import PROCESS_OPERATOR
 
 MiB = 1 << 20

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import NodeProcess, eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
@@ -21,6 +20,7 @@ from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node
 from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
+from tests.cluster_processes import ClusterProcesses
 from tests.peer_kit import PROCESS_OPERATOR, peer_at
 
 BUCKET = "b"

@@ -17,11 +17,11 @@ import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Item, connect, errors
 from ais_loader.testing import FaultyLink, SeededObjects, eventually, seeded_bytes, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.values.entry import Status
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import serve_all
 from tests.node.node_kit import RawSession, batch_of
 

@@ -16,10 +16,10 @@ import pytest
 
 from ais_loader import Batch, Client, ClusterOptions, Item, connect
 from ais_loader.testing import NodeProcess, eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import peer_secret_file
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import begin_leave
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.changing_process import STEPS
 from tests.faults.fault_kit import BUCKETS, MIXED, MODES, Kind, check, nothing_held, read, serve_all, three_nodes
 from tests.faults.ledger_kit import endpoints, join, settled

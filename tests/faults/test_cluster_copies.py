@@ -14,8 +14,8 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing import NodeProcess, eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.cluster_map import ClusterView
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import serve_all
 from tests.faults.ledger_kit import (
     BUCKET,

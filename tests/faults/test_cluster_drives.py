@@ -15,11 +15,11 @@ import pytest
 
 from ais_loader import connect, errors
 from ais_loader.testing import NodeProcess, eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.ops import drive_commands, node_file, peer_secret
 from storage_node.ops.drive_commands import NodeOfDrives
 from storage_node.ops.node_file import NodeFile
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.eio_kit import EioShim
 from tests.faults.ledger_kit import (
     BUCKET,

@@ -16,7 +16,7 @@ import pytest
 
 from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.testing import seeded_bytes
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import (
     MIXED,
     MODES,

@@ -10,11 +10,11 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing import eventually, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc
 from storage_node.store.store import Store
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import serve_all
 from tests.faults.ledger_kit import BUCKET, GONE, Ledger, content, current_map, delete, put, writing
 from tests.store.snapshot_kit import contents_at, retained

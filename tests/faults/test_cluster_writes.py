@@ -14,12 +14,12 @@ import pytest
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.testing import eventually, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store.format import Version
 from storage_node.store.store import Store
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.crash_kit import content, state_of
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import CALL_TIMEOUT_S, Writer, held, put_messages

@@ -13,10 +13,10 @@ import pytest
 
 from ais_loader import Client, ClusterOptions, connect
 from ais_loader.testing import SeededObjects, eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.run import DIRECT_BYTES
 from storage_node.etl.webserver import HTTPMultiThreadedServer
+from tests.cluster_processes import ClusterProcesses
 
 pytestmark = pytest.mark.slow
 SOURCES = SeededObjects({f"{at:03d}": (DIRECT_BYTES + 1000 * at, at) for at in range(60)})

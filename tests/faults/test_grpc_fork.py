@@ -20,7 +20,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 
 pytestmark = pytest.mark.slow  # a process for each case, and more; datasets fork in the quick tests
 

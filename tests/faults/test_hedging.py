@@ -12,10 +12,10 @@ import pytest
 
 from ais_loader import Client, ClusterOptions, connect
 from ais_loader.testing import SeededObjects, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.values.batch import Batch
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import BURST_ENTRIES
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import serve_all
 
 pytestmark = pytest.mark.slow  # real processes, frozen and awaited

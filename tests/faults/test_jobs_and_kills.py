@@ -17,9 +17,9 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing import eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import peer_secret_file
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.counted_jobs_kit import NAMES, OBJECTS, counting, require_right, runs
 from tests.faults.ledger_kit import endpoints
 

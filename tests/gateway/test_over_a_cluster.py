@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from ais_loader import Client
 from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 from tests.gateway.command_kit import s3_at
 from tests.gateway.conftest import ACCOUNT
 from tests.gateway.gateway_thread import GatewayThread

@@ -11,12 +11,12 @@ import pytest
 
 from ais_loader import connect, errors
 from ais_loader.testing import NodeProcess
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.values.options import ClusterOptions
 from storage_node.ops import drive_commands
 from storage_node.remote.drivers.gate import Gate, Place
 from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.settings.host_patterns import UrlOrigin
+from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import PROCESS_OPERATOR
 
 pytestmark = pytest.mark.slow  # processes

@@ -203,7 +203,7 @@ pyplot.savefig("curve.png")
 """,
     "test": """
 import pathlib, subprocess
-test = "import hypothesis, psutil, soundfile, ais_loader.testing.fixtures\\ndef test_it(): pass\\n"
+test = "import hypothesis, psutil, soundfile, ais_loader.testing\\ndef test_it(): pass\\n"
 pathlib.Path("test_it.py").write_text(test)
 subprocess.run([BIN / "pytest", "-n", "1", "--timeout", "60", "test_it.py"], check=True)
 """,

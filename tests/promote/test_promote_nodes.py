@@ -13,7 +13,6 @@ import pytest
 from ais_loader import ClusterOptions, Progress, connect, errors
 from ais_loader.errors import StaleMap
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.transport.cluster import promote as promote_shares
 from ais_loader.values.promote import PromoteResult, PromoteSpec
@@ -29,6 +28,7 @@ from storage_node.services.promote import _share
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.sources import WrongSetting, configured, read_assignments, read_file
 from storage_node.store.store import Store
+from tests.cluster_processes import ClusterProcesses
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of, copies_of, held, staged_files
 from tests.table import table

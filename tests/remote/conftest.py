@@ -13,11 +13,11 @@ from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing import throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.remote import Remote
 from storage_node.remote import embedded
 from storage_node.settings.config import ServerConfig
+from tests.cluster_processes import ClusterProcesses
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Server

@@ -11,9 +11,9 @@ import pytest
 from ais_loader import ClusterOptions, Entry, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.waiting import eventually
 from ais_loader.transport.cluster.transport import RemoteTransport
+from tests.cluster_processes import ClusterProcesses
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy

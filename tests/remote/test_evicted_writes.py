@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Remote, connect, errors
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.waiting import eventually
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.cluster_map import ClusterView
@@ -16,6 +15,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.store.drive.preconditions import parse_version
+from tests.cluster_processes import ClusterProcesses
 from tests.node.write_kit import cluster_of
 from tests.peer_kit import peer_at
 from tests.remote.backend_kit import ANY_HOST

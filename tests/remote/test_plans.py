@@ -19,7 +19,6 @@ from ais_loader import BatchLoader, MapDataset, Remote, ShufflePlan, connect, er
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.training.plan import Position, position_state
 from ais_loader.transport.base import Transport
@@ -27,6 +26,7 @@ from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.remote.ahead.plans import MAX_WINDOW_KEYS
 from storage_node.remote.ahead.prefetcher import MAX_KEYS
+from tests.cluster_processes import ClusterProcesses
 from tests.datasets.datasets_kit import EntryPlan
 from tests.node.node_kit import serving
 from tests.remote.backend_kit import ANY_HOST

@@ -13,10 +13,10 @@ import pytest
 from ais_loader import Entry, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from tests.cluster_processes import ClusterProcesses
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_cluster_faults import first_owner

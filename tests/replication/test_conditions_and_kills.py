@@ -10,7 +10,7 @@ import pytest
 
 from ais_loader import Client, ClusterOptions, Entry, connect, errors
 from ais_loader.testing import eventually, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 
 NAMES = [f"n{number}" for number in range(4)]
 KILLS = 4

@@ -12,10 +12,10 @@ import pytest
 
 from ais_loader import ClusterOptions, Entry, connect
 from ais_loader.errors import NodeUnavailable, NodeUntrusted
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.waiting import eventually
 from storage_node.ops import ray_head
 from tests.cluster.operator_kit import Operator, operating
+from tests.cluster_processes import ClusterProcesses
 
 pytestmark = pytest.mark.slow  # each starts several processes
 OBJECTS = {f"en/{number:03d}": bytes([number]) * (10_000 + number) for number in range(60)}

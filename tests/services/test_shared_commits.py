@@ -12,7 +12,7 @@ import pytest
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing import NodeProcess
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 from tests.node.write_kit import BUCKET, Writer
 
 THREADS = 8

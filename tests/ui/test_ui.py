@@ -24,9 +24,9 @@ from ais_loader.errors import OutcomeUnknown
 from ais_loader.extras import install_command
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing import NodeProcess
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.waiting import eventually
 from ais_loader.ui import store_view
+from tests.cluster_processes import ClusterProcesses
 from tests.packaging.packaging_kit import run_without
 from tests.ui.ui_kit import Served, served
 

@@ -38,9 +38,8 @@ log = logging.getLogger(__name__)
 class KeptIndexes:
     """Thread-safe. All methods wait for a drive."""
 
-    def __init__(self, store: Store, *, most_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._files: dict[Path, OrderedDict[str, int]] = {}
         """Sizes of the files in each folder, oldest first."""
@@ -63,7 +62,7 @@ class KeptIndexes:
     def keep(self, bucket_uuid: bytes, name: str, etag: str, size_bytes: int, found: ColdIndex) -> None:
         """Keep an index, if its drive can be written to and it fits into the budget."""
         folder = self._folder(bucket_uuid, name)
-        if folder is None or found.members.file_bytes > self._most_bytes:
+        if folder is None or found.members.file_bytes > KEPT_BYTES:
             return
         file_name = _file_name(bucket_uuid, name, etag)
         try:
@@ -109,7 +108,7 @@ class KeptIndexes:
 
     def _shrink(self, folder: Path, files: OrderedDict[str, int]) -> None:
         total_bytes = sum(files.values())
-        while total_bytes > self._most_bytes:
+        while total_bytes > KEPT_BYTES:
             file_name, size_bytes = files.popitem(last=False)
             total_bytes -= size_bytes
             with contextlib.suppress(FileNotFoundError):

@@ -36,7 +36,7 @@ from storage_node.store.drive import clean_shutdown
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
 from storage_node.store.drive.commit_files import PendingObject, SequenceNumbers
-from storage_node.store.drive.ended_versions import GRACE_S, Garbage, Retention, find_retained, scan_at
+from storage_node.store.drive.ended_versions import Garbage, Retention, find_retained, scan_at
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.location_fill import LocationFill
@@ -76,7 +76,6 @@ class Drive:
         new: bool = False,
         durability: Durability = "process",
         epoch: int = 1,
-        grace_s: float = GRACE_S,
         shard_limits: ShardLimits | None = None,
         clock: VersionClock | None = None,
         wake: Callable[[], None] = lambda: None,
@@ -135,7 +134,7 @@ class Drive:
             self.catalog.close()
             self.files.close()
             raise
-        self._garbage = Garbage(self.files, self.catalog, self.sparse, grace_s, self.shards.forget, wake)
+        self._garbage = Garbage(self.files, self.catalog, self.sparse, self.shards.forget, wake)
         self._staging_names = itertools.count()
         self.record_mark = commit_mark(root)
         self._seen: object = None

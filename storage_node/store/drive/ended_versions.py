@@ -310,7 +310,6 @@ class Garbage:
         files: RawFiles,
         catalog: Catalog,
         sparse: SparseSegments,
-        grace_s: float,
         removed: Callable[[bytes], None],
         wake: Callable[[], None],
     ) -> None:
@@ -321,7 +320,7 @@ class Garbage:
         self._wake = wake
         self._catalog = catalog
         self._sparse = sparse
-        self._grace_s = grace_s
+        self._grace_s = GRACE_S
         self._lock = threading.Lock()
         self._waiting: deque[_Dead] = deque()  # guarded by _lock
         self._waiting_bytes = 0  # guarded by _lock

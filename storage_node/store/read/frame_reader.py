@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire import recycled
-from ais_loader.wire.frame import Frame, FrameError, checked, encode_frame, encode_prefix
+from ais_loader.wire.frame import U8, Frame, FrameError, checked, encode_frame, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
 from storage_node.store.native import announce, copy_into, read_frame, read_into, read_list
@@ -122,8 +122,11 @@ class FrameReader:
             return None
         return target.toreadonly(), last
 
-    def _prefix(self, span: FrameSpan, batch_id: int, waits: NodeWaits) -> tuple[bytes, int, bool]:
-        """Return what precedes the payload of a frame, where the checksums are in it, and whether END is."""
+    def _prefix(
+        self, span: FrameSpan, batch_id: int, waits: NodeWaits, kinds: U8 | None = None
+    ) -> tuple[bytes, int, bool]:
+        """Return what precedes the payload of a frame, where the checksums are in it, and whether END is. `kinds`: of
+        the checksums, if the frame says others than the table."""
         table, at = self._table, slice(span.first, span.stop)
         last = span.stop == table.n and bool((table.kind[at] == pb.STORED).all())
         prefix, checksum_at = encode_prefix(
@@ -132,7 +135,7 @@ class FrameReader:
             size=table.sizes[at].astype(np.uint32),
             checksum=table.checksum[at],
             status=table.status[at],
-            checksum_kind=table.kind[at],
+            checksum_kind=table.kind[at] if kinds is None else kinds,
             payload_bytes=span.payload_bytes,
             end=table.end(table.n, waits) if last else None,
         )
@@ -150,17 +153,7 @@ class FrameReader:
         at = slice(span.first, span.stop)
         if not self._know_ranges(span):
             return None
-        last = span.stop == table.n
-        prefix, _ = encode_prefix(
-            batch_id,
-            index=table.index[at],
-            size=table.sizes[at].astype(np.uint32),
-            checksum=table.checksum[at],
-            status=table.status[at],
-            checksum_kind=np.full(n, pb.UNCHECKED, np.uint8),
-            payload_bytes=span.payload_bytes,
-            end=table.end(table.n, waits) if last else None,
-        )
+        prefix, _, last = self._prefix(span, batch_id, waits, np.full(n, pb.UNCHECKED, np.uint8))
         paths = table.paths[at] if table.files is None else [file.path for file in table.files[at]]
         columns = table.folders[at].tolist(), paths, table.start[at].tolist(), table.sizes[at].tolist()
         frame = opened(prefix, *columns)

@@ -22,7 +22,7 @@ from ais_loader import connect
 from ais_loader.integrations.lhotse import AISBatchLoader
 from ais_loader.integrations.lhotse.batch_loader import PendingCuts
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 
 
 class HeldDataset:

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader
 from ais_loader import Bucket, connect
 from ais_loader.integrations.lhotse import AISBatchLoader, AISBatchLoaderError
 from ais_loader.integrations.nemo.__main__ import main
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
+from tests.cluster_processes import ClusterProcesses
 from tests.data import EMPTY_WAV, Utterance
 from tests.front.nemo.kit import RATE_HZ, Speech, line, loader_config, member, put_lines, put_shards, tar_of, tarred
 

@@ -20,7 +20,7 @@ from ais_loader.integrations.ray_data.listing import Listed, shares
 from ais_loader.integrations.ray_data.stores import portable_url
 from ais_loader.integrations.ray_data.write import AISSink
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 from tests.tar_kit import packed_tar
 
 NAMES = ["a/0", "a/1 #?%20", "a/2.bin", "b/empty", "b/large"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.testing.cluster import ClusterProcesses
+from tests.cluster_processes import ClusterProcesses
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.aistore.test_aistore_lists import names
 from tests.gateway.gateway_thread import GatewayThread

@@ -1,4 +1,4 @@
-"""Fixtures for pytest: `pytest_plugins = ["ais_loader.testing.fixtures"]`, or import those that you need.
+"""Fixtures of stores, clients, and buckets, of which `tests.conftest` makes a plugin for all tests.
 
 One node process serves an entire test session, so tests are separated by buckets: each `bucket` has its own name.
 """
@@ -16,9 +16,9 @@ import pytest
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import CA_VARIABLE, Client, connect
-from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.node import NodeProcess
+from tests.cluster_processes import ClusterProcesses
 
 TRANSPORTS = ("embedded", "grpc", "cluster")
 SECURE_VARIABLE = "AIS_LOADER_TEST_SECURE"

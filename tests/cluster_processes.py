@@ -38,12 +38,11 @@ class ProcessPlace:
 
 
 class ClusterProcesses(Closing):
-    """A context manager for `nodes` running nodes under `root`, one per host unless `hosts` says otherwise.
+    """A context manager for `nodes` running nodes under `root`, each as on a host of its own.
 
     Args:
         root: A folder for the nodes' drives.
         nodes: The number of nodes.
-        hosts: The host (failure domain) of each node.
         drives_per_node: The number of drive folders of each node.
         buckets: The buckets of the first map, with their numbers of copies.
         environment: Environment variables in addition to this process's own.
@@ -58,7 +57,6 @@ class ClusterProcesses(Closing):
         root: str | os.PathLike[str],
         nodes: int = 3,
         *,
-        hosts: Sequence[str] | None = None,
         drives_per_node: int = 1,
         buckets: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -90,10 +88,9 @@ class ClusterProcesses(Closing):
             with ThreadPoolExecutor(nodes) as pool:
                 self.nodes.extend(pool.map(started, range(nodes)))
             for number, node in enumerate(self.nodes):
-                host = hosts[number] if hosts is not None else f"host-{number}"
                 self.map.node.add(
                     uuid=self.uuid_of(number),
-                    host=host,
+                    host=f"host-{number}",
                     endpoint=_endpoint(node),
                     peer_endpoint=node.peer_endpoint,
                     weight=1.0,
