@@ -1,1 +1,1 @@
-"""Integrations with other libraries, one folder each. Importing ais_loader imports none of them."""
+"""Integrations with other libraries and clients, one folder each. Importing ais_loader imports none of them."""

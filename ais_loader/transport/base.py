@@ -208,8 +208,8 @@ class Transport(Protocol):
         """
 
     def open_cached(self, bucket: str, name: str, most_bytes: int) -> OpenedObject | None:
-        """Return an object of at most `most_bytes` with its bytes, for an event loop: nothing is waited for. None if
-        it is not in the memory of this process or host, and in every other case."""
+        """Return an object of at most `most_bytes` with its bytes, verified, without waiting for a drive or a node, so
+        that an event loop may call this. None if that is not possible."""
 
     def open_member(
         self, bucket: str, name: str, member: str, *, whole_up_to: int, timeout_s: float
