@@ -43,8 +43,8 @@ from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.location_fill import LocationFill
 from storage_node.store.drive.locations import Locations
 from storage_node.store.drive.published_commits import FollowedCommits
-from storage_node.store.drive.shared_locations import SharedLocations
 from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction
+from storage_node.store.drive.shared_locations import SharedLocations
 from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.drive.transactions import Transactions
 from storage_node.store.drive.version_clock import VersionClock
@@ -270,15 +270,11 @@ class Drive:
         objects are moving between them, and nothing is shared."""
         if self.writable:
             is_empty = next(self.catalog.scan(fmt.OBJECT_PREFIX), None) is None
-            self._cache.begin_sharing(placement, self.catalog.sequence(), is_empty=is_empty)
+            self._cache.begin_sharing(placement, is_empty=is_empty)
         else:
             with self._catching_up:
                 self._shared.set_placement(placement)
                 self._shared.current(self._sequence, None)
-
-    @property
-    def has_all_locations(self) -> bool:
-        return self._cache.has_all
 
     def _save_locations(self) -> None:
         """Share the table of a reader, which has been filled."""
