@@ -247,6 +247,11 @@ class Catalog:
         return found
 
     @property
+    def is_left(self) -> bool:
+        """Readers only: whether no writer had the catalog open when they caught up."""
+        return self._caught_up_to is not None
+
+    @property
     def is_open(self) -> bool:
         return not isinstance(self._db, _ClosedHandle)
 

@@ -277,9 +277,9 @@ class Drive:
                 self._shared.current(self._sequence, None)
 
     def _save_locations(self) -> None:
-        """Share the table of a reader, which has been filled."""
-        if not self.writable:
-            with self._catching_up:
+        """Share the table of a reader, which has been filled. Beside a writer it would soon be of no use."""
+        with self._catching_up:
+            if not self.writable and self.catalog.is_left:
                 self._cache.save(self._shared, self._sequence)
 
     def learn(self, bucket_uuid: bytes, names: Sequence[str]) -> None:
