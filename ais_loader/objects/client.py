@@ -63,7 +63,7 @@ def connect(
             separated by commas, are tried in turn. For a cluster, any one endpoint is enough, because the client learns
             the others from it. The default is the value of the environment variable AIS_LOADER_URL.
         mode: "a" opens the store for reading and writing, and locks an embedded store exclusively. "r" opens it for
-            reading only. It takes no lock, creates nothing, and works alongside any writer. Any operation that would
+            reading only. It takes no lock, changes nothing, and works alongside any writer. Any operation that would
             change the store raises StoreReadOnly. In mode "r", you see this process's own writes immediately. You see
             what another process replaced or deleted within one second, or immediately after `Client.refresh()`. New
             names are visible immediately.

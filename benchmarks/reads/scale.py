@@ -122,7 +122,7 @@ def learn_all(client: Client, objects: int) -> None:
         numbers = order[first : first + READ_AT_ONCE].tolist()
         rows = [(prefix + b"%08d" % number, *places[number % len(places)]) for number in numbers]
         drive._cache.locations.add(rows)
-    assert len(drive.locations()) == objects
+    assert len(drive.learned) == objects
 
 
 def compact(folder: Path) -> None:

@@ -235,7 +235,7 @@ struct location { /* half a cache line */
 struct head {
     char magic[8];
     uint64_t place, id, sequence;
-    uint64_t seed, row_room, key_room, row_count, key_count, file_count, drops;
+    uint64_t seed, row_room, key_room, drops;
 };
 enum { HEAD_BYTES = 4096 };
 static const char table_magic[8] = "AISLOC1";
@@ -503,23 +503,18 @@ static void row_store(Locations *self, uint32_t *slot, struct location *row, con
     __atomic_store_n(slot, (uint32_t)(number + 1) | index_tag(row->hash), __ATOMIC_RELEASE);
 }
 
-static int segments_know(Locations *self)
+/* Append a file, and know its number if it is a segment. Returns -1 without memory. */
+static int64_t file_add(Locations *self, const char *path, size_t path_bytes, int is_segment)
 {
-    struct file_record record;
-    char path[MAX_PATH_BYTES + 1];
-    if (!(self->segments = PyDict_New()))
-        return -1;
-    for (size_t number = 0; number < self->file_count; number++) {
-        if (!file_load(self, (uint32_t)number, &record, path) || !record.is_segment)
-            continue;
-        PyObject *const name = PyBytes_FromString(path), *const value = PyLong_FromSize_t(number);
-        const int failed = !name || !value || PyDict_SetItem(self->segments, name, value) < 0;
-        Py_XDECREF(name);
-        Py_XDECREF(value);
-        if (failed)
-            return -1;
-    }
-    return 0;
+    const uint32_t number = file_append(self, path, path_bytes, is_segment);
+    if (!is_segment)
+        return number;
+    PyObject *const name = PyBytes_FromStringAndSize(path, (Py_ssize_t)path_bytes);
+    PyObject *const value = PyLong_FromUnsignedLong(number);
+    const int failed = !name || !value || PyDict_SetItem(self->segments, name, value) < 0;
+    Py_XDECREF(name);
+    Py_XDECREF(value);
+    return failed ? -1 : (int64_t)number;
 }
 
 /* A move of a table to another mapping, with room for so many bytes of keys more; to a file, or to memory (fd -1). */
@@ -560,8 +555,8 @@ static int move_step(Locations *self, void *with)
                            move->fd, 0);
     if (move->fd < 0 && map != MAP_FAILED && size >= HUGE_BYTES)
         madvise(map, size, MADV_HUGEPAGE);
-    if (table_take(to, map, room, key_room) < 0) {
-        if (map != MAP_FAILED)
+    if (table_take(to, map, room, key_room) < 0 || !(to->segments = PyDict_New())) {
+        if (map != MAP_FAILED && !to->head)
             munmap(map, size);
         PyErr_NoMemory();
         return -1;
@@ -578,7 +573,10 @@ static int move_step(Locations *self, void *with)
         if (!*number) {
             if (!file_load(self, row.file, &record, path))
                 continue;
-            *number = file_append(to, path, record.path_bytes, record.is_segment) + 1;
+            const int64_t added = file_add(to, path, record.path_bytes, record.is_segment);
+            if (added < 0)
+                return -1;
+            *number = (uint32_t)added + 1;
             if ((to->files[*number - 1] = self->files[row.file]))
                 to->file_bytes += FILE_BYTES;
             self->files[row.file] = NULL;
@@ -592,7 +590,7 @@ static int move_step(Locations *self, void *with)
     }
     *to->head = (struct head){.seed = to->seed, .row_room = room, .key_room = key_room};
     memcpy(to->head->magic, table_magic, sizeof table_magic);
-    return segments_know(to);
+    return 0;
 }
 
 /* Returns 1 if there is no room for it there, and the table stays where it is. */
@@ -651,19 +649,12 @@ static int64_t file_of_entry(Locations *self, const char *path, size_t path_byte
 {
     const char *const end = offset ? memrchr(path, '/', path_bytes) : NULL;
     if (!end)
-        return file_append(self, path, path_bytes, 0);
+        return file_add(self, path, path_bytes, 0);
     PyObject *const name = PyBytes_FromStringAndSize(path, end - path);
-    PyObject *value = name ? PyDict_GetItemWithError(self->segments, name) : NULL;
-    int64_t number = value ? PyLong_AsLongLong(value) : -1;
-    if (!value && !PyErr_Occurred()) {
-        number = file_append(self, path, (size_t)(end - path), 1);
-        value = PyLong_FromLongLong(number);
-        if (!value || PyDict_SetItem(self->segments, name, value) < 0)
-            number = -1;
-        Py_XDECREF(value);
-    }
+    PyObject *const value = name ? PyDict_GetItemWithError(self->segments, name) : NULL;
+    const int64_t number = value ? PyLong_AsLongLong(value) : -1;
     Py_XDECREF(name);
-    return number;
+    return value || PyErr_Occurred() ? number : file_add(self, path, (size_t)(end - path), 1);
 }
 
 /* A catalog value up to its path, as FORMAT.md describes it. */
@@ -835,56 +826,29 @@ static PyObject *locations_share(PyObject *self, PyObject *fd)
     return moved < 0 ? NULL : PyBool_FromLong(!moved);
 }
 
-static int seal_step(Locations *self, void *with)
-{
-    (void)with;
-    self->head->row_count = self->row_count, self->head->key_count = self->key_count;
-    self->head->file_count = self->file_count;
-    return 0;
-}
-
-static PyObject *locations_seal(PyObject *self, PyObject *nothing)
+static PyObject *locations_map(PyObject *self, PyObject *descriptor)
 {
     Locations *const table = (Locations *)self;
-    (void)nothing;
-    return PyBool_FromLong(table->is_file && !table->is_read_only && guarded(seal_step, table, NULL) == 0);
-}
-
-static int know_step(Locations *self, void *with)
-{
-    (void)with;
-    return segments_know(self);
-}
-
-static PyObject *locations_map(PyObject *self, PyObject *args)
-{
-    Locations *const table = (Locations *)self;
+    const int fd = PyObject_AsFileDescriptor(descriptor);
     struct head head;
     struct stat status;
-    int fd, is_writable;
-    if (!PyArg_ParseTuple(args, "ip:map", &fd, &is_writable))
+    if (fd < 0)
         return NULL;
     locations_forget(table);
     if (pread(fd, &head, sizeof head, 0) != sizeof head || fstat(fd, &status) < 0 || head.row_room > ROW_MASK
         || head.row_room < FIRST_ROWS || head.row_room % 3 || head.row_room / 3 & (head.row_room / 3 - 1)
         || head.key_room < FIRST_KEY_BYTES || head.key_room > UINT32_MAX || memcmp(head.magic, table_magic, 8)
-        || head.row_count > head.row_room || head.key_count > head.key_room || head.file_count > head.row_room
         || (uint64_t)status.st_size != table_bytes(head.row_room, head.key_room))
         Py_RETURN_FALSE;
-    const int protection = is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
-    void *const map = mmap(NULL, (size_t)status.st_size, protection, MAP_SHARED, fd, 0);
+    void *const map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, fd, 0);
     if (table_take(table, map, head.row_room, head.key_room) < 0) {
         if (map != MAP_FAILED)
             munmap(map, (size_t)status.st_size);
         Py_RETURN_FALSE;
     }
     table->seed = head.seed, table->drops = head.drops;
-    table->row_count = head.row_count, table->key_count = head.key_count, table->file_count = head.file_count;
-    table->is_file = 1, table->is_read_only = !is_writable;
-    const int known = is_writable ? guarded(know_step, table, NULL) : 0;
-    if (known)
-        locations_forget(table);
-    return known == -1 ? NULL : PyBool_FromLong(!known);
+    table->is_file = table->is_read_only = 1;
+    Py_RETURN_TRUE;
 }
 
 static int location_column(PyObject *source, Py_buffer *view, const char *name, const char *formats, Py_ssize_t item,
@@ -1118,8 +1082,7 @@ static PyMethodDef locations_methods[] = {
     {"drop", locations_drop, METH_O, "See _native.pyi."},
     {"clear", locations_clear, METH_NOARGS, "See _native.pyi."},
     {"share", locations_share, METH_O, "See _native.pyi."},
-    {"seal", locations_seal, METH_NOARGS, "See _native.pyi."},
-    {"map", locations_map, METH_VARARGS, "See _native.pyi."},
+    {"map", locations_map, METH_O, "See _native.pyi."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -147,14 +147,9 @@ class Locations:
     def share(self, fd: int, /) -> bool:
         """Move the table to this empty file. Returns False if it has no room for it."""
 
-    def seal(self) -> bool:
-        """Write to the file what another process needs to go on with the table. Returns whether there is a file."""
-
-    def map(self, fd: int, is_writable: bool, /) -> bool:
-        """Take the table in this file instead: to read what another process changes, or to go on with a sealed one.
-
-        Returns False for a file that has not the form of a table.
-        """
+    def map(self, fd: int, /) -> bool:
+        """Take the table in this file instead, to read it while another process changes it. Returns False for a file
+        that has not the form of a table."""
 
     def __len__(self) -> int:
         """Return the number of locations."""

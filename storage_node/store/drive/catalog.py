@@ -247,6 +247,11 @@ class Catalog:
         return found
 
     @property
+    def is_left(self) -> bool:
+        """Readers only: whether no writer had the catalog open when they caught up."""
+        return self._caught_up_to is not None
+
+    @property
     def is_open(self) -> bool:
         return not isinstance(self._db, _ClosedHandle)
 
@@ -516,8 +521,8 @@ def _open_rocksdb(path: Path, options: Options, access: AccessType) -> Rdict:
 
 
 def _state(path: Path, mark: Mark | None) -> object:
-    """Return what differs as soon as a writer has opened a closed catalog: RocksDB replaces `CURRENT` then. None for one
-    that is not closed."""
+    """Return what differs as soon as a writer has opened a closed catalog: RocksDB replaces `CURRENT` then. None for
+    one that is not closed."""
     if mark is None or not mark.is_closed:
         return None
     found = os.stat(path / "CURRENT")

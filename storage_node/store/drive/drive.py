@@ -269,20 +269,16 @@ class Drive:
         objects are moving between them, and nothing is shared."""
         if self.writable:
             is_empty = next(self.catalog.scan(fmt.OBJECT_PREFIX), None) is None
-            self._cache.begin_sharing(placement, self.catalog.sequence(), is_empty=is_empty)
+            self._cache.begin_sharing(placement, is_empty=is_empty)
         else:
             with self._catching_up:
                 self._shared.set_placement(placement)
                 self._shared.current(self._sequence, None)
 
-    @property
-    def has_all_locations(self) -> bool:
-        return self._cache.has_all
-
     def _save_locations(self) -> None:
-        """Share the table of a reader, which has been filled."""
-        if not self.writable:
-            with self._catching_up:
+        """Share the table of a reader, which has been filled. Beside a writer it would soon be of no use."""
+        with self._catching_up:
+            if not self.writable and self.catalog.is_left:
                 self._cache.save(self._shared, self._sequence)
 
     def learn(self, bucket_uuid: bytes, names: Sequence[str]) -> None:

@@ -150,15 +150,13 @@ class EntryCache:
             self.has_all = False
         self._room = self.locations.room
 
-    def begin_sharing(self, placement: int, sequence: int, *, is_empty: bool) -> None:
-        """Share the table under this placement, 0 for none. `sequence`: the catalog's now. `is_empty`: whether it has no
-        objects."""
+    def begin_sharing(self, placement: int, *, is_empty: bool) -> None:
+        """Share the table under this placement, 0 for none. `is_empty`: whether the catalog has no objects."""
         with self._lock:
             if (shared := self._shared) is not None:
                 shared.end()
                 shared.set_placement(placement)
-                if not self.locations.room:
-                    self.has_all = shared.adopt(self.locations, sequence) or is_empty
+                self.has_all = self.has_all or is_empty
                 shared.follow(self.locations)
 
     def end_sharing(self, sequence: int) -> None:

@@ -4,7 +4,7 @@ The problem. A process that begins to read knows no location. Reading all of the
 reading the objects, and each of the workers of a training would do it, for a table of its own. The writer has the
 table. But a location that is wrong must never be believed, and bytes in a file may be anything.
 
-The table is the file `locations` in the catalog's folder. There are two reasons to believe it, both of which are checked
+The table is the file `locations` in the catalog's folder. There are two reasons to believe it, of which one has to hold
 before each look-up:
 
 - The writer that has the catalog open maintains it: `last-commit` has its id. The writer changes the mapped rows where
@@ -18,10 +18,10 @@ What else could go wrong, and what prevents it:
 - *Loss of power, a copy, another drive, a restored folder*: the file says for which start of which host, file, drive
   and placement it was made. Any other one is ignored. So a mapped page that was not written before a crash of the
   machine is never met.
-- *A kill*: a row is written before the index names it, and what was removed before a commit is only missing. Nothing is
-  sealed, so the next writer begins anew; until then, the last id stays right.
+- *A kill*: a row is written before the index names it, and what was removed before a commit is only missing. So the id
+  stays right until the next writer begins. Each writer begins a new file, and never believes what another one has left.
 - *Half-written rows, damage*: each row has a checksum over itself and its key, each path has one, and all positions are
-  checked against the size of the file at the time of mapping. A file that was cut short ends a look-up, not the process.
+  checked against the size of the file when it was mapped. A file that was cut short ends a look-up, not the process.
 - *A commit that failed*: RocksDB may have it or not. The table is withdrawn for good.
 - *Removed files*: rows are dropped before a segment is removed, by its number. A row that was read just before leads to
   a missing file or to other bytes. Each object read is compared with its checksum, and looked up in the catalog then.
@@ -58,7 +58,7 @@ _MIN_ROOM = 1024
 
 
 class SharedLocations:
-    """File of one drive's table. Not thread-safe: `EntryCache` in a writer, `Drive` in a reader call it under a lock."""
+    """File of one drive's table. Not thread-safe: `EntryCache` in a writer and `Drive` in a reader hold a lock."""
 
     def __init__(self, folder: Path, drive_uuid: str, published: PublishedCommits | None, dirfd: int) -> None:
         """`published`: the commits of this process if it writes to the drive. `dirfd`: see `Locations`."""
@@ -78,18 +78,6 @@ class SharedLocations:
 
     # -- writing
 
-    def adopt(self, table: Locations, sequence: int) -> bool:
-        """Continue the file if it equals the catalog. Returns whether it does."""
-        if self._published is None or not self._placement:
-            return False
-        with suppress(OSError):
-            fd, _, equals = self._opened(os.O_RDWR)
-            if sequence == equals != 0 and table.map(fd, True):
-                self._use(fd, table)
-                return True
-            os.close(fd)
-        return False
-
     def follow(self, table: Locations) -> None:
         """Share a table that has grown; withdraw one that is no longer in its file."""
         if table.is_shared == (self._fd >= 0) and table.room == self._room:
@@ -108,7 +96,6 @@ class SharedLocations:
         self.withdraw()
         self._fd, self._room = fd, table.room
         number = secrets.randbits(63) | 1
-        os.pwrite(fd, _NUMBER.pack(0), _SEQUENCE)
         os.pwrite(fd, _NUMBER.pack(number), _ID)
         self._published.set_table(number)
 
@@ -127,7 +114,7 @@ class SharedLocations:
 
     def seal(self, table: Locations, sequence: int) -> None:
         """Note that the table equals the catalog at this number, and is changed no more. Raises OSError."""
-        if self._fd >= 0 and table.seal():
+        if self._fd >= 0 and table.is_shared:
             os.pwrite(self._fd, _NUMBER.pack(sequence), _SEQUENCE)
 
     def save(self, table: Locations, sequence: int) -> None:
@@ -145,7 +132,7 @@ class SharedLocations:
         new = self._path.with_name(f"{FILE_NAME}.{secrets.token_hex(4)}")
         fd = private(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            if not table.share(fd) or (sequence and not table.seal()):
+            if not table.share(fd):
                 raise OSError("there is no room for the table")
             place = self._place(os.fstat(fd))
             os.pwrite(fd, _HEAD.pack(os.pread(fd, _HEAD.size, 0)[:8], place, 0, sequence), 0)
@@ -172,7 +159,7 @@ class SharedLocations:
             fd, number, equals = self._opened(os.O_RDONLY)
             try:
                 table = Locations(self._dirfd, 0)
-                if (equals == sequence or (published and published == number)) and table.map(fd, False):
+                if (equals == sequence or (published and published == number)) and table.map(fd):
                     self._table, self._id, self._sequence = table, number, equals
             finally:
                 os.close(fd)

@@ -321,7 +321,7 @@ class DriveSet:
         """Start to fill the table of locations of each drive; see location_fill.py."""
         placement = self.placement
         for slot in placement.slots:
-            if (drive := self.slots[slot].drive) is not None and not drive.has_all_locations:
+            if (drive := self.slots[slot].drive) is not None:
                 drive.fill.start(partial(placement.keeps, slot))
 
     def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry] | None:

@@ -14,7 +14,8 @@ Columns are one-dimensional contiguous buffers of native items: numpy arrays, ar
 An entry that cannot be delivered is a result, not an exception: the call then returns a `Failure` and no bytes.
 Exceptions mean wrong arguments (TypeError, ValueError) or no memory. Symbolic links are not followed. Consecutive
 entries of the same file share one descriptor. A call holds at most 32 descriptors, fewer if they are scarce, and has
-closed all of them when it returns.
+closed all of them when it returns. A `StoredFile` may keep one until it is mapped: together a quarter of what a process
+may have, and 512 at most.
 
 `_native.c` releases the GIL once per call, keeps a drive's queue filled when data is not cached, and copies objects of
 a `StoredFile` (drive/locations.py) out of a mapping when it is. `_native.pyi` says what each call does.

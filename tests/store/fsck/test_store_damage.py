@@ -253,6 +253,7 @@ def test_damage_inside_a_table_is_an_error_and_never_a_shorter_list(tmp_path: Pa
     with store_at(tmp_path / "drive") as store:
         for number in range(3000):
             put(store, f"{number:04}", b"")
+    (tmp_path / "drive" / "catalog" / "locations").unlink()  # with it, objects are found all the same
     overwrite_middle(newest(tmp_path / "drive", "*.sst"))
     with Store.open([tmp_path / "drive"], mode="r") as store:
         with pytest.raises(StoreFormatError, match=r"damaged catalog .*--rebuild"):
