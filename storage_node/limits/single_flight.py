@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 from ais_loader.errors import NotFound, RemoteUnavailable
-from storage_node.limits.tasks import follower, retrieve
+from storage_node.limits.tasks import deliver, retrieve
 
 # Urgency of a fetch: whether a reader waits for it, or a loader will need the object later.
 #
@@ -48,19 +49,16 @@ class SingleFlight:
         self._failure_kept_s = failure_kept_s
         self._flights: dict[Hashable, _Flight] = {}
 
-    async def join(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait for the flight of this key; see `flight`. A caller that is cancelled leaves it."""
-        await self.flight(key, begin)
+    async def join(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]], *, leads: bool = False) -> None:
+        """Wait for the flight of this key; see `flight`. A caller that is cancelled leaves it.
 
-    async def lead(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Like `join`, as the last step of a task that no reader cancels: it becomes the flight, if there is none."""
-        task = asyncio.current_task()
-        assert task is not None
-        if key in self._flights:
-            await self.flight(key, begin)
-        else:
+        With `leads`, the current task becomes the flight if there is none: no reader cancels it, and this ends it.
+        """
+        if leads and key not in self._flights and (task := asyncio.current_task()) is not None:
             self._take_off(key, task, current_urgency.get())
             await begin()
+        else:
+            await self.flight(key, begin)
 
     def flight(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[None]:
         """Return the outcome of this key's flight, which begins if there is none. To cancel or fail it leaves the
@@ -70,11 +68,12 @@ class SingleFlight:
         waiting for what has recovered since: if it ends as unavailable, the caller gets the outcome of a newer one.
         """
         flight, is_new = self._begun(key, begin)
-        if is_new or flight.task.done() or asyncio.get_running_loop().time() - flight.began_s < OLD_S:
-            return follower(flight.task)
-        outlasting = asyncio.ensure_future(self._outlasted(key, flight, begin))
-        outcome = follower(outlasting)
-        outcome.add_done_callback(lambda _: outlasting.cancel())
+        task, loop = flight.task, asyncio.get_running_loop()
+        outcome: asyncio.Future[None] = loop.create_future()
+        if not is_new and not task.done() and loop.time() - flight.began_s >= OLD_S:
+            task = loop.create_task(self._outlasted(key, flight, begin))
+            outcome.add_done_callback(lambda _: task.cancel())
+        task.add_done_callback(partial(_pass_on, outcome))
         return outcome
 
     def _begun(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> tuple[_Flight, bool]:
@@ -88,12 +87,7 @@ class SingleFlight:
 
     def _take_off(self, key: Hashable, task: asyncio.Task[None], urgency: Urgency) -> _Flight:
         flight = self._flights[key] = _Flight(task, urgency, asyncio.get_running_loop().time())
-
-        def land(_: object) -> None:
-            retrieve(task)
-            self._landed(key, flight)
-
-        task.add_done_callback(land)
+        task.add_done_callback(lambda _: self._landed(key, flight))
         return flight
 
     async def _outlasted(self, key: Hashable, old: _Flight, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -106,6 +100,7 @@ class SingleFlight:
 
     def _landed(self, key: Hashable, flight: _Flight) -> None:
         task = flight.task
+        retrieve(task)
         # What does not exist now may exist in a moment.
         if task.cancelled() or task.exception() is None or isinstance(task.exception(), NotFound):
             self._forget(key, flight)
@@ -126,3 +121,10 @@ class SingleFlight:
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
+
+
+def _pass_on(outcome: asyncio.Future[None], task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        outcome.cancel()
+    else:
+        deliver(outcome, None, task.exception())

@@ -52,22 +52,6 @@ async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool
         raise
 
 
-def follower(future: asyncio.Future[T]) -> asyncio.Future[T]:
-    """Return a future with the same outcome, which can be cancelled or fail before without any effect on the first."""
-    outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    def follow(_: object) -> None:
-        if future.cancelled():
-            outcome.cancel()
-        else:
-            error = future.exception()
-            deliver(outcome, None if error else future.result(), error)
-
-    future.add_done_callback(follow)
-    outcome.add_done_callback(lambda _: future.remove_done_callback(follow))
-    return outcome
-
-
 async def results_of(works: Iterable[Awaitable[T]]) -> list[T | LoaderError]:
     """Await all of these at once. Returns results and LoaderErrors, in order; raises an exception of another kind."""
     found: list[T | LoaderError] = []

@@ -22,8 +22,6 @@ from storage_node.settings.config import EVERY_ADDRESS, ServerConfig
 from storage_node.store.machine_memory import keep_freed_memory
 
 log = logging.getLogger(__name__)
-GC_OBJECTS = 10_000
-"""Objects after which garbage is collected: a batch keeps thousands for a moment, which each collection would visit."""
 _LOCK_WAIT_S = 10.0
 _LOCK_POLL_S = 0.02
 _IDLE_POLL_S = 1.0
@@ -61,7 +59,6 @@ def run_node(
             gateway.start()
         lock = _published(folder, lock, node, socket_path)
         gc.freeze()  # collections need not look again at what lives as long as the node
-        gc.set_threshold(GC_OBJECTS)
         announce(node, gateway)
         _wait_for_signals(stopping, asked, node, config.limits.idle_exit_s)
     finally:

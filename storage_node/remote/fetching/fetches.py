@@ -83,7 +83,7 @@ class Fetches:
         with Relay(self._arrivals, (bucket.uuid, name), name) as relay:
             is_fetched = await self._owner.forward(bucket, name, version, relay.take, with_bytes=with_bytes)
         if not is_fetched:
-            await self._loads.lead(bucket, name)
+            await self._loads.load(bucket, name, leads=True)
         elif not version:
             await self._copies.bring(bucket, name)
         else:

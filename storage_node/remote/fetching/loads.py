@@ -39,13 +39,12 @@ class Loads:
         """Wait for the loads of these objects that are in progress."""
         await self._flights.settle((bucket.uuid, name) for name in names)
 
-    async def load(self, bucket: RemoteBucket, name: str) -> None:
-        """Have an object stored and current, here or on another owner. Raises what `Fetches.fetch` raises."""
-        await self._flights.join((bucket.uuid, name), lambda: self._look_and_load(bucket, name))
+    async def load(self, bucket: RemoteBucket, name: str, *, leads: bool = False) -> None:
+        """Have an object stored and current, here or on another owner. Raises what `Fetches.fetch` raises.
 
-    async def lead(self, bucket: RemoteBucket, name: str) -> None:
-        """Call `load` as the last step of a flight. Raises what `load` raises."""
-        await self._flights.lead((bucket.uuid, name), lambda: self._look_and_load(bucket, name))
+        `leads`: see `SingleFlight.join`.
+        """
+        await self._flights.join((bucket.uuid, name), lambda: self._look_and_load(bucket, name), leads=leads)
 
     async def _look_and_load(self, bucket: RemoteBucket, name: str) -> None:
         """Fetch, unless the object is stored here, or on another owner, and is current."""

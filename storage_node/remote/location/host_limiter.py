@@ -8,8 +8,7 @@ as in TCP. Failures of other kinds slow nobody else.
 Requests for which a reader waits go before those for objects that are needed later (`Urgency`), of which only some are
 in flight at once.
 
-One limiter per host serves all event loops of the process. Waiting is done in the caller's loop. A bucket whose
-requests per second are limited has a limiter of its own before that.
+A bucket whose requests per second are limited has a limiter of its own before that.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from ais_loader.wire.backoff import Backoff
 from storage_node.limits.single_flight import Urgency, current_urgency
+from storage_node.limits.tasks import deliver
 
 THROTTLED = Backoff(0.1, 10.0, jitter=0.5)
 """Pauses of all requests to a host after it has throttled some."""
@@ -42,24 +41,22 @@ class HostTurn:
 
 
 class _Waiter:
-    __slots__ = ("granted", "is_ahead", "loop", "urgency")
+    __slots__ = ("granted", "is_ahead", "urgency")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, granted: asyncio.Future[bool], urgency: Urgency) -> None:
-        self.loop = loop
-        self.granted = granted
+    def __init__(self, urgency: Urgency) -> None:
+        self.granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.urgency = urgency
         """May become urgent while it waits."""
         self.is_ahead = False
 
 
 class HostLimiter:
-    """Limits for one host. Thread-safe.
+    """Limits for one host. Belongs to one event loop.
 
     Args:
         most: maximum number of requests in flight.
         most_ahead: maximum number of those for which no reader waits when they are sent; all, by default.
-        per_s: maximum number of requests in a second, after a burst of those of BURST_S; 0 for no limit. With a limit,
-            belongs to one event loop.
+        per_s: maximum number of requests in a second, after a burst of those of BURST_S; 0 for no limit.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class HostLimiter:
         """Number of those for which no reader waited when they were sent."""
         self._now_s = now_s
         self._source = source
-        self._lock = threading.Lock()
         self._waiting: deque[_Waiter] = deque()
         self._not_before_s = 0.0
         self._backed_off_s = float("-inf")
@@ -112,42 +108,35 @@ class HostLimiter:
 
     def throttled(self, turn: HostTurn) -> None:
         """Note that the host refused a request because there were too many."""
-        with self._lock:
-            if turn.sent_s < self._backed_off_s:
-                return
-            now_s = self._now_s()
-            self._backed_off_s = now_s
-            self._not_before_s = now_s + THROTTLED.pause_s(self._failures, source=self._source)
-            self._failures += 1
-            self.limit = max(1.0, self.limit / 2)
+        if turn.sent_s < self._backed_off_s:
+            return
+        now_s = self._now_s()
+        self._backed_off_s = now_s
+        self._not_before_s = now_s + THROTTLED.pause_s(self._failures, source=self._source)
+        self._failures += 1
+        self.limit = max(1.0, self.limit / 2)
 
     def answered(self, turn: HostTurn) -> None:
         """Note that the host answered a request."""
-        if self.limit == self.most and not self._failures:
+        if (self.limit == self.most and not self._failures) or turn.sent_s < self._backed_off_s:
             return
-        with self._lock:
-            if turn.sent_s < self._backed_off_s:
-                return
-            self._failures = 0
-            self.limit = min(float(self.most), self.limit + 1 / self.limit)
+        self._failures = 0
+        self.limit = min(float(self.most), self.limit + 1 / self.limit)
         self._wake()
 
     async def _acquire(self) -> bool:
         """Wait for a place. Returns whether it is one of those for which no reader waits."""
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(loop, loop.create_future(), current_urgency.get())
-        with self._lock:
-            self._waiting.append(waiter)
-            if self._next() is waiter:
-                return self._take(waiter)
+        waiter = _Waiter(current_urgency.get())
+        self._waiting.append(waiter)
+        if self._next() is waiter:
+            return self._take(waiter)
         try:
             return await waiter.granted
         except asyncio.CancelledError:
-            with self._lock:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
-                    raise
-            self._release(waiter.is_ahead)  # it was granted in the meantime
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            else:
+                self._release(waiter.is_ahead)  # it was granted in the meantime
             raise
 
     def _next(self) -> _Waiter | None:
@@ -172,49 +161,31 @@ class HostLimiter:
         return waiter.is_ahead
 
     def _release(self, is_ahead: bool) -> None:
-        with self._lock:
-            self.in_flight -= 1
-            self._ahead -= is_ahead
+        self.in_flight -= 1
+        self._ahead -= is_ahead
         self._wake()
 
     def _wake_in(self, pause_s: float) -> None:
         if not self._is_woken:
             self._is_woken = True
-            self._waiting[0].loop.call_later(pause_s, self._wake_now)
+            asyncio.get_running_loop().call_later(pause_s, self._wake_now)
 
     def _wake_now(self) -> None:
         self._is_woken = False
         self._wake()
 
     def _wake(self) -> None:
-        own_loop = asyncio.get_running_loop()
-        with self._lock:
-            while (waiter := self._next()) is not None:
-                is_ahead = self._take(waiter)
-                loop = waiter.loop
-                try:
-                    # Waking a loop that runs costs as much as a tenth of a request.
-                    call = loop.call_soon if loop is own_loop else loop.call_soon_threadsafe
-                    call(_grant, waiter.granted, is_ahead)
-                except RuntimeError:  # its loop is closed
-                    self.in_flight -= 1
-                    self._ahead -= is_ahead
-
-
-def _grant(granted: asyncio.Future[bool], is_ahead: bool) -> None:
-    if not granted.done():
-        granted.set_result(is_ahead)
+        while (waiter := self._next()) is not None:
+            deliver(waiter.granted, self._take(waiter))
 
 
 class HostLimiters:
-    """The limiters of one process, by host. Thread-safe."""
+    """The limiters of one event loop, by host."""
 
     def __init__(self, most: int, most_ahead: int | None = None) -> None:
         """See `HostLimiter`."""
         self._most, self._most_ahead = most, most_ahead
-        self._lock = threading.Lock()
         self._by_host: dict[str, HostLimiter] = {}
 
     def of(self, host: str) -> HostLimiter:
-        with self._lock:
-            return self._by_host.setdefault(host, HostLimiter(self._most, most_ahead=self._most_ahead))
+        return self._by_host.setdefault(host, HostLimiter(self._most, most_ahead=self._most_ahead))
