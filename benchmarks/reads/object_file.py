@@ -37,9 +37,9 @@ import grpc
 
 import ais_loader
 from ais_loader.testing import NodeProcess, seeded_bytes
-from ais_loader.testing.link import FaultyLink
 from benchmarks.kit.echo import ServerProcess, channel_to, serve
 from benchmarks.kit.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
+from tests.faulty_link import FaultyLink
 
 MB = 1_000_000
 CHUNK_BYTES = 1 << 20

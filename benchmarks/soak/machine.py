@@ -15,8 +15,9 @@ import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
-from ais_loader.testing import FaultyLink, NodeProcess
+from ais_loader.testing import NodeProcess
 from tests.cluster_processes import ProcessPlace
+from tests.faulty_link import FaultyLink
 from tests.machines_kit import Machines
 
 _SOURCE = Path(__file__).with_name("machine_shim.c")

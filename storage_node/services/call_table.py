@@ -237,7 +237,6 @@ _ROWS = (
     Call("Replica/Newest", PEER),
     Call("Replica/Bury", PEER),
     Call("Replica/Versions", PEER),
-    Call("Replica/Forget", PEER),
     Call("Repair/Missed", PEER),
     Call("Repair/Returned", PEER),
     Call("Repair/Push", PEER),

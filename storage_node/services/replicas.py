@@ -60,9 +60,6 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
     async def Versions(self, request: wire.VersionsRequest, context: Context) -> wire.VersionsResponse:
         return await self._answer(replica.versions, request, context)
 
-    async def Forget(self, request: wire.ForgetRequest, context: Context) -> wire.ForgetResponse:
-        return await self._answer(replica.forget, request, context)
-
     def _known_map(self) -> int:
         return self._node.map_version
 

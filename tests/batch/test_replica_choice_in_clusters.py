@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Client, connect
-from ais_loader.testing import FaultyLink, eventually, seeded_bytes
+from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.transport.cluster.transport import RemoteTransport
+from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 pytestmark = pytest.mark.slow

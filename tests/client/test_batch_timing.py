@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from ais_loader import BatchTiming, Bucket, Client, ShufflePlan, Status, connect, errors
-from ais_loader.testing import FaultyLink, NodeProcess
+from ais_loader.testing import NodeProcess
 from ais_loader.values.timing import TimingStopwatch
 from ais_loader.wire.node_waits import NodeWaits
+from tests.faulty_link import FaultyLink
 
 SIZE_BYTES = 200_000
 NAMES = [f"{at:02d}" for at in range(20)]

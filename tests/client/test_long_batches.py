@@ -9,9 +9,10 @@ from functools import cache
 import pytest
 
 from ais_loader import Client, ClusterOptions, ObjectReader, connect, errors
-from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import NodeProcess, eventually, seeded_bytes, throwaway_folder
 from ais_loader.transport.session import long_batch
 from ais_loader.transport.session import raw_stream as direct
+from tests.faulty_link import FaultyLink
 
 MiB = 1 << 20
 

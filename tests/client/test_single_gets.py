@@ -11,9 +11,10 @@ import grpc
 import pytest
 
 from ais_loader import Client, ClusterOptions, connect, errors
-from ais_loader.testing import FaultyLink, SeededObjects, eventually, throwaway_folder
+from ais_loader.testing import SeededObjects, eventually, throwaway_folder
 from ais_loader.transport.session import raw_stream as direct
 from storage_node.server import NodeServer
+from tests.faulty_link import FaultyLink
 from tests.node.node_kit import bucket_of, serving
 from tests.table import table
 
@@ -151,7 +152,8 @@ print(wait_for_shutdown(20.0))
 @pytest.mark.slow
 def test_an_interrupt_ends_a_get_and_not_the_client(filled: NodeServer, kind: str) -> None:
     program = """
-from ais_loader.testing import FaultyLink, eventually
+from ais_loader.testing import eventually
+from tests.faulty_link import FaultyLink
 with FaultyLink(sys.argv[1]) as link:
     with connect(link.url) as client:
         bucket = client.bucket("data")

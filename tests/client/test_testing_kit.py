@@ -1,4 +1,4 @@
-"""The public test kit does to nodes and connections what it says."""
+"""The test kit does to nodes and connections what it says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import ais_loader
-from ais_loader.testing import FaultyLink, NodeProcess, eventually, seeded_bytes, throwaway_node, throwaway_store
+from ais_loader.testing import NodeProcess, eventually, seeded_bytes, throwaway_node, throwaway_store
+from tests.faulty_link import FaultyLink
 
 
 def test_eventually_returns_the_first_true_value() -> None:

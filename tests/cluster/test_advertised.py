@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from ais_loader import ClusterOptions, connect
-from ais_loader.testing import FaultyLink, NodeProcess
+from ais_loader.testing import NodeProcess
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_bucket, create_cluster
 from storage_node.ops.ask_nodes import ask_node
+from tests.faulty_link import FaultyLink
 from tests.peer_kit import PROCESS_OPERATOR
 
 HOST = "127.0.0.1"

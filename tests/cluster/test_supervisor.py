@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from ais_loader.objects.client import connect
-from ais_loader.testing import FaultyLink
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.backoff import Backoff
@@ -35,6 +34,7 @@ from storage_node.ops.settings_store import KeptSettings
 from storage_node.ops.status import cluster_status
 from storage_node.ops.supervisor import Supervisor
 from storage_node.store.store import Store
+from tests.faulty_link import FaultyLink
 
 HOST = "127.0.0.1"
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect
-from ais_loader.testing import FaultyLink, seeded_bytes
+from ais_loader.testing import seeded_bytes
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
+from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 

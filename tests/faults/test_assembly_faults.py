@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ais_loader.errors import LoaderError
-from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, eventually, throwaway_folder
+from ais_loader.testing import NodeProcess, SeededObjects, eventually, throwaway_folder
 from ais_loader.testing.node import peer_secret_file
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.checksum import crc32c
@@ -28,6 +28,7 @@ from storage_node.store.format import Version
 from storage_node.store.replica_state import clock_s
 from storage_node.store.store import Store
 from tests.cluster_processes import ClusterProcesses
+from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import BUCKET, Answer, to_one_node
 from tests.node.node_kit import RawSession, batch_of
 

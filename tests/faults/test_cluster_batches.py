@@ -16,13 +16,14 @@ import grpc
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Item, connect, errors
-from ais_loader.testing import FaultyLink, SeededObjects, eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import SeededObjects, eventually, seeded_bytes, throwaway_folder
 from ais_loader.values.entry import Status
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import serve_all
+from tests.faulty_link import FaultyLink
 from tests.node.node_kit import RawSession, batch_of
 
 pytestmark = pytest.mark.slow  # processes that are killed and started again

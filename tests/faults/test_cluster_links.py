@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Client, ClusterOptions, connect
-from ais_loader.testing import FaultyLink, throwaway_folder
+from ais_loader.testing import throwaway_folder
 from ais_loader.values.entry import Status
 from ais_loader.wire.cluster_map import ClusterView
 from tests.cluster_processes import ClusterProcesses
@@ -35,6 +35,7 @@ from tests.faults.fault_kit import (
     read,
     serve_all,
 )
+from tests.faulty_link import FaultyLink
 from tests.machines_kit import Machines
 
 pytestmark = pytest.mark.slow  # silence is awaited for ten seconds, by nodes

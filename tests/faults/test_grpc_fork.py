@@ -297,7 +297,8 @@ ON_A_NODE = pytest.mark.parametrize("filled", ["node"], indirect=True, scope="mo
 @ON_A_NODE
 def test_a_call_that_takes_too_long_is_ended_by_a_fork_and_made_again(filled: str) -> None:
     program = """
-        from ais_loader.testing import FaultyLink, eventually
+        from ais_loader.testing import eventually
+        from tests.faulty_link import FaultyLink
         from ais_loader.transport import fork_safety
         fork_safety.WAIT_S = 0.2
         sizes, failures = [], []
@@ -325,7 +326,8 @@ def test_a_call_that_takes_too_long_is_ended_by_a_fork_and_made_again(filled: st
 @ON_A_NODE
 def test_a_fork_ends_a_listing_and_the_look_whether_its_node_is_alive(filled: str) -> None:
     program = """
-        from ais_loader.testing import FaultyLink, eventually
+        from ais_loader.testing import eventually
+        from tests.faulty_link import FaultyLink
         from ais_loader.transport import fork_safety
         from ais_loader.transport.grpc import watchdog
         from ais_loader.transport.cluster.transport import RemoteTransport

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Item, ObjectInfo, connect, errors
-from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, eventually, seeded_bytes, throwaway_folder
+from ais_loader.testing import NodeProcess, SeededObjects, eventually, seeded_bytes, throwaway_folder
+from tests.faulty_link import FaultyLink
 
 MiB = 1 << 20
 SMALL = SeededObjects({f"s/{at:04d}": (60_000 + at, at) for at in range(400)})

@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 
 from ais_loader import Bucket, ClusterOptions, ObjectFile, ObjectReader, connect, errors
-from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, seeded_bytes, throwaway_folder
+from ais_loader.testing import NodeProcess, SeededObjects, seeded_bytes, throwaway_folder
+from tests.faulty_link import FaultyLink
 from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Client, ClusterOptions, Status, connect, errors
-from ais_loader.testing import FaultyLink, eventually, seeded_bytes
+from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.transport.session.lane import Lane, Lanes
 from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -24,6 +24,7 @@ from storage_node.server import NodeServer
 from storage_node.services import call_table
 from storage_node.store.read import file_frame
 from storage_node.store.read.file_frame import FileFrame
+from tests.faulty_link import FaultyLink
 from tests.node.node_kit import serving
 from tests.store.store_kit import flip_a_byte, object_files
 from tests.table import table

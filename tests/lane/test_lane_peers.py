@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from ais_loader import connect
-from ais_loader.testing import FaultyLink, SeededObjects, eventually, throwaway_folder
+from ais_loader.testing import SeededObjects, eventually, throwaway_folder
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_batch_pb2_grpc as rpc
@@ -24,6 +24,7 @@ from ais_loader.wire.lane import CALL, FAILED, HEADER, LAST, REFUSED, WELCOME
 from storage_node.batch import peers
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.faulty_link import FaultyLink
 from tests.lane.lane_kit import RawLane, error_of, offer_of
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
 from tests.node.node_kit import RawSession, batch_of

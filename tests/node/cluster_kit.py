@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.errors import LoaderError
-from ais_loader.testing import FaultyLink, eventually
+from ais_loader.testing import eventually
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.values.options import ClusterOptions
@@ -25,6 +25,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
 from storage_node.store.replica_state import StaleReplicas
+from tests.faulty_link import FaultyLink
 from tests.node.node_kit import kept_port
 
 BUCKET = "b"

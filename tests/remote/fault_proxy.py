@@ -23,7 +23,7 @@ from http import HTTPStatus
 from xml.sax.saxutils import escape
 
 from ais_loader.testing import eventually
-from ais_loader.testing.loop_listener import AcceptedConnection, LoopListener
+from tests.loop_listener import AcceptedConnection, LoopListener
 
 _CHUNK_BYTES = 256 << 10
 _PACE_S = 0.02

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from ais_loader import ClusterOptions, connect, errors
-from ais_loader.testing import FaultyLink, eventually
+from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.commit import CommitProtocol
@@ -22,6 +22,7 @@ from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
+from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run, settle
 from tests.node.write_kit import Writer, cluster_of, copies_of, name_with, staged_files

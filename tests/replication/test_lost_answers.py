@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect, errors
-from ais_loader.testing import FaultyLink, eventually, seeded_bytes
+from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.retry import WriteTries
 from ais_loader.values.source import Source
@@ -26,6 +26,7 @@ from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsService
 from storage_node.services.objects import ObjectsService
 from storage_node.settings.config import ServerConfig
+from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import BUCKET, LocalCluster, to_one_node
 from tests.node.write_kit import Writer, cluster_of, copies_of, name_with
 

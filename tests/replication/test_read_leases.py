@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.testing import FaultyLink, eventually
+from ais_loader.testing import eventually
 from storage_node.cluster.replication import invalidation, lease_keeper
 from storage_node.cluster.replication.lease_renewal import LeaseRenewal
 from storage_node.context.channels import Caller, Channels
 from storage_node.server import NodeServer
+from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import DOUBT, NOTHING, Writer, name_with, said
 

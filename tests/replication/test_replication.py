@@ -15,6 +15,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc as wire_rpc
+from storage_node.cluster.replication.replica import from_wire
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import (
@@ -318,9 +319,9 @@ def test_versions_are_listed_page_by_page_and_forgotten_on_request(cluster: Loca
             assert list(newest.object)[:-1] == found and not newest.object[-1].HasField("version")
             if "n03" in expected:
                 (tombstone,) = [state for state in found if state.is_tombstone]
-                forget = wire.ForgetRequest(bucket=bucket, name="n03", version=tombstone.version, tombstone_only=True)
-                assert not stub.Forget(forget, timeout=CALL_TIMEOUT_S).HasField("left")
-                assert "n03" not in held(cluster.batches(number).node.store)
+                store = cluster.batches(number).node.store
+                assert store.replicas.forget_tombstone(BUCKET, "n03", from_wire(tombstone.version))
+                assert "n03" not in held(store)
             other = wire.BucketRef(name=BUCKET, uuid=b"x" * 16)
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Versions(wire.VersionsRequest(bucket=other), timeout=CALL_TIMEOUT_S)

@@ -138,7 +138,6 @@ def test_a_version_that_no_clock_gives_is_refused_by_every_call_and_changes_noth
                 lambda: replica.Bury(
                     wire.BuryRequest(bucket=bucket, name="a", version=fine, not_above=number), timeout=TIMEOUT_S
                 ),
-                lambda: replica.Forget(wire.ForgetRequest(bucket=bucket, name="a", version=number), timeout=TIMEOUT_S),
                 lambda: repair.Missed(
                     wire.MissedRequest(bucket=bucket, name=["a"], version=[number]), timeout=TIMEOUT_S
                 ),

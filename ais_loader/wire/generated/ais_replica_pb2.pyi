@@ -410,21 +410,3 @@ class VersionsResponse(_message.Message):
     object: _containers.RepeatedCompositeFieldContainer[ObjectState]
     more: bool
     def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., more: bool = ...) -> None: ...
-
-class ForgetRequest(_message.Message):
-    __slots__ = ("bucket", "name", "version", "tombstone_only")
-    BUCKET_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    TOMBSTONE_ONLY_FIELD_NUMBER: _ClassVar[int]
-    bucket: BucketRef
-    name: str
-    version: ObjectVersion
-    tombstone_only: bool
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., tombstone_only: bool = ...) -> None: ...
-
-class ForgetResponse(_message.Message):
-    __slots__ = ("left",)
-    LEFT_FIELD_NUMBER: _ClassVar[int]
-    left: ObjectState
-    def __init__(self, left: _Optional[_Union[ObjectState, _Mapping]] = ...) -> None: ...

@@ -54,11 +54,6 @@ class ReplicaStub(object):
                 request_serializer=protos_dot_ais__replica__pb2.VersionsRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__replica__pb2.VersionsResponse.FromString,
                 _registered_method=True)
-        self.Forget = channel.unary_unary(
-                '/ais_loader.v1.Replica/Forget',
-                request_serializer=protos_dot_ais__replica__pb2.ForgetRequest.SerializeToString,
-                response_deserializer=protos_dot_ais__replica__pb2.ForgetResponse.FromString,
-                _registered_method=True)
 
 
 class ReplicaServicer(object):
@@ -95,13 +90,6 @@ class ReplicaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Forget(self, request, context):
-        """A tombstone that every copy has seen, or a copy that has moved away: gone without a trace, unless it is newer.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,11 +112,6 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Versions,
                     request_deserializer=protos_dot_ais__replica__pb2.VersionsRequest.FromString,
                     response_serializer=protos_dot_ais__replica__pb2.VersionsResponse.SerializeToString,
-            ),
-            'Forget': grpc.unary_unary_rpc_method_handler(
-                    servicer.Forget,
-                    request_deserializer=protos_dot_ais__replica__pb2.ForgetRequest.FromString,
-                    response_serializer=protos_dot_ais__replica__pb2.ForgetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -328,17 +328,6 @@ def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsRespon
     return wire.VersionsResponse(object=states, more=len(found) > limit)
 
 
-def forget(store: Store, request: wire.ForgetRequest) -> wire.ForgetResponse:
-    require_bucket(store, request.bucket.name, request.bucket.uuid)
-    bucket, version = request.bucket.name, from_wire(request.version)
-    if request.tombstone_only:
-        store.replicas.forget_tombstone(bucket, request.name, version)
-        left = store.replicas.newest(bucket, [request.name])[0]
-    else:
-        left = store.delete(bucket, request.name, version)
-    return wire.ForgetResponse(left=to_state(request.name, left) if left is not None else None)
-
-
 def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:
     try:
         entry, bucket_uuid = store.replicas.newest(bucket, [name])[0], store.bucket(bucket).uuid_bytes

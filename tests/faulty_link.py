@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from ais_loader.testing.loop_listener import AcceptedConnection, LoopListener
+from tests.loop_listener import AcceptedConnection, LoopListener
 
 _CHUNK_BYTES = 256 << 10
 _QUEUED_CHUNKS = 64
