@@ -46,12 +46,12 @@ the page cache, sendfile takes 98 to 129 µs and its receiver 145 to 150 µs, an
 takes 80 to 95 µs and 85 to 100 µs. A bundle of 1 MiB gained nothing: its receiver takes as long as the gateway.
 
 A GET of 10 KiB reached 0.41 of AIStore's, which is written in Go and verifies no signature, and 0.52 of versitygw's,
-which does. Answered on the event loop, it reaches 0.96 and 1.4 of them, 2.7 times the rate before, and takes 0.40 to
-0.58 of the processor time before: the more other programs keep the machine busy, the more a change of threads costs.
-In front of node:/// it takes 0.25 of what a gateway of the same node and the node take over gRPC. Of what is left, an
-answer of aiohttp without any of this takes 0.4, the signature 0.18, and looking the object up, reading and verifying
-it 0.12. The machine was so busy in these rounds that rates differ fourfold; processor times differ less. The sections
-of 10 KiB are of this run, the others of the one before.
+which does. Answered on the event loop, it takes 0.52 of the processor time before, and reaches 1.7 times the rate
+before, 1.1 times AIStore's and 2.1 times versitygw's. In front of node:/// it takes 0.25 of what a gateway of the same
+node and the node take over gRPC. Of what is left, an answer of aiohttp without any of this takes 0.4, the signature
+0.18, and looking the object up, reading and verifying it 0.12. Other programs kept the machine busy in some of these
+rounds, as the ranges of the rates show; processor times differ less. The sections of 10 KiB are of this run, the
+others of the one before.
 
 An upload in parts reaches 0.14 of our own PUT, and is missed by far. MD5 and SHA-256 of a MiB take 2.5 ms, our own
 PUT 0.9 ms in all, and AIStore, which verifies no signature, reaches 0.24. Four MD5s side by side in the lanes of a
