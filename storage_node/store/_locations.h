@@ -1,10 +1,14 @@
 /* Locations of objects: what a batch needs to know of each, found by name without Python objects.
  *
- * A StoredFile is a file that holds objects. A segment, once it has been read often enough without waiting
- * for a drive, is mapped; see _mapped_read.h. Locations is a hash table from catalog keys to StoredFile,
- * offset, size and checksum, which it takes from catalog values. An object takes 40 to 45 bytes besides its key, and
- * no Python object if it is in a segment. A full table forgets everything. Prefetching hides most of what a large
- * table costs; see wave_announce. The contracts are in drive/locations.py.
+ * A StoredFile is a file that holds objects. A segment that is read without waiting for a drive is kept open, and
+ * mapped after a while; see _mapped_read.h. Locations is a hash table from catalog keys to StoredFile, offset, size and
+ * checksum, which it takes from catalog values. An object takes 40 to 45 bytes besides its key, and no Python object. A
+ * full table forgets everything. Prefetching hides most of what a large table costs; see wave_announce. The contracts
+ * are in drive/locations.py.
+ *
+ * A table is one mapping without pointers, of memory or of a file, which other processes map to read it; see
+ * drive/shared_locations.py. Nothing in a file is taken for sound: positions are compared with the size of the mapping,
+ * rows and paths with their checksums, on copies that no other process can change.
  *
  * Every function here runs with the GIL. Include after Python.h and _batch_read.h.
  */
@@ -331,17 +335,14 @@ static uint32_t index_tag(uint32_t hash) { return hash & ~(uint32_t)ROW_MASK; }
 
 static uint32_t *index_first(const Locations *self, uint32_t hash) { return &self->index[hash & (self->index_room - 1)]; }
 
-static uint32_t location_sum(const struct location *row, const char *key, size_t key_bytes)
+/* Of a row and its key as if they were one string, or of a file record and its path. */
+static uint32_t sum_of(const void *record, size_t record_bytes, const char *text, size_t text_bytes)
 {
-    const uint32_t crc = crc_update(0xFFFFFFFFu, (const uint8_t *)row, offsetof(struct location, sum));
-    return ~crc_update(crc, (const uint8_t *)key, key_bytes);
+    const uint32_t crc = crc_update(0xFFFFFFFFu, record, record_bytes);
+    return ~crc_update(crc, (const uint8_t *)text, text_bytes);
 }
 
-static uint32_t record_sum(const struct file_record *record, const char *path)
-{
-    const uint32_t crc = crc_update(0xFFFFFFFFu, (const uint8_t *)record, offsetof(struct file_record, sum));
-    return ~crc_update(crc, (const uint8_t *)path, record->path_bytes);
-}
+enum { ROW_SUMMED = offsetof(struct location, sum), FILE_SUMMED = offsetof(struct file_record, sum) };
 
 /* Copy a row, which another process may be writing, and find its key. Returns 0 if it cannot be one. */
 static int row_load(const Locations *self, size_t number, struct location *row, const char **key, size_t *key_bytes)
@@ -394,7 +395,7 @@ static int file_load(const Locations *self, uint32_t number, struct file_record 
         return 0;
     memcpy(path, self->keys + at + sizeof *record, record->path_bytes);
     path[record->path_bytes] = 0;
-    return record_sum(record, path) == record->sum && strlen(path) == record->path_bytes;
+    return sum_of(record, FILE_SUMMED, path, record->path_bytes) == record->sum && strlen(path) == record->path_bytes;
 }
 
 /* The file of a row; a new reference. NULL if it was dropped, or with an error. */
@@ -478,7 +479,7 @@ static size_t locations_size(const Locations *self)
 static uint32_t file_append(Locations *self, const char *path, size_t path_bytes, int is_segment)
 {
     struct file_record record = {.path_bytes = (uint16_t)path_bytes, .is_segment = (uint8_t)is_segment};
-    record.sum = record_sum(&record, path);
+    record.sum = sum_of(&record, FILE_SUMMED, path, path_bytes);
     memcpy(self->keys + self->key_count, &record, sizeof record);
     memcpy(self->keys + self->key_count + sizeof record, path, path_bytes);
     __atomic_store_n(&self->file_at[self->file_count], (uint32_t)self->key_count, __ATOMIC_RELEASE);
@@ -498,7 +499,7 @@ static void row_store(Locations *self, uint32_t *slot, struct location *row, con
         self->key_count += sizeof kept + key_bytes;
         self->row_count++;
     }
-    row->sum = location_sum(row, key, key_bytes);
+    row->sum = sum_of(row, ROW_SUMMED, key, key_bytes);
     memcpy(&self->rows[number], row, sizeof *row);
     __atomic_store_n(slot, (uint32_t)(number + 1) | index_tag(row->hash), __ATOMIC_RELEASE);
 }
@@ -567,7 +568,7 @@ static int move_step(Locations *self, void *with)
     memset(move->numbers, 0, self->row_room * sizeof *move->numbers);
     for (size_t i = 0; i < self->row_count; i++) {
         if (!row_load(self, i, &row, &key, &bytes) || row.file >= self->row_room
-            || row.sum != location_sum(&row, key, bytes))
+            || row.sum != sum_of(&row, ROW_SUMMED, key, bytes))
             continue;
         uint32_t *const number = &move->numbers[row.file];
         if (!*number) {
@@ -947,8 +948,7 @@ static int search_step(Locations *table, void *with)
         if (!slot || !*slot)
             continue;
         if (table->is_file) {
-            uint32_t crc = crc_update(0xFFFFFFFFu, (const uint8_t *)&one->row, offsetof(struct location, sum));
-            crc = crc_update(crc, (const uint8_t *)wave->head, wave->head_bytes);
+            const uint32_t crc = ~sum_of(&one->row, ROW_SUMMED, wave->head, wave->head_bytes);
             if (~crc_update(crc, (const uint8_t *)one->text, one->bytes) != one->row.sum)
                 continue;
         }
@@ -1060,20 +1060,10 @@ static Py_ssize_t locations_length(PyObject *self)
     return count;
 }
 
-static PyObject *locations_room(PyObject *self, void *closure)
-{
-    (void)closure;
-    return PyLong_FromSize_t(((Locations *)self)->row_room);
-}
-
 static PyMemberDef locations_members[] = {
     {"is_shared", T_BOOL, offsetof(Locations, is_file), READONLY, "Whether the table is in a file."},
+    {"room", T_PYSSIZET, offsetof(Locations, row_room), READONLY, "Number of locations for which there is room."},
     {NULL, 0, 0, 0, NULL},
-};
-
-static PyGetSetDef locations_getset[] = {
-    {"room", locations_room, NULL, "Number of locations for which there is room.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef locations_methods[] = {
@@ -1097,7 +1087,6 @@ static PyTypeObject LocationsType = {
     .tp_dealloc = locations_dealloc,
     .tp_methods = locations_methods,
     .tp_members = locations_members,
-    .tp_getset = locations_getset,
     .tp_as_sequence = &locations_sequence,
     .tp_doc = "See _native.pyi.",
 };

@@ -7,9 +7,10 @@ exists: what it does not know is read from the catalog. It takes the catalog's v
 commits and from the scan that fills it (location_fill.py).
 
 A `StoredFile` is a file that holds objects. It takes the place of the file's path in the batch reader's `paths`. The
-native batch reader maps a segment that was read several times without waiting for a drive, and from then on copies its
-objects out of the mapping. Locations in a file become void when the file is dropped; so does its mapping, which would
-otherwise keep the bytes of a removed file on the drive.
+native batch reader keeps a segment open that it reads without waiting for a drive. Once it has read as many bytes as
+the segment has, it maps it, and from then on copies its objects out of the mapping. Locations in a file become void
+when the file is dropped; so do its descriptor and mapping, which would otherwise keep the bytes of a removed file on
+the drive. Processes share tables (shared_locations.py).
 
 `_native.c` implements them. Threads: all calls are atomic.
 """
