@@ -19,15 +19,15 @@ All of these are from a server that sent headers and content as two packets, the
 and a delayed acknowledgement): 64 requests in flight were 1,450 objects a second at most. Without that delay, obstore
 read 5,000 to 7,000 objects of 50 KB a second, and the node 1,000: 0.17.
 
-Prediction, written before obstore was called in threads, and before an object had three tasks instead of five: 0.54 ms
-of the node for 50 KB, and 0.3 of obstore without the delay. 1 MB, which the kernel dominates: unchanged. 0.6 is out of
-reach there: obstore alone takes 0.2 ms, and storing what came costs more than receiving it.
+Estimated before obstore was called in threads, and before an object had three tasks instead of five: 0.54 ms of the
+node for 50 KB. Found, by turns with the tree before on a machine that others used: 0.73 ms instead of 1.03. Without the
+delay, 0.6 of obstore is out of reach: obstore alone takes 0.2 ms, and storing what came costs more than receiving it.
 
 Of the 1.04 ms, garbage collections took an eighth: each looked at all that the node has had since its start. obstore's
 own threads took a third. They hand each of two answers to the event loop, and wait for the interpreter; a blocking call
-returns in the thread that made it, for a third of that. The event loop took 0.41 ms, and 0.15 now. Of 1 MB, most is the
-kernel's: pages are copied, and ext4 looks at each inode that was deleted in the last minutes before it finds another
-one (`recently_deleted` in a profile), here those of the previous rounds.
+returns in the thread that made it, for less than half of that. Of 1 MB, most is the kernel's: pages are copied, and
+ext4 looks at each inode that was deleted in the last minutes before it finds another one (`recently_deleted` in a
+profile), here those of the previous rounds.
 """
 
 from __future__ import annotations
