@@ -11,9 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 
-_VARIABLE = re.compile("(AIS|AWS|AZURE|GOOGLE)_.*|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
-_OTHERS = ("AIS_LOADER_",)
-"""Prefixes of what does not matter to a node's places."""
+_VARIABLE = re.compile("(AIS(?!_LOADER_)|AWS|AZURE|GOOGLE)_.*|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
 _KEY = ""
 """Name of the key among the digests; no variable has an empty name."""
 
@@ -24,7 +22,7 @@ def environment_digests(key: bytes | None = None) -> dict[str, str]:
     digests = {
         name: hashlib.blake2b(value.encode(errors="surrogateescape"), digest_size=16, key=key).hexdigest()
         for name, value in os.environ.items()
-        if _VARIABLE.fullmatch(name) and not name.startswith(_OTHERS)
+        if _VARIABLE.fullmatch(name)
     }
     return {_KEY: key.hex(), **digests}
 

@@ -90,8 +90,9 @@ class _FollowedBucket:
         self.bucket = bucket
         self.readers = readers
         self.order = EvictionOrder(bucket.uuid, needed_at)
+        self.arriving: dict[str, int] = {}
+        """Bytes of objects whose fetches have begun to store, until they are among the copies."""
         self.arriving_bytes = 0
-        """Bytes of fetches that have begun to store."""
         self.ahead: dict[str, int] = {}
         """Bytes of objects that were fetched ahead, and that no loader has read yet."""
         self.ahead_bytes = 0
@@ -108,6 +109,12 @@ class _FollowedBucket:
         self.ahead_bytes += size_bytes - self.ahead.pop(name, 0)
         if size_bytes:
             self.ahead[name] = size_bytes
+
+    def note_arriving(self, name: str, size_bytes: int = 0) -> None:
+        """Note that an object is being stored; with 0, that it is among the copies, or will not be."""
+        self.arriving_bytes += size_bytes - self.arriving.pop(name, 0)
+        if size_bytes:
+            self.arriving[name] = size_bytes
 
     def over_bytes(self, arriving_bytes: int = 0) -> int:
         """Return the bytes to evict; 0 within the budget."""
@@ -175,6 +182,7 @@ class CacheSpace:
                 followed.note_ahead(name)
                 return
             followed.order.add(name, entry.size_bytes)
+            followed.note_arriving(name)
             is_over = followed.over_bytes() > 0
         if is_over:
             self._wake.set()
@@ -308,13 +316,13 @@ class CacheSpace:
         while not urgency.is_urgent and not await self._has_room_ahead(followed, name, size_bytes):
             await asyncio.sleep(_TOGETHER_S)
         with self._lock:
-            followed.arriving_bytes += size_bytes
+            followed.note_arriving(name, size_bytes)
         try:
             await self._evict_beyond(followed, arriving=True)
             yield
         finally:
             with self._lock:
-                followed.arriving_bytes -= size_bytes
+                followed.note_arriving(name)
 
     async def _has_room_ahead(self, followed: _FollowedBucket, name: str, size_bytes: int) -> bool:
         """Evict copies that no plan needs, for an object that no reader waits for. Returns whether there is room."""
@@ -412,8 +420,8 @@ class CacheSpace:
     # -- evicting
 
     async def _evict_beyond(self, followed: _FollowedBucket, *, arriving: bool = False) -> None:
-        """Evict until the budget is kept, as far as copies may go. `arriving`: with the fetches that are being stored,
-        of which some may be stored already."""
+        """Evict until the budget is kept, as far as copies may go. `arriving`: with the fetches that are being
+        stored."""
 
         def over_bytes() -> int:
             return followed.over_bytes(followed.arriving_bytes if arriving else 0)

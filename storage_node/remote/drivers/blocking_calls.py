@@ -1,4 +1,4 @@
-"""Blocking calls of obstore, in threads: a GET and its content cost a third of the two answers on the event loop.
+"""Blocking calls of obstore, in threads: a GET with its content costs less than half of two answers on the event loop.
 
 obstore hands each answer to the loop by a thread of its own, which waits for the interpreter. A blocking call returns
 in the thread that made it. Nobody can cancel such a call. It ends by obstore's limits, and the threads are daemons: a
