@@ -173,7 +173,6 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m scripts.check_docstrings
 	$(BIN)/python -m protos.generate --check
-	$(BIN)/python -m scripts.build_docs build/docs
 	$(BIN)/python -m pytest --collect-only -q -q --no-summary -m "not slow" --at-most $(QUICK_CASES)
 	$(BIN)/python -m scripts.structure --lines-at-most $(PRODUCT_LINES)
 

@@ -1,8 +1,10 @@
-"""Every Markdown page of the repository as HTML.
+"""The site: every page of the repository, the API reference, and the tutorial as a notebook.
 
     python -m scripts.build_docs build/docs
 
-Needs no network. A link of a page that leads nowhere is an error.
+Sphinx renders it, with the pages of docs/README.md beside each page. The pages link to each other as on a forge, so
+Sphinx gets a copy of the tree with pages and what they link to alone. Needs no network. A link that leads nowhere is an
+error.
 """
 
 from __future__ import annotations
@@ -11,110 +13,147 @@ import re
 import shutil
 import subprocess
 import sys
-from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
-from string import Template
-from urllib.parse import unquote, urljoin, urlsplit
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
-import markdown2
+import nbformat
+from sphinx.application import Sphinx
+
+from ais_loader.version import __version__
+from scripts.write_reference import reference
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ["code-friendly", "cuddled-lists", "fenced-code-blocks", "header-ids", "markdown-in-html", "tables"]
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>$title</title>
-<style>
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; font-family: sans-serif; line-height: 1.5 }
-pre { overflow-x: auto; padding: 0.5rem; background: #f4f4f4 }
-table { margin: 1rem 0; border-collapse: collapse }
-td, th { padding: 0.2rem 0.5rem; border: 1px solid #ccc }
-img { max-width: 100% }
-</style>
-<nav><details><summary>Pages</summary><ul>$pages</ul></details></nav>
-<main>$body</main>
-</html>
-""")
-ORDER = ("README.md", "docs/architecture.md", "docs/glossary.md", "docs/decisions", "docs", "storage_node", "C", "")
-"""The order in which pages are listed, by the beginnings of their paths."""
-
-
-class Links(HTMLParser):
-    """The links of a page, and the anchors that links can lead to."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.targets: list[str] = []
-        self.anchors: set[str] = set()
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if value and name == "id":
-                self.anchors.add(value)
-            elif value and (tag, name) in {("a", "href"), ("img", "src")}:
-                self.targets.append(value)
+URL = ""
+"""Where the site is served, for llms.txt; empty for addresses relative to it."""
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.M | re.S)
+ENTRY = re.compile(r"\[([^\]]+)\]\(([^)\s#]+\.md)\)")
+OPTIONS: dict[str, Any] = {
+    "project": "ais-loader",
+    "release": __version__,
+    "root_doc": "README",
+    "extensions": ["myst_parser", "sphinx_copybutton"],
+    "source_suffix": {".md": "markdown"},
+    "myst_heading_anchors": 4,
+    "myst_links_external_new_tab": True,
+    "suppress_warnings": ["myst.header"],
+    "html_theme": "furo",
+    "html_title": f"ais-loader {__version__}",
+    "html_copy_source": False,
+    "html_show_copyright": False,
+    "html_show_sphinx": False,
+    "copybutton_prompt_text": "$ ",
+}
 
 
 def pages() -> list[Path]:
     """Return the Markdown pages of the repository, as paths from its root."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     found = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-
-    def place(name: str) -> tuple[int, str]:
-        return next(at for at, start in enumerate(ORDER) if name.startswith(start)), name
-
-    return [Path(name) for name in sorted(found, key=place) if (ROOT / name).exists()]
+    return [Path(name) for name in sorted(found) if (ROOT / name).exists() and not name.startswith(".")]
 
 
-def title(page: Path) -> str:
-    first = (ROOT / page).read_text().partition("\n")[0]
-    return first.removeprefix("#").strip()
+def sections() -> dict[str, list[tuple[str, Path]]]:
+    """Return title and path of the pages that docs/README.md lists, by its headings."""
+    text = (ROOT / "docs" / "README.md").read_text()
+    return {
+        heading: [(title, (ROOT / "docs" / path).resolve().relative_to(ROOT)) for title, path in ENTRY.findall(body)]
+        for heading, body in SECTION.findall(text)
+    }
 
 
-def write_pages(out: Path) -> None:
-    listed = [(page, title(page)) for page in pages()]
-    for page, heading in listed:
-        body = markdown2.markdown((ROOT / page).read_text(), extras=EXTRAS)
-        for target in Links(body).targets:
-            path = urlsplit(target).path
-            source = (ROOT / page).parent / unquote(path)
-            if path and not urlsplit(target).scheme and source.suffix != ".md" and source.is_file():
-                copy = out / source.resolve().relative_to(ROOT)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, copy)
-        body = re.sub(r'(href="(?![a-z]+:)[^"#]*)\.md(?=["#])', r"\1.html", body)
-        up = "../" * (len(page.parts) - 1)
-        items = [f'<li><a href="{up}{one.with_suffix(".html").as_posix()}">{escape(name)}</a>' for one, name in listed]
-        html = PAGE.substitute(title=escape(heading), body=body, pages="".join(items))
-        path_out = (out / page).with_suffix(".html")
-        path_out.parent.mkdir(parents=True, exist_ok=True)
-        path_out.write_text(html)
-    (out / "index.html").write_text('<!doctype html><meta http-equiv="refresh" content="0; url=README.html">\n')
+def stage(source: Path) -> None:
+    """Copy all pages, and the files that they show or offer, to a folder. Add what is generated."""
+    for page in pages():
+        text = (ROOT / page).read_text()
+        for target in LINK.findall(text):
+            path = ((ROOT / page).parent / unquote(urlsplit(target).path)).resolve()
+            if not urlsplit(target).scheme and path.suffix != ".md" and path.is_file():
+                _copy(path, source / path.relative_to(ROOT))
+        (source / page).parent.mkdir(parents=True, exist_ok=True)
+        (source / page).write_text(_linked_to_folders(text, page))
+    (source / "docs" / "reference.md").write_text(reference())
+    nbformat.write(notebook(ROOT / "docs" / "tutorial.md"), source / "docs" / "tutorial.ipynb")
+    listed = sections()
+    known = {page for entries in listed.values() for _, page in entries}
+    others = sorted(page for page in pages() if page not in known and page.as_posix() != "README.md")
+    listed["Measured"] = [("", page) for page in others if page.parts[0] == "benchmarks"]
+    listed["More"] = [("", page) for page in others if page.parts[0] != "benchmarks"]
+    listed["Reference"].insert(0, ("API reference", Path("docs/reference.md")))
+    with (source / "README.md").open("a") as file:
+        file.writelines(_toctree(caption, [page for _, page in entries]) for caption, entries in listed.items())
 
 
-def broken_links(out: Path) -> list[str]:
-    """Return the links of pages that lead to nothing below `out`."""
-    read = {path.relative_to(out).as_posix(): Links(path.read_text()) for path in out.rglob("*.html")}
-    broken = []
-    for name, links in sorted(read.items()):
-        for target in links.targets:
-            if urlsplit(target).scheme:
-                continue
-            to, _, anchor = urljoin(name, target).partition("#")
-            to = unquote(to) or name
-            if not (out / to).is_file() or (anchor and to in read and unquote(anchor) not in read[to].anchors):
-                broken.append(f"{name}: {target}")
-    return broken
+def _copy(path: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, to)
+
+
+def _linked_to_folders(text: str, page: Path) -> str:
+    """Take the links to folders, which a forge shows and a site has not, out of a page."""
+
+    def plain(found: re.Match[str]) -> str:
+        target = urlsplit(found[2])
+        is_folder = not target.scheme and target.path and ((ROOT / page).parent / target.path).is_dir()
+        return found[1] if is_folder else found[0]
+
+    return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", plain, text)
+
+
+def _toctree(caption: str, listed: list[Path]) -> str:
+    names = dict.fromkeys(page.with_suffix("").as_posix() for page in listed)
+    return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""])
+
+
+def notebook(page: Path) -> nbformat.NotebookNode:
+    """Return a page as a notebook: its Python is code, its commands run in a shell, and what they print is left out."""
+    cells = []
+    parts = re.split(r"^```(\w+)\n(.*?)^```\n", page.read_text(), flags=re.M | re.S)
+    for text, kind, code in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
+        if text.strip():
+            cells.append(nbformat.v4.new_markdown_cell(text.strip()))
+        if kind == "python" and "__main__" in code:
+            cells.append(nbformat.v4.new_code_cell(f"%%writefile program.py\n{code.rstrip()}"))
+            cells.append(nbformat.v4.new_code_cell("!python program.py"))
+        elif kind == "python":
+            cells.append(nbformat.v4.new_code_cell(code.rstrip()))
+        elif kind == "console":
+            commands = [line.removeprefix("$ ") for line in code.splitlines() if line.startswith("$ ")]
+            magic = "%%bash --bg" if any(line.startswith("ais-loader serve") for line in commands) else "%%bash"
+            cells.append(nbformat.v4.new_code_cell("\n".join([magic, *commands])))
+    return nbformat.v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})
+
+
+def write_llms(source: Path, out: Path) -> None:
+    """Write llms.txt, the list of the pages, and llms-full.txt, their text. Source: https://llmstxt.org."""
+    intro = (source / "README.md").read_text().partition("\n## ")[0].partition("```")[0].strip()
+    lines, full = [intro, ""], [(source / "README.md").read_text()]
+    for heading, entries in sections().items():
+        lines += [f"## {heading}", ""]
+        for title, page in entries:
+            _copy(source / page, out / page)
+            lines.append(f"- [{title}]({URL}{page.as_posix()})")
+            full.append((source / page).read_text())
+        lines.append("")
+    (out / "llms.txt").write_text("\n".join(lines))
+    (out / "llms-full.txt").write_text("\n\n".join(full))
 
 
 def main(out: Path) -> int:
     shutil.rmtree(out, ignore_errors=True)
-    write_pages(out)
-    if broken := broken_links(out):
-        print("links that lead nowhere:", *broken, sep="\n  ", file=sys.stderr)
+    source, cache = out.with_name(f"{out.name}-source"), out.with_name(f"{out.name}-cache")
+    shutil.rmtree(source, ignore_errors=True)
+    stage(source)
+    site = Sphinx(
+        source, None, out, cache, "html", OPTIONS, status=None, warning=sys.stderr, freshenv=True, keep_going=True
+    )
+    site.build()
+    _copy(source / "docs" / "tutorial.ipynb", out / "docs" / "tutorial.ipynb")
+    (out / "index.html").write_text('<!doctype html><meta http-equiv="refresh" content="0; url=README.html">\n')
+    write_llms(source, out)
+    shutil.rmtree(source)
+    if site.statuscode or site._warncount:
         return 1
     print(f"{out / 'index.html'}")
     return 0

@@ -1,7 +1,6 @@
-"""The API reference and the table of settings as Markdown, made from docstrings and defaults.
+"""The API reference, a page of the site, and the table of settings as Markdown, made from docstrings and defaults.
 
-python -m scripts.write_reference            # writes docs/reference.md, and the table in docs/settings.md
-python -m scripts.write_reference --check    # says whether they are as the code says, and changes nothing
+python -m scripts.write_reference            # writes the table in docs/settings.md
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import enum
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +20,6 @@ from scripts.made_parts import with_part
 from storage_node.metrics.declarations import Metric
 
 ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = ROOT / "docs" / "reference.md"
 SETTINGS = ROOT / "docs" / "settings.md"
 OURS = ("ais_loader", "storage_node")
 GROUPS: dict[str, list[str]] = {
@@ -283,7 +280,7 @@ def reference() -> str:
     lines = [
         "# API reference",
         "",
-        "The public names of `ais_loader`, made from the code by `python -m scripts.write_reference`; edits are lost.",
+        "The public names of `ais_loader`, made from the code.",
         "",
     ]
     for group, names in GROUPS.items():
@@ -336,16 +333,5 @@ def metrics_table(metrics: Iterable[Metric[Any]], process: Mapping[str, str]) ->
     return "\n".join(rows) + "\n"
 
 
-def main(check: bool) -> int:
-    wrong = [path for path, text in ((REFERENCE, reference()), (SETTINGS, settings())) if path.read_text() != text]
-    if check and wrong:
-        print(f"not as the code says: {', '.join(path.name for path in wrong)}; run python -m scripts.write_reference")
-        return 1
-    if not check:
-        REFERENCE.write_text(reference())
-        SETTINGS.write_text(settings())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv))
+    SETTINGS.write_text(settings())

@@ -130,7 +130,8 @@ def usage(as_json: bool, store: StoreChoice) -> None:
     with OutputLines() as lines:
         if not as_json:
             lines.add(
-                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'all waits':>10}  bucket (tenant)"
+                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'all waits':>10}  "
+                "bucket (tenant)"
             )
         for row in rows:
             lines.add(json.dumps(_fields(row)) if as_json else _line(row))

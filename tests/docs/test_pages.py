@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import markdown2
 import pytest
 
-from scripts.build_docs import EXTRAS
 from tests.docs.page_kit import LANGUAGES, ROOT, Block, blocks, commands, indented_code, run_page
 from tests.table import table
 
@@ -39,10 +37,6 @@ def test_python_compiles_and_console_blocks_have_commands() -> None:
             assert commands(block.text), f"{name(page)}:{block.line}"
         elif block.language == "yaml":
             assert block.not_run, f"{name(page)}:{block.line}: nothing runs it"
-
-
-def test_names_with_underscores_are_whole_in_the_html() -> None:
-    assert "AIS_LOADER_URL, load_state_dict" in markdown2.markdown("AIS_LOADER_URL, load_state_dict", extras=EXTRAS)
 
 
 def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:

@@ -209,7 +209,8 @@ subprocess.run([BIN / "pytest", "-n", "1", "--timeout", "60", "test_it.py"], che
 """,
     "dev": """
 import subprocess
-import auditwheel.main, av, grpc_tools.protoc, markdown2, moto, pandas, pyarrow, setuptools, twine, webdataset
+import auditwheel.main, av, grpc_tools.protoc, moto, myst_parser, nbclient, pandas, pyarrow, setuptools
+import twine, webdataset
 for tool in ("mypy", "ruff", "uv", "ais-loader"):
     subprocess.run([BIN / tool, "--version"], check=True)
 """,
