@@ -22,6 +22,7 @@ READS = frozenset(
         "get_transformed",
         "head",
         "head_names",
+        "open_cached",
         "open_member",
         "open_object",
         "summary",
