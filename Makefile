@@ -91,6 +91,8 @@ $(STAMP): $(PACKAGE)
 		{ echo "python venv could not be made; on Debian: apt-get install python3-venv"; exit 1; }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
 	@echo "Installing the packages into $(VENV) (the first time downloads several GB with torch; a re-run resumes)"
+	@# A module for one version of Python would be imported before the one for all of them.
+	@rm -f ais_loader/wire/*.cpython-*.so storage_node/store/*.cpython-*.so
 	$(BIN)/uv pip install --python $(BIN)/python --editable '.[dev]'
 	@touch $@
 

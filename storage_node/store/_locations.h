@@ -6,7 +6,8 @@
  * no Python object if it is in a segment. A full table forgets everything. Prefetching hides most of what a large
  * table costs; see wave_announce. The contracts are in drive/locations.py.
  *
- * Every function here runs with the GIL. Include after Python.h and _batch_read.h.
+ * Every function here runs with the GIL, or, where there is none, with TABLES_LOCK. Include after Python.h and
+ * _batch_read.h.
  */
 #ifndef AIS_LOADER_LOCATIONS_H
 #define AIS_LOADER_LOCATIONS_H
@@ -27,8 +28,19 @@ enum { WARM_READS = 4 }; /* of a segment, without waiting, until it is mapped */
 enum { COLD_READS = 64 }; /* the same after a copy that had to wait */
 enum { MAX_MAPPINGS = 8192 };
 static const int64_t MAX_MAPPED_BYTES = (int64_t)8 << 30; /* of address space; their page tables take a 500th */
-static int64_t mapped_bytes;
-static int mappings;
+/* Files that lose their last reference lower these outside of the lock. */
+static _Atomic int64_t mapped_bytes;
+static _Atomic int mappings;
+
+/* What the GIL guards elsewhere: all tables, and the mappings of all files. No Python code runs with it. */
+#ifdef Py_GIL_DISABLED
+static PyMutex tables_lock;
+#define TABLES_LOCK() PyMutex_Lock(&tables_lock)
+#define TABLES_UNLOCK() PyMutex_Unlock(&tables_lock)
+#else
+#define TABLES_LOCK() ((void)0)
+#define TABLES_UNLOCK() ((void)0)
+#endif
 
 typedef struct {
     PyObject_HEAD
@@ -40,11 +52,11 @@ typedef struct {
     char is_segment, is_dropped;
 } StoredFile;
 
-static PyTypeObject StoredFileType;
+static PyTypeObject *StoredFileType;
 
 static StoredFile *stored_file_make(PyObject *path, int is_segment)
 {
-    StoredFile *file = PyObject_New(StoredFile, &StoredFileType);
+    StoredFile *file = PyObject_New(StoredFile, StoredFileType);
     if (file) {
         file->path = Py_NewRef(path);
         file->map = NULL;
@@ -67,9 +79,11 @@ static void stored_file_unmap(StoredFile *file)
 
 static void stored_file_dealloc(PyObject *self)
 {
+    PyTypeObject *const type = Py_TYPE(self);
     stored_file_unmap((StoredFile *)self);
     Py_XDECREF(((StoredFile *)self)->path);
     PyObject_Free(self);
+    Py_DECREF(type);
 }
 
 static PyObject *stored_file_new(PyTypeObject *type, PyObject *args, PyObject *named)
@@ -87,7 +101,7 @@ static PyObject *stored_file_new(PyTypeObject *type, PyObject *args, PyObject *n
 static void stored_file_map(StoredFile *file, int dirfd)
 {
     struct stat status;
-    const int fd = openat(dirfd, PyBytes_AS_STRING(file->path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const int fd = openat(dirfd, PyBytes_AsString(file->path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return;
     if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0
@@ -153,16 +167,20 @@ static PyGetSetDef stored_file_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyTypeObject StoredFileType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "storage_node.store._native.StoredFile",
-    .tp_basicsize = sizeof(StoredFile),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = stored_file_new,
-    .tp_dealloc = stored_file_dealloc,
-    .tp_members = stored_file_members,
-    .tp_getset = stored_file_getset,
-    .tp_doc = "See locations.StoredFilePython.",
+static PyType_Slot stored_file_slots[] = {
+    {Py_tp_new, (void *)stored_file_new},
+    {Py_tp_dealloc, (void *)stored_file_dealloc},
+    {Py_tp_members, stored_file_members},
+    {Py_tp_getset, stored_file_getset},
+    {Py_tp_doc, "See locations.StoredFilePython."},
+    {0, NULL},
+};
+
+static PyType_Spec stored_file_spec = {
+    .name = "storage_node.store._native.StoredFile",
+    .basicsize = sizeof(StoredFile),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = stored_file_slots,
 };
 
 /* ---- Locations -----------------------------------------------------------------------------------*/
@@ -188,7 +206,7 @@ typedef struct {
     int dirfd;
 } Locations;
 
-static PyTypeObject LocationsType;
+static PyTypeObject *LocationsType;
 static size_t all_bytes, table_count; /* of all tables; `counted_bytes` is a table's part */
 static uint64_t hash_seed; /* names come from outside: nobody may choose those that collide */
 
@@ -315,7 +333,7 @@ static void locations_forget(Locations *self)
     all_bytes -= self->counted_bytes;
     self->counted_bytes = 0;
     for (size_t i = 0; i < count; i++)
-        Py_XDECREF(rows[i].file);
+        Py_XDECREF((PyObject *)rows[i].file);
     array_free(rows, room * sizeof *rows);
     Py_XDECREF(segments);
 }
@@ -391,7 +409,7 @@ static StoredFile *file_of_entry(Locations *self, const char *path, size_t path_
         return NULL;
     StoredFile *file = end ? (StoredFile *)PyDict_GetItemWithError(self->segments, name) : NULL;
     if (file) {
-        Py_INCREF(file);
+        Py_INCREF((PyObject *)file);
     } else if (!PyErr_Occurred() && (file = stored_file_make(name, end != NULL))) {
         self->file_bytes += FILE_BYTES;
         if (end && PyDict_SetItem(self->segments, name, (PyObject *)file) < 0)
@@ -421,9 +439,9 @@ enum { MAX_LOCATED_BYTES = 4 << 20 }; /* larger objects are read in pieces, each
  * values that only format.decode_entry can judge. Returns 1 if the memory is full and nothing may be forgotten. */
 static int add_stored(Locations *self, PyObject *key, PyObject *value, int replace, int may_forget)
 {
-    const char *const text = PyBytes_AS_STRING(key);
-    const size_t bytes = (size_t)PyBytes_GET_SIZE(key), value_bytes = (size_t)PyBytes_GET_SIZE(value);
-    const struct stored *const stored = (const struct stored *)PyBytes_AS_STRING(value);
+    const char *const text = PyBytes_AsString(key);
+    const size_t bytes = (size_t)PyBytes_Size(key), value_bytes = (size_t)PyBytes_Size(value);
+    const struct stored *const stored = (const struct stored *)PyBytes_AsString(value);
     if (bytes > MAX_KEY_BYTES || value_bytes < sizeof *stored || stored->format != STORED_FORMAT
         || stored->kind != OBJECT_KIND || !stored->path_bytes || stored->size > MAX_LOCATED_BYTES
         || stored->offset > (uint64_t)INT64_MAX - stored->size
@@ -464,19 +482,24 @@ static PyObject *locations_add(PyObject *self, PyObject *args)
     int replace, may_forget, full = 0;
     if (!PyArg_ParseTuple(args, "O!O!pp:add", &PyList_Type, &keys, &PyList_Type, &values, &replace, &may_forget))
         return NULL;
-    if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values))
-        return PyErr_Format(PyExc_ValueError, "%zd keys and %zd values", PyList_GET_SIZE(keys), PyList_GET_SIZE(values));
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values) && !full; i++) {
-        PyObject *const key = PyList_GET_ITEM(keys, i), *const value = PyList_GET_ITEM(values, i);
+    keys = PyList_AsTuple(keys), values = PyList_AsTuple(values); /* other threads may change the lists */
+    const Py_ssize_t count = keys ? PyTuple_Size(keys) : 0;
+    if (keys && values && PyTuple_Size(values) != count)
+        PyErr_Format(PyExc_ValueError, "%zd keys and %zd values", count, PyTuple_Size(values));
+    TABLES_LOCK();
+    for (Py_ssize_t i = 0; i < count && !full && !PyErr_Occurred(); i++) {
+        PyObject *const key = PyTuple_GetItem(keys, i), *const value = PyTuple_GetItem(values, i);
         if (value == Py_None)
             continue;
         if (!PyBytes_Check(key) || !PyBytes_Check(value))
-            return PyErr_Format(PyExc_TypeError, "keys and values must be bytes, not %.100s and %.100s",
-                                Py_TYPE(key)->tp_name, Py_TYPE(value)->tp_name);
-        if ((full = add_stored((Locations *)self, key, value, replace, may_forget)) < 0)
-            return NULL;
+            PyErr_Format(PyExc_TypeError, "keys and values must be bytes, not %R and %R", Py_TYPE(key), Py_TYPE(value));
+        else
+            full = add_stored((Locations *)self, key, value, replace, may_forget);
     }
-    return PyBool_FromLong(!full);
+    TABLES_UNLOCK();
+    Py_XDECREF(keys);
+    Py_XDECREF(values);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(!full);
 }
 
 static PyObject *locations_remove(PyObject *self, PyObject *keys)
@@ -488,14 +511,18 @@ static PyObject *locations_remove(PyObject *self, PyObject *keys)
         return NULL;
     while ((key = PyIter_Next(iterator))) {
         if (!PyBytes_Check(key)) {
-            PyErr_Format(PyExc_TypeError, "keys must be bytes, not %.100s", Py_TYPE(key)->tp_name);
-        } else if (table->index_room) {
-            const char *const text = PyBytes_AS_STRING(key);
-            const size_t bytes = (size_t)PyBytes_GET_SIZE(key);
-            struct location *const row = slot_row(table, *location_slot(table, key_hash(text, bytes, "", 0), text, bytes,
-                                                                       "", 0));
+            PyErr_Format(PyExc_TypeError, "keys must be bytes, not %R", Py_TYPE(key));
+        } else {
+            const char *const text = PyBytes_AsString(key);
+            const size_t bytes = (size_t)PyBytes_Size(key);
+            TABLES_LOCK();
+            struct location *const row =
+                table->index_room
+                    ? slot_row(table, *location_slot(table, key_hash(text, bytes, "", 0), text, bytes, "", 0))
+                    : NULL;
             if (row)
                 Py_CLEAR(row->file);
+            TABLES_UNLOCK();
         }
         Py_DECREF(key);
         if (PyErr_Occurred())
@@ -508,19 +535,22 @@ static PyObject *locations_remove(PyObject *self, PyObject *keys)
 static PyObject *locations_drop(PyObject *self, PyObject *path)
 {
     Locations *const table = (Locations *)self;
+    TABLES_LOCK();
     StoredFile *const file = table->segments ? (StoredFile *)PyDict_GetItemWithError(table->segments, path) : NULL;
     if (file) {
         stored_file_drop(file);
-        if (PyDict_DelItem(table->segments, path) < 0)
-            return NULL;
+        PyDict_DelItem(table->segments, path);
     }
+    TABLES_UNLOCK();
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *locations_clear(PyObject *self, PyObject *nothing)
 {
     (void)nothing;
+    TABLES_LOCK();
     locations_forget((Locations *)self);
+    TABLES_UNLOCK();
     Py_RETURN_NONE;
 }
 
@@ -540,34 +570,26 @@ static int location_column(PyObject *source, Py_buffer *view, const char *name, 
 
 enum { WAVE = 64 }; /* names that are looked up together */
 
-/* A name that is looked up; it is held, so that its text stays. */
+/* A name that is looked up. */
 struct wanted {
-    PyObject *name;
     const char *text; /* NULL: no object has such a name, and whoever looks it up says so */
     size_t bytes;
     uint32_t hash;
 };
 
-static int wave_open(struct wanted *wave, PyObject *names, Py_ssize_t first, Py_ssize_t count, const char *head,
-                     size_t head_bytes)
+static void wave_open(struct wanted *wave, PyObject *names, Py_ssize_t first, Py_ssize_t count, const char *head,
+                      size_t head_bytes)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_ssize_t bytes = 0;
-        if (first + i >= PyList_GET_SIZE(names)) {
-            while (i)
-                Py_DECREF(wave[--i].name);
-            PyErr_SetString(PyExc_RuntimeError, "the list of names has changed");
-            return -1;
-        }
-        wave[i].name = Py_NewRef(PyList_GET_ITEM(names, first + i));
-        wave[i].text = PyUnicode_Check(wave[i].name) ? PyUnicode_AsUTF8AndSize(wave[i].name, &bytes) : NULL;
+        PyObject *const name = PyTuple_GetItem(names, first + i);
+        wave[i].text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &bytes) : NULL;
         wave[i].bytes = (size_t)bytes;
         if (wave[i].text)
             wave[i].hash = key_hash(head, head_bytes, wave[i].text, wave[i].bytes);
         else
             PyErr_Clear();
     }
-    return 0;
 }
 
 /* In a large table every step of a look-up waits for memory: the index, the row, the key and the file. Each step is
@@ -610,12 +632,16 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
     if (!PyTuple_Check(args[0]) || !PyBytes_Check(args[1]) || !PyList_Check(args[2]))
         return PyErr_Format(PyExc_TypeError, "find takes a tuple of tables, bytes and a list of names");
     PyObject *const tables = args[0];
-    const char *const head = PyBytes_AS_STRING(args[1]);
-    const size_t head_bytes = (size_t)PyBytes_GET_SIZE(args[1]);
-    const Py_ssize_t count = PyList_GET_SIZE(args[2]), searched = PyTuple_GET_SIZE(tables);
+    const char *const head = PyBytes_AsString(args[1]);
+    const size_t head_bytes = (size_t)PyBytes_Size(args[1]);
+    const Py_ssize_t searched = PyTuple_Size(tables);
     for (Py_ssize_t t = 0; t < searched; t++)
-        if (Py_TYPE(PyTuple_GET_ITEM(tables, t)) != &LocationsType)
+        if (Py_TYPE(PyTuple_GetItem(tables, t)) != LocationsType)
             return PyErr_Format(PyExc_TypeError, "tables must be Locations");
+    PyObject *const names = PyList_AsTuple(args[2]); /* which holds their text, and stays as it is */
+    if (!names)
+        return NULL;
+    const Py_ssize_t count = PyTuple_Size(names);
     while (opened < COLUMN_COUNT) {
         if (location_column(args[3 + opened], &views[opened], kinds[opened].name, kinds[opened].formats,
                             kinds[opened].item, count) < 0)
@@ -625,17 +651,15 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
     files = PyList_New(count);
     for (Py_ssize_t first = 0; files && first < count; first += WAVE) {
         const Py_ssize_t size = count - first < WAVE ? count - first : WAVE;
-        if (wave_open(wave, args[2], first, size, head, head_bytes) < 0) {
-            Py_CLEAR(files);
-            break;
-        }
+        wave_open(wave, names, first, size, head, head_bytes);
+        TABLES_LOCK();
         for (Py_ssize_t t = 0; t < searched; t++)
-            wave_announce(wave, size, (Locations *)PyTuple_GET_ITEM(tables, t));
+            wave_announce(wave, size, (Locations *)PyTuple_GetItem(tables, t));
         for (Py_ssize_t i = first; i < first + size; i++) {
             const struct wanted *const one = &wave[i - first];
             const struct location *found = NULL;
             for (Py_ssize_t t = 0; one->text && t < searched && !found; t++) {
-                const Locations *const table = (Locations *)PyTuple_GET_ITEM(tables, t);
+                const Locations *const table = (Locations *)PyTuple_GetItem(tables, t);
                 if (!table->index_room)
                     continue;
                 found = slot_row(table, *location_slot(table, one->hash, head, head_bytes, one->text, one->bytes));
@@ -649,14 +673,14 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
                 ((int64_t *)views[2].buf)[i] = found->size;
                 ((uint32_t *)views[3].buf)[i] = found->checksum;
             }
-            PyList_SET_ITEM(files, i, Py_NewRef(found ? (PyObject *)found->file : Py_None));
+            PyList_SetItem(files, i, Py_NewRef(found ? (PyObject *)found->file : Py_None));
         }
-        for (Py_ssize_t i = 0; i < size; i++)
-            Py_DECREF(wave[i].name);
+        TABLES_UNLOCK();
     }
 done:
     while (opened)
         PyBuffer_Release(&views[--opened]);
+    Py_DECREF(names);
     return files;
 }
 
@@ -667,10 +691,12 @@ static PyObject *locations_new(PyTypeObject *type, PyObject *args, PyObject *nam
     Py_ssize_t limit_bytes;
     if (!PyArg_ParseTupleAndKeywords(args, named, "in:Locations", names, &dirfd, &limit_bytes))
         return NULL;
-    Locations *const self = (Locations *)type->tp_alloc(type, 0);
+    Locations *const self = (Locations *)PyType_GenericAlloc(type, 0);
     if (!self)
         return NULL;
+    TABLES_LOCK();
     table_count++;
+    TABLES_UNLOCK();
     self->dirfd = dirfd;
     self->limit_bytes = limit_bytes < 0 ? 0 : (size_t)limit_bytes;
     return (PyObject *)self;
@@ -678,17 +704,23 @@ static PyObject *locations_new(PyTypeObject *type, PyObject *args, PyObject *nam
 
 static void locations_dealloc(PyObject *self)
 {
+    PyTypeObject *const type = Py_TYPE(self);
+    TABLES_LOCK();
     locations_forget((Locations *)self);
     table_count--;
-    Py_TYPE(self)->tp_free(self);
+    TABLES_UNLOCK();
+    PyObject_Free(self);
+    Py_DECREF(type);
 }
 
 static Py_ssize_t locations_length(PyObject *self)
 {
     const Locations *const table = (Locations *)self;
     Py_ssize_t count = 0;
+    TABLES_LOCK();
     for (size_t row = 0; row < table->row_count; row++)
         count += location_is_valid(&table->rows[row]);
+    TABLES_UNLOCK();
     return count;
 }
 
@@ -700,18 +732,30 @@ static PyMethodDef locations_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PySequenceMethods locations_sequence = {.sq_length = locations_length};
-
-static PyTypeObject LocationsType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "storage_node.store._native.Locations",
-    .tp_basicsize = sizeof(Locations),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = locations_new,
-    .tp_dealloc = locations_dealloc,
-    .tp_methods = locations_methods,
-    .tp_as_sequence = &locations_sequence,
-    .tp_doc = "See locations.LocationsPython.",
+static PyType_Slot locations_slots[] = {
+    {Py_tp_new, (void *)locations_new},
+    {Py_tp_dealloc, (void *)locations_dealloc},
+    {Py_tp_methods, locations_methods},
+    {Py_sq_length, (void *)locations_length},
+    {Py_tp_doc, "See locations.LocationsPython."},
+    {0, NULL},
 };
+
+static PyType_Spec locations_spec = {
+    .name = "storage_node.store._native.Locations",
+    .basicsize = sizeof(Locations),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = locations_slots,
+};
+
+/* Once for the process: what a type's objects share is shared by all of it. */
+static int types_make(void)
+{
+    if (!StoredFileType)
+        StoredFileType = (PyTypeObject *)PyType_FromSpec(&stored_file_spec);
+    if (!LocationsType)
+        LocationsType = (PyTypeObject *)PyType_FromSpec(&locations_spec);
+    return StoredFileType && LocationsType ? 0 : -1;
+}
 
 #endif
