@@ -472,7 +472,7 @@ static int add_stored(Locations *self, PyObject *key, PyObject *value, int repla
     }
     row->file = file;
     row->offset = (int64_t)stored->offset, row->size = (uint32_t)stored->size, row->checksum = stored->checksum;
-    Py_XDECREF(replaced);
+    Py_XDECREF((PyObject *)replaced);
     return 0;
 }
 
