@@ -8,13 +8,7 @@ import subprocess
 
 import ais_loader
 from tests.docs.page_kit import ROOT
-
-
-def last_release() -> str:
-    """The newest tag of a version, or HEAD before the first one."""
-    command = ["git", "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    return found.stdout.strip() if found.returncode == 0 else "HEAD"
+from tests.packaging.packaging_kit import last_release
 
 
 def public_names(source: str) -> set[str]:

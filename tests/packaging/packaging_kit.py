@@ -65,6 +65,13 @@ def run(*command: object, cwd: Path, timeout_s: float = 110, **environment: str)
     return done.stdout
 
 
+def last_release() -> str:
+    """The newest tag of a version, or HEAD before the first one."""
+    command = ["git", "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return found.stdout.strip() if found.returncode == 0 else "HEAD"
+
+
 def uv() -> str:
     found = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert found, "uv is not installed; `make setup` brings it"
