@@ -25,12 +25,13 @@ import storage_node
 from ais_loader import ClusterOptions, Command, Entry, Stage, connect, errors
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
+from ais_loader.wire import block_device
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
 from ais_loader.wire.remote import Remote
 from storage_node.identity.identity_folder import IdentityFolder
 from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeCounters
-from storage_node.metrics import block_device, exporter
+from storage_node.metrics import exporter
 from storage_node.metrics.declarations import METRICS, PROCESS, markdown_table
 from storage_node.metrics.exporter import MAX_CONNECTIONS
 from storage_node.server import NodeServer
