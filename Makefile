@@ -53,9 +53,8 @@ EMULATORS := .venv-emulators
 AZURITE := 3.37.0
 FAKE_GCS := v1.56.1
 
-# A release: one source distribution, and a wheel for each of these interpreters (versions on the PATH, or paths).
+# The files of a release.
 DIST ?= dist
-DIST_PYTHONS ?= 3.11 3.12 3.13
 
 .PHONY: help setup dist dist-of demo test test-gateway test-integrations test-docs test-slow test-seeds test-exhaustive test-remote test-doors test-front $(FRONTS:%=test-front-%) works-with bench bench-quick check docs protos clean
 
@@ -79,7 +78,7 @@ help:
 	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and check the links of the pages"
 	@echo "make docs       set up, then write all pages as HTML to build/docs"
 	@echo "make protos     write the generated protobuf modules anew"
-	@echo "make dist       set up, then build and check the files of a release of the last commit (docs/releasing.md)"
+	@echo "make dist       set up, then build and check the files of a release of the last commit; says which it cannot build, and why"
 	@echo "WORKERS=N runs quick tests in N processes side by side instead of 2, SLOW_WORKERS=N slow ones instead of 3"
 	@echo "VENV=DIR uses an environment elsewhere, PYTHON=... another interpreter (3.11 or newer)"
 
@@ -91,6 +90,8 @@ $(STAMP): $(PACKAGE)
 		{ echo "python venv could not be made; on Debian: apt-get install python3-venv"; exit 1; }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
 	@echo "Installing the packages into $(VENV) (the first time downloads several GB with torch; a re-run resumes)"
+	@# A module for one version of Python would be imported before the one for all of them.
+	@rm -f ais_loader/wire/*.cpython-*.so storage_node/store/*.cpython-*.so
 	$(BIN)/uv pip install --python $(BIN)/python --editable '.[dev]'
 	@touch $@
 
@@ -190,16 +191,10 @@ dist: setup
 	git archive HEAD | tar --extract --directory build/dist/tree
 	$(MAKE) --no-print-directory dist-of TREE=build/dist/tree
 
-# Of the files in TREE. The wheels are built from the source distribution, which is therefore complete.
+# Of the files in TREE: all that can be built, or with DIST_OPTIONS=--own the least. The wheels are built from the source
+# distribution, which is therefore complete.
 dist-of:
-	rm -rf $(DIST)
-	$(BIN)/uv build --quiet --sdist --python $(BIN)/python --out-dir $(DIST) $(TREE)
-	for python in $(DIST_PYTHONS); do \
-		$(BIN)/uv build --wheel --python "$$python" --out-dir $(DIST)/linux $(DIST)/*.tar.gz || exit 1; \
-	done
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir $(DIST) $(DIST)/linux/*.whl
-	rm -rf $(DIST)/linux
-	$(BIN)/twine check --strict $(DIST)/*
+	$(BIN)/python -m scripts.release_files $(TREE) $(DIST) $(DIST_OPTIONS)
 
 clean:
 	rm -rf build dist *.egg-info storage_node/store/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -1,9 +1,12 @@
 """What setup.cfg cannot say: where the packages lie, the two native modules, and the text for an index's page.
 
-A wheel has the modules. From the source distribution, and in a checkout, they need a C compiler.
+A wheel has the modules, which keep to CPython's limited API of 3.11: one wheel serves that version and all later ones.
+A free-threaded interpreter has no such API, so its wheel is for its own version. From the source distribution, and in a
+checkout, the modules need a C compiler.
 """
 
 import re
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -11,6 +14,12 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
 INTEGRATIONS = "ais_loader.integrations"
+LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
+NATIVE = {
+    "py_limited_api": LIMITED,
+    "define_macros": [("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
+    "extra_compile_args": ["-O3", "-std=gnu11", "-Wall", "-Wextra"],
+}
 
 
 class BuildNative(build_ext):
@@ -49,12 +58,13 @@ setup(
     ],
     package_dir={INTEGRATIONS: "integrations"},
     cmdclass={"build_ext": BuildNative},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},
     ext_modules=[
         Extension(
             "ais_loader.wire._crc32c",
             sources=["ais_loader/wire/_crc32c.c"],
             depends=["ais_loader/wire/_crc32c.h"],
-            extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
+            **NATIVE,
         ),
         Extension(
             "storage_node.store._native",
@@ -67,7 +77,7 @@ setup(
                 "storage_node/store/_mapped_read.h",
             ],
             include_dirs=["ais_loader/wire"],
-            extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
+            **NATIVE,
         ),
     ],
 )

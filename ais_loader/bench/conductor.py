@@ -6,6 +6,7 @@ their memory and CPU time are theirs alone.
 
 from __future__ import annotations
 
+from operator import sub
 from typing import Any
 
 from ais_loader.bench import filling, machine
@@ -42,9 +43,9 @@ def run(
         crew.start()
         nodes.begin_peak()
         crew.warm_up()
-        node_before = nodes.cpu_s()
+        node_before, devices_before = nodes.cpu_s(), machine.device_counts_of(described)
         whole = crew.follow(live)
-        node_after = nodes.cpu_s()
+        node_after, devices = nodes.cpu_s(), machine.device_counts_of(described)
     finally:
         crew.end()
     notes = []
@@ -56,6 +57,9 @@ def run(
         node_cpu_s=None if node_before is None or node_after is None else node_after - node_before,
         node_peak_bytes=nodes.peak_bytes(),
         whole=whole,
+        devices={
+            path: tuple(map(sub, devices[path], then)) for path, then in devices_before.items() if path in devices
+        },
         cold=cold,
         notes=notes,
     )

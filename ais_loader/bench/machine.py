@@ -12,6 +12,7 @@ from typing import Any
 
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss
 from ais_loader.values.urls import NODE_SCHEME, endpoints_of
+from ais_loader.wire.block_device import DeviceCounts, device_counts
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -90,6 +91,12 @@ def _is_python(pid: int) -> bool:
         return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def device_counts_of(described: Mapping[str, Any]) -> dict[str, DeviceCounts]:
+    """Return the counts of the block device below each drive of this machine that has one, by the drive's path."""
+    found = {str(drive["path"]): device_counts(drive["path"]) for drive in described.get("drives", ())}
+    return {path: counts for path, counts in found.items() if counts is not None}
 
 
 def make_cold(described: Mapping[str, Any], *, drop: Path = Path("/proc/sys/vm/drop_caches")) -> str:

@@ -40,10 +40,11 @@ def result(
     node_cpu_s: float | None,
     node_peak_bytes: int | None,
     whole: bool,
+    devices: Mapping[str, tuple[float, ...]],
     cold: str | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the result, as JSON. `whole` is false after Ctrl-C."""
+    """Return the result, as JSON. `whole` is false after Ctrl-C. `devices`: growth of `DeviceCounts`, by drive."""
     tally, elapsed_s, client_cpu_s = measured.tally, measured.elapsed_s, measured.cpu_s
     moved = tally.size_bytes / _GIB
     return {
@@ -68,6 +69,10 @@ def result(
         "node_cpu_s_per_gib": node_cpu_s / moved if moved and node_cpu_s is not None else None,
         "client_peak_bytes": measured.peak_bytes,
         "node_peak_bytes": node_peak_bytes,
+        "drives": {
+            path: {"device_read_bytes": read, "device_written_bytes": written, "device_busy_share": busy_s / elapsed_s}
+            for path, (read, written, busy_s) in devices.items()
+        },
         "cold": cold,
         "notes": [*measured.notes, *notes],
     }
@@ -94,6 +99,10 @@ def table(found: Mapping[str, Any]) -> list[str]:
             text = f"{used:.2f} s of processors"
             text += f", {of_gib:.2f} s for a GiB" if of_gib is not None else ""
             rows.append((role, text + (f", at most {peak / (1 << 20):,.0f} MiB of memory" if peak is not None else "")))
+    for path, device in found["drives"].items():
+        read, written = (device[f"device_{name}_bytes"] / (1 << 20) for name in ("read", "written"))
+        text = f"{path}, its device {device['device_busy_share']:.0%} busy"
+        rows.append(("drive", f"{text}, {read:,.1f} MiB read, {written:,.1f} MiB written"))
     if found["cold"] is not None:
         rows.append(("cache", found["cold"]))
     rows += [("note", note) for note in found["notes"]]

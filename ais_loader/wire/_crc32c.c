@@ -12,9 +12,9 @@ enum { GIL_FREE_BYTES = 64 << 10 }; /* from about 3 us of work, letting others r
 static PyObject *crc_call(uint32_t (*update)(uint32_t, const uint8_t *, size_t), PyObject *const *args,
                           Py_ssize_t nargs, PyObject *kwnames)
 {
-    const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    const Py_ssize_t named = kwnames ? PyTuple_Size(kwnames) : 0;
     if (nargs < 1 || nargs + named > 2
-        || (named && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "crc")))
+        || (named && PyUnicode_CompareWithASCIIString(PyTuple_GetItem(kwnames, 0), "crc")))
         return PyErr_Format(PyExc_TypeError, "expected (data, /, crc=0)");
     uint32_t crc = 0;
     if (nargs + named == 2) {
@@ -73,7 +73,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)module_exec},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* the tables are only written here, before anybody has the module */
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
@@ -166,6 +167,18 @@ WIDE static uint32_t crc_wide_copy(uint32_t crc, uint8_t *dest, const uint8_t *d
 }
 #endif
 
+/* Which way the processor and the system allow; __builtin_cpu_supports says no wherever zig's runtime is linked. */
+static void crc_ways(int *sse42, int *wide)
+{
+    unsigned a, b, c = 0, d, b7 = 0, c7 = 0, states = 0;
+    __get_cpuid(1, &a, &b, &c, &d);
+    *sse42 = c & bit_SSE4_2 && c & bit_PCLMUL;
+    if (c & bit_OSXSAVE)
+        __asm__("xgetbv" : "=a"(states), "=d"(d) : "c"(0));
+    __get_cpuid_count(7, 0, &a, &b7, &c7, &d);
+    *wide = *sse42 && (states & 0xE6) == 0xE6 && b7 & bit_AVX512F && c7 & 1 << 10 /* VPCLMULQDQ */;
+}
+
 static uint32_t power_of_x(size_t exponent) /* x^exponent mod P; bit 31 is the coefficient of x^0 */
 {
     uint32_t value = 0x80000000u;
@@ -203,15 +216,16 @@ static void crc_choose(void)
         past_one[k] = power_of_x(8 * lane_bytes[k] - 33);
         past_two[k] = power_of_x(16 * lane_bytes[k] - 33);
     }
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul"))
+    int sse42, wide;
+    crc_ways(&sse42, &wide);
+    if (sse42)
         crc_lanes = crc_update = crc_sse42;
 #ifdef HAVE_WIDE_REGISTERS
     for (int k = 0; k < 3; k++) {
         wide_far[k][0] = power_of_x(8 * (16u << 2 * k) + 31);
         wide_far[k][1] = power_of_x(8 * (16u << 2 * k) - 33);
     }
-    if (crc_update == crc_sse42 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
+    if (wide)
         crc_update = crc_wide, crc_copy = crc_wide_copy;
 #endif
 #elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__

@@ -313,17 +313,21 @@ def status(root: Path, again_s: float | None, as_json: bool) -> None:
 
     The exit code is 1 if a node or one of its drives does not serve, or if there is no cluster.
     """
-    from storage_node.cli.cluster_status import counted, show_condition
+    from storage_node.cli.cluster_status import add_busy_shares, counted, show_condition
     from storage_node.ops.status import cluster_status
 
     root = absolute(root)
+    before, asked_s = None, 0.0
     while True:
         try:
             with waiting("nodes to answer"):
-                found = cluster_status(root)
+                found, before_s, asked_s = cluster_status(root), asked_s, time.monotonic()
                 found |= counted(found)
         except ValueError as error:
             raise click.ClickException(str(error)) from error
+        if before is not None:
+            add_busy_shares(found, before, asked_s - before_s)
+        before = found
         if again_s is not None and not as_json:
             click.clear()  # only if standard output is a terminal
         with OutputLines() as lines:

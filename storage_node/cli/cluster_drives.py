@@ -265,6 +265,8 @@ def drive_line(drive: dict[str, Any]) -> str:
     if drive["size_bytes"]:
         free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"
         parts.append(free)
+    if drive.get("busy_share") is not None:
+        parts.append(f"device {drive['busy_share']:.0%} busy")
     if drive.get("io_errors"):
         parts.append(count_text(drive["io_errors"], "I/O error"))
     if drive.get("problem"):

@@ -42,6 +42,15 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def add_busy_shares(found: dict[str, Any], before: dict[str, Any], elapsed_s: float) -> None:
+    """Add `busy_share` to drives: the part of the time since `before` in which their block devices had requests."""
+    earlier = {drive["uuid"]: drive.get("device_busy_s") for node in before["nodes"] for drive in node["drives"]}
+    for drive in (drive for node in found["nodes"] for drive in node["drives"]):
+        now_s, then_s = drive.get("device_busy_s"), earlier.get(drive["uuid"])
+        if now_s is not None and then_s is not None:
+            drive["busy_share"] = min(1.0, max(0.0, now_s - then_s) / elapsed_s)
+
+
 def show_condition(found: dict[str, Any], lines: OutputLines) -> None:
     """Show `found`, the result of `cluster_status` with what `counted` adds."""
     nodes: Sequence[dict[str, Any]] = found["nodes"]
@@ -112,7 +121,8 @@ def _about(node: dict[str, Any]) -> Iterable[str]:
     if pending.get("conflicts"):
         yield f"{count_text(pending['conflicts'], 'write')} conflict with remote storage: `ais-loader remote pending`"
     for drive in node["drives"]:
-        if len(node["drives"]) > 1 or drive["state"] not in _QUIET or drive.get("io_errors") or drive.get("problem"):
+        told = (drive.get(name) for name in ("io_errors", "problem", "busy_share"))
+        if len(node["drives"]) > 1 or drive["state"] not in _QUIET or any(told):
             yield drive_line(drive)
     if node["moving"]:
         yield from moving_texts(node["moving"])

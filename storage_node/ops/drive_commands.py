@@ -229,6 +229,9 @@ def described(drive: Drive) -> dict[str, object]:
         "bad_checksums": drive.bad_checksums,
         "forgotten_in_s": drive.forgotten_in_s if drive.HasField("forgotten_in_s") else None,
         "kept_because": drive.kept_because,
+        "device_busy_s": drive.device_busy_s if drive.HasField("device_busy_s") else None,
+        "device_read_bytes": drive.device_read_bytes,
+        "device_written_bytes": drive.device_written_bytes,
     }
 
 

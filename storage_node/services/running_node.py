@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from ais_loader.errors import LoaderError
+from ais_loader.wire.block_device import DeviceCounts
 from ais_loader.wire.generated import ais_cluster_pb2
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.batch.resources import BatchResources
@@ -23,7 +24,6 @@ from storage_node.limits.counters import NodeCounters
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.promote.job import PromoteMetrics
 from storage_node.remote.location.usage import UsageCounts
-from storage_node.services.block_device import DeviceCounts, device_counts
 from storage_node.services.lane.listener import LaneListener
 from storage_node.store.pool.membership import DriveState
 
@@ -102,13 +102,9 @@ class RunningNode:
         """Read a value of each drive whose file system responds."""
         return {(drive.uuid, drive.path): read(drive) for drive in self._drive_states if drive.size_bytes}
 
-    @cached_property
-    def _devices(self) -> dict[tuple[str, str], DeviceCounts | None]:
-        return self.each_readable_drive(lambda drive: device_counts(drive.path))
-
     def each_device(self, read: Callable[[DeviceCounts], float]) -> dict[tuple[str, str], float]:
         """Read a value of the block device of each drive that has one."""
-        return {drive: read(counts) for drive, counts in self._devices.items() if counts is not None}
+        return {(drive.uuid, drive.path): read(drive.device) for drive in self._drive_states if drive.device}
 
     def each_transform(self, read: Callable[[StageCounts], T]) -> dict[str, T]:
         """Read a counter of each transform, by its name."""

@@ -33,6 +33,10 @@
 #endif
 #endif
 
+#ifndef __GLIBC__ /* musl has this from 1.2.5 on */
+#define preadv2(fd, pieces, count, at, flags) (ssize_t) syscall(SYS_preadv2, fd, pieces, count, (long)(at), 0L, flags)
+#endif
+
 #include "_crc32c.h"
 #include "_mapped_read.h"
 

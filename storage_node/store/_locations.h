@@ -10,7 +10,8 @@
  * drive/shared_locations.py. Nothing in a file is taken for sound: positions are compared with the size of the mapping,
  * rows and paths with their checksums, on copies that no other process can change.
  *
- * Every function here runs with the GIL. Include after Python.h and _batch_read.h.
+ * Every function here runs with the GIL, or, where there is none, with TABLES_LOCK. Include after Python.h and
+ * _batch_read.h.
  */
 #ifndef AIS_LOADER_LOCATIONS_H
 #define AIS_LOADER_LOCATIONS_H
@@ -34,11 +35,23 @@ enum { WARM_READS = 4 }; /* of a segment, without waiting, until it is mapped */
 enum { COLD_READS = 64 }; /* the same after a copy that had to wait */
 enum { MAX_MAPPINGS = 8192 };
 static const int64_t MAX_MAPPED_BYTES = (int64_t)8 << 30; /* of address space; their page tables take a 500th */
-static int64_t mapped_bytes;
-static int mappings;
 enum { MAX_KEPT_OPEN = 512 };
-static int kept_open, most_kept_open;
+static int most_kept_open;
 static int keeps_open = 1; /* the last job did not wait for a drive */
+/* Files that lose their last reference lower these outside of the lock. */
+static _Atomic int64_t mapped_bytes;
+static _Atomic int mappings, kept_open;
+
+/* What the GIL guards elsewhere: all tables, and the mappings and descriptors of all files. No Python code runs with it,
+ * and nobody waits for another lock, so that a fork finds it free. It is taken outside of guarded(). */
+#ifdef Py_GIL_DISABLED
+static PyMutex tables_lock;
+#define TABLES_LOCK() PyMutex_Lock(&tables_lock)
+#define TABLES_UNLOCK() PyMutex_Unlock(&tables_lock)
+#else
+#define TABLES_LOCK() ((void)0)
+#define TABLES_UNLOCK() ((void)0)
+#endif
 
 typedef struct {
     PyObject_HEAD
@@ -51,11 +64,11 @@ typedef struct {
     char is_segment, is_dropped;
 } StoredFile;
 
-static PyTypeObject StoredFileType;
+static PyTypeObject *StoredFileType;
 
 static StoredFile *stored_file_make(PyObject *path, int is_segment)
 {
-    StoredFile *file = PyObject_New(StoredFile, &StoredFileType);
+    StoredFile *file = PyObject_New(StoredFile, StoredFileType);
     if (file) {
         file->path = Py_NewRef(path);
         file->map = NULL;
@@ -89,9 +102,11 @@ static void stored_file_unmap(StoredFile *file)
 
 static void stored_file_dealloc(PyObject *self)
 {
+    PyTypeObject *const type = Py_TYPE(self);
     stored_file_unmap((StoredFile *)self);
     Py_XDECREF(((StoredFile *)self)->path);
     PyObject_Free(self);
+    Py_DECREF(type);
 }
 
 static PyObject *stored_file_new(PyTypeObject *type, PyObject *args, PyObject *named)
@@ -109,7 +124,7 @@ static PyObject *stored_file_new(PyTypeObject *type, PyObject *args, PyObject *n
 static void stored_file_open(StoredFile *file, int dirfd)
 {
     struct stat status;
-    if (kept_open >= most_kept_open || (file->fd = open_if_cached(dirfd, PyBytes_AS_STRING(file->path))) < 0)
+    if (kept_open >= most_kept_open || (file->fd = open_if_cached(dirfd, PyBytes_AsString(file->path))) < 0)
         return;
     kept_open++;
     if (fstat(file->fd, &status) < 0 || !S_ISREG(status.st_mode))
@@ -123,7 +138,7 @@ static void stored_file_map(StoredFile *file, int dirfd)
 {
     struct stat status;
     const int kept = file->fd >= 0;
-    const int fd = kept ? file->fd : openat(dirfd, PyBytes_AS_STRING(file->path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const int fd = kept ? file->fd : openat(dirfd, PyBytes_AsString(file->path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return;
     if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0
@@ -207,16 +222,20 @@ static PyGetSetDef stored_file_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyTypeObject StoredFileType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "storage_node.store._native.StoredFile",
-    .tp_basicsize = sizeof(StoredFile),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = stored_file_new,
-    .tp_dealloc = stored_file_dealloc,
-    .tp_members = stored_file_members,
-    .tp_getset = stored_file_getset,
-    .tp_doc = "See _native.pyi.",
+static PyType_Slot stored_file_slots[] = {
+    {Py_tp_new, (void *)stored_file_new},
+    {Py_tp_dealloc, (void *)stored_file_dealloc},
+    {Py_tp_members, stored_file_members},
+    {Py_tp_getset, stored_file_getset},
+    {Py_tp_doc, "See _native.pyi."},
+    {0, NULL},
+};
+
+static PyType_Spec stored_file_spec = {
+    .name = "storage_node.store._native.StoredFile",
+    .basicsize = sizeof(StoredFile),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = stored_file_slots,
 };
 
 /* ---- Locations -----------------------------------------------------------------------------------*/
@@ -267,7 +286,7 @@ typedef struct {
     char is_file, is_read_only; /* whether the mapping is that of a file, and whether others change it */
 } Locations;
 
-static PyTypeObject LocationsType;
+static PyTypeObject *LocationsType;
 static size_t all_bytes, table_count; /* of all tables; `counted_bytes` is a table's part */
 static uint64_t hash_seed; /* names come from outside: nobody may choose those that collide */
 
@@ -407,14 +426,14 @@ static StoredFile *file_take(Locations *self, uint32_t number)
         return NULL;
     StoredFile **const known = &self->files[number];
     if (*known && *(volatile uint32_t *)&self->file_at[number])
-        return (StoredFile *)Py_NewRef(*known);
+        return (StoredFile *)Py_NewRef((PyObject *)*known);
     if (!file_load(self, number, &record, path))
         return NULL;
     PyObject *const name = PyBytes_FromStringAndSize(path, record.path_bytes);
     StoredFile *const file = name ? stored_file_make(name, record.is_segment) : NULL;
     Py_XDECREF(name);
     if (file && record.is_segment) {
-        *known = (StoredFile *)Py_NewRef(file);
+        *known = (StoredFile *)Py_NewRef((PyObject *)file);
         self->file_bytes += FILE_BYTES;
     }
     return file;
@@ -462,7 +481,7 @@ static void locations_forget(Locations *self)
     all_bytes -= old.counted_bytes;
     self->counted_bytes = 0;
     for (size_t i = 0; old.files && i < old.row_room; i++)
-        Py_XDECREF(old.files[i]);
+        Py_XDECREF((PyObject *)old.files[i]);
     PyMem_Free(old.files);
     if (old.head)
         munmap(old.head, old.bytes);
@@ -616,13 +635,10 @@ static int locations_move(Locations *self, int fd, size_t key_bytes)
         locations_forget(&move.to);
         return moved;
     }
-    const int dirfd = self->dirfd;
-    const size_t limit_bytes = self->limit_bytes;
+    const size_t first = offsetof(Locations, segments); /* what is before counts references, meanwhile too */
+    move.to.dirfd = self->dirfd, move.to.limit_bytes = self->limit_bytes;
     locations_forget(self);
-    const PyObject base = self->ob_base;
-    *self = move.to;
-    self->ob_base = base;
-    self->dirfd = dirfd, self->limit_bytes = limit_bytes;
+    memcpy((char *)self + first, (char *)&move.to + first, sizeof *self - first);
     return 0;
 }
 
@@ -712,9 +728,9 @@ static int pair_step(Locations *self, void *with)
  * values that only format.decode_entry can judge. Returns 1 if the memory is full and nothing may be forgotten. */
 static int add_stored(Locations *self, PyObject *key, PyObject *value, int replace, int may_forget)
 {
-    const size_t value_bytes = (size_t)PyBytes_GET_SIZE(value);
-    const struct stored *const stored = (const struct stored *)PyBytes_AS_STRING(value);
-    struct pair pair = {PyBytes_AS_STRING(key), (size_t)PyBytes_GET_SIZE(key), stored, replace};
+    const size_t value_bytes = (size_t)PyBytes_Size(value);
+    const struct stored *const stored = (const struct stored *)PyBytes_AsString(value);
+    struct pair pair = {PyBytes_AsString(key), (size_t)PyBytes_Size(key), stored, replace};
     if (pair.key_bytes > MAX_KEY_BYTES || value_bytes < sizeof *stored || stored->format != STORED_FORMAT
         || stored->kind != OBJECT_KIND || !stored->path_bytes || stored->size > MAX_LOCATED_BYTES
         || stored->offset > (uint64_t)INT64_MAX - stored->size || stored->path_bytes > MAX_PATH_BYTES
@@ -736,19 +752,27 @@ static PyObject *locations_add(PyObject *self, PyObject *args)
     int replace, may_forget, full = 0;
     if (!PyArg_ParseTuple(args, "O!O!pp:add", &PyList_Type, &keys, &PyList_Type, &values, &replace, &may_forget))
         return NULL;
-    if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values))
-        return PyErr_Format(PyExc_ValueError, "%zd keys and %zd values", PyList_GET_SIZE(keys), PyList_GET_SIZE(values));
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values) && !full; i++) {
-        PyObject *const key = PyList_GET_ITEM(keys, i), *const value = PyList_GET_ITEM(values, i);
+    keys = PyList_AsTuple(keys), values = PyList_AsTuple(values); /* other threads may change the lists */
+    const Py_ssize_t count = keys ? PyTuple_Size(keys) : 0;
+    if (keys && values && PyTuple_Size(values) != count)
+        PyErr_Format(PyExc_ValueError, "%zd keys and %zd values", count, PyTuple_Size(values));
+    PyObject *key = NULL, *value = NULL;
+    int are_bytes = 1;
+    TABLES_LOCK();
+    for (Py_ssize_t i = 0; i < count && !full && !PyErr_Occurred(); i++) {
+        key = PyTuple_GetItem(keys, i), value = PyTuple_GetItem(values, i);
         if (value == Py_None)
             continue;
-        if (!PyBytes_Check(key) || !PyBytes_Check(value))
-            return PyErr_Format(PyExc_TypeError, "keys and values must be bytes, not %.100s and %.100s",
-                                Py_TYPE(key)->tp_name, Py_TYPE(value)->tp_name);
-        if ((full = add_stored((Locations *)self, key, value, replace, may_forget)) < 0)
-            return NULL;
+        if (!(are_bytes = PyBytes_Check(key) && PyBytes_Check(value)))
+            break;
+        full = add_stored((Locations *)self, key, value, replace, may_forget);
     }
-    return PyBool_FromLong(!full);
+    TABLES_UNLOCK();
+    if (!are_bytes)
+        PyErr_Format(PyExc_TypeError, "keys and values must be bytes, not %R and %R", Py_TYPE(key), Py_TYPE(value));
+    Py_XDECREF(keys);
+    Py_XDECREF(values);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(!full);
 }
 
 static PyObject *locations_remove(PyObject *self, PyObject *keys)
@@ -760,11 +784,13 @@ static PyObject *locations_remove(PyObject *self, PyObject *keys)
         return NULL;
     while ((key = PyIter_Next(iterator))) {
         if (!PyBytes_Check(key)) {
-            PyErr_Format(PyExc_TypeError, "keys must be bytes, not %.100s", Py_TYPE(key)->tp_name);
-        } else if (table->head) {
-            struct pair pair = {PyBytes_AS_STRING(key), (size_t)PyBytes_GET_SIZE(key), NULL, 0};
-            if (guarded(pair_step, table, &pair) == BROKEN)
+            PyErr_Format(PyExc_TypeError, "keys must be bytes, not %R", Py_TYPE(key));
+        } else {
+            struct pair pair = {PyBytes_AsString(key), (size_t)PyBytes_Size(key), NULL, 0};
+            TABLES_LOCK();
+            if (table->head && guarded(pair_step, table, &pair) == BROKEN)
                 locations_forget(table);
+            TABLES_UNLOCK();
         }
         Py_DECREF(key);
         if (PyErr_Occurred())
@@ -784,6 +810,9 @@ static int drop_step(Locations *self, void *with)
 static PyObject *locations_drop(PyObject *self, PyObject *path)
 {
     Locations *const table = (Locations *)self;
+    if (!PyBytes_Check(path))
+        return PyErr_Format(PyExc_TypeError, "a path must be bytes, not %R", Py_TYPE(path));
+    TABLES_LOCK();
     PyObject *const value = table->segments ? PyDict_GetItemWithError(table->segments, path) : NULL;
     if (value) {
         size_t number = PyLong_AsSize_t(value);
@@ -791,18 +820,19 @@ static PyObject *locations_drop(PyObject *self, PyObject *path)
             stored_file_drop(table->files[number]);
             Py_CLEAR(table->files[number]);
         }
-        if (PyDict_DelItem(table->segments, path) < 0)
-            return NULL;
-        if (guarded(drop_step, table, &number) == BROKEN)
+        if (PyDict_DelItem(table->segments, path) == 0 && guarded(drop_step, table, &number) == BROKEN)
             locations_forget(table);
     }
+    TABLES_UNLOCK();
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *locations_clear(PyObject *self, PyObject *nothing)
 {
     (void)nothing;
+    TABLES_LOCK();
     locations_forget((Locations *)self);
+    TABLES_UNLOCK();
     Py_RETURN_NONE;
 }
 
@@ -823,33 +853,43 @@ static void locations_sweep(Locations *self)
 static PyObject *locations_share(PyObject *self, PyObject *fd)
 {
     const int file = PyObject_AsFileDescriptor(fd);
+    TABLES_LOCK();
     const int moved = file < 0 ? -1 : locations_move((Locations *)self, file, 0);
+    TABLES_UNLOCK();
     return moved < 0 ? NULL : PyBool_FromLong(!moved);
 }
 
-static PyObject *locations_map(PyObject *self, PyObject *descriptor)
+/* Returns 1 for a file that has not the form of a table. */
+static int table_map(Locations *table, int fd)
 {
-    Locations *const table = (Locations *)self;
-    const int fd = PyObject_AsFileDescriptor(descriptor);
     struct head head;
     struct stat status;
-    if (fd < 0)
-        return NULL;
     locations_forget(table);
     if (pread(fd, &head, sizeof head, 0) != sizeof head || fstat(fd, &status) < 0 || head.row_room > ROW_MASK
         || head.row_room < FIRST_ROWS || head.row_room % 3 || head.row_room / 3 & (head.row_room / 3 - 1)
         || head.key_room < FIRST_KEY_BYTES || head.key_room > UINT32_MAX || memcmp(head.magic, table_magic, 8)
         || (uint64_t)status.st_size != table_bytes(head.row_room, head.key_room))
-        Py_RETURN_FALSE;
+        return 1;
     void *const map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, fd, 0);
     if (table_take(table, map, head.row_room, head.key_room) < 0) {
         if (map != MAP_FAILED)
             munmap(map, (size_t)status.st_size);
-        Py_RETURN_FALSE;
+        return 1;
     }
     table->seed = head.seed, table->drops = head.drops;
     table->is_file = table->is_read_only = 1;
-    Py_RETURN_TRUE;
+    return 0;
+}
+
+static PyObject *locations_map(PyObject *self, PyObject *descriptor)
+{
+    const int fd = PyObject_AsFileDescriptor(descriptor);
+    if (fd < 0)
+        return NULL;
+    TABLES_LOCK();
+    const int failed = table_map((Locations *)self, fd);
+    TABLES_UNLOCK();
+    return PyBool_FromLong(!failed);
 }
 
 static int location_column(PyObject *source, Py_buffer *view, const char *name, const char *formats, Py_ssize_t item,
@@ -874,7 +914,6 @@ struct wave {
     const char *head; /* of all keys */
     size_t head_bytes;
     struct wanted {
-        PyObject *name;   /* held, so that its text stays */
         const char *text; /* NULL: no object has such a name, and whoever looks it up says so */
         size_t bytes;
         uint32_t hash;
@@ -884,25 +923,18 @@ struct wave {
     } names[WAVE];
 };
 
-static int wave_open(struct wave *wave, PyObject *names, Py_ssize_t first)
+static void wave_open(struct wave *wave, PyObject *names, Py_ssize_t first)
 {
     for (Py_ssize_t i = 0; i < wave->count; i++) {
         struct wanted *const one = &wave->names[i];
+        PyObject *const name = PyTuple_GetItem(names, first + i);
         Py_ssize_t bytes = 0;
-        if (first + i >= PyList_GET_SIZE(names)) {
-            while (i)
-                Py_DECREF(wave->names[--i].name);
-            PyErr_SetString(PyExc_RuntimeError, "the list of names has changed");
-            return -1;
-        }
-        one->name = Py_NewRef(PyList_GET_ITEM(names, first + i));
-        one->text = PyUnicode_Check(one->name) ? PyUnicode_AsUTF8AndSize(one->name, &bytes) : NULL;
+        one->text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &bytes) : NULL;
         one->bytes = (size_t)bytes;
         one->file = NULL;
         if (!one->text)
             PyErr_Clear();
     }
-    return 0;
 }
 
 /* In a large table every step of a look-up waits for memory: the index, the row, the key and the file. Each step is
@@ -977,11 +1009,15 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
     if (!PyTuple_Check(args[0]) || !PyBytes_Check(args[1]) || !PyList_Check(args[2]))
         return PyErr_Format(PyExc_TypeError, "find takes a tuple of tables, bytes and a list of names");
     PyObject *const tables = args[0];
-    wave.head = PyBytes_AS_STRING(args[1]), wave.head_bytes = (size_t)PyBytes_GET_SIZE(args[1]);
-    const Py_ssize_t count = PyList_GET_SIZE(args[2]), searched = PyTuple_GET_SIZE(tables);
+    wave.head = PyBytes_AsString(args[1]), wave.head_bytes = (size_t)PyBytes_Size(args[1]);
+    const Py_ssize_t searched = PyTuple_Size(tables);
     for (Py_ssize_t t = 0; t < searched; t++)
-        if (Py_TYPE(PyTuple_GET_ITEM(tables, t)) != &LocationsType)
+        if (Py_TYPE(PyTuple_GetItem(tables, t)) != LocationsType)
             return PyErr_Format(PyExc_TypeError, "tables must be Locations");
+    PyObject *const names = PyList_AsTuple(args[2]); /* which holds their text, and stays as it is */
+    if (!names)
+        return NULL;
+    const Py_ssize_t count = PyTuple_Size(names);
     while (opened < COLUMN_COUNT) {
         if (location_column(args[3 + opened], &views[opened], kinds[opened].name, kinds[opened].formats,
                             kinds[opened].item, count) < 0)
@@ -991,15 +1027,14 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
     files = PyList_New(count);
     for (Py_ssize_t first = 0; files && first < count; first += WAVE) {
         wave.count = count - first < WAVE ? count - first : WAVE;
-        if (wave_open(&wave, args[2], first) < 0) {
-            Py_CLEAR(files);
-            break;
-        }
+        wave_open(&wave, names, first);
+        TABLES_LOCK();
         for (Py_ssize_t t = 0; t < searched && !PyErr_Occurred(); t++) {
-            Locations *const table = (Locations *)PyTuple_GET_ITEM(tables, t);
+            Locations *const table = (Locations *)PyTuple_GetItem(tables, t);
             if (table->head && guarded(search_step, table, &wave) == BROKEN)
                 locations_forget(table);
         }
+        TABLES_UNLOCK();
         for (Py_ssize_t i = 0; i < wave.count; i++) {
             const struct wanted *const one = &wave.names[i];
             if (one->file) {
@@ -1008,8 +1043,7 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
                 ((int64_t *)views[2].buf)[first + i] = one->row.size;
                 ((uint32_t *)views[3].buf)[first + i] = one->row.checksum;
             }
-            PyList_SET_ITEM(files, first + i, one->file ? (PyObject *)one->file : Py_NewRef(Py_None));
-            Py_DECREF(one->name);
+            PyList_SetItem(files, first + i, one->file ? (PyObject *)one->file : Py_NewRef(Py_None));
         }
         if (PyErr_Occurred())
             Py_CLEAR(files);
@@ -1017,6 +1051,7 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
 done:
     while (opened)
         PyBuffer_Release(&views[--opened]);
+    Py_DECREF(names);
     return files;
 }
 
@@ -1027,10 +1062,12 @@ static PyObject *locations_new(PyTypeObject *type, PyObject *args, PyObject *nam
     Py_ssize_t limit_bytes;
     if (!PyArg_ParseTupleAndKeywords(args, named, "in:Locations", names, &dirfd, &limit_bytes))
         return NULL;
-    Locations *const self = (Locations *)type->tp_alloc(type, 0);
+    Locations *const self = (Locations *)PyType_GenericAlloc(type, 0);
     if (!self)
         return NULL;
+    TABLES_LOCK();
     table_count++;
+    TABLES_UNLOCK();
     self->dirfd = dirfd;
     self->limit_bytes = limit_bytes < 0 ? 0 : (size_t)limit_bytes;
     return (PyObject *)self;
@@ -1038,9 +1075,13 @@ static PyObject *locations_new(PyTypeObject *type, PyObject *args, PyObject *nam
 
 static void locations_dealloc(PyObject *self)
 {
+    PyTypeObject *const type = Py_TYPE(self);
+    TABLES_LOCK();
     locations_forget((Locations *)self);
     table_count--;
-    Py_TYPE(self)->tp_free(self);
+    TABLES_UNLOCK();
+    PyObject_Free(self);
+    Py_DECREF(type);
 }
 
 static int count_step(Locations *self, void *with)
@@ -1055,8 +1096,10 @@ static int count_step(Locations *self, void *with)
 static Py_ssize_t locations_length(PyObject *self)
 {
     Py_ssize_t count = 0;
+    TABLES_LOCK();
     if (((Locations *)self)->head)
         guarded(count_step, (Locations *)self, &count);
+    TABLES_UNLOCK();
     return count;
 }
 
@@ -1076,19 +1119,31 @@ static PyMethodDef locations_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PySequenceMethods locations_sequence = {.sq_length = locations_length};
-
-static PyTypeObject LocationsType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "storage_node.store._native.Locations",
-    .tp_basicsize = sizeof(Locations),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = locations_new,
-    .tp_dealloc = locations_dealloc,
-    .tp_methods = locations_methods,
-    .tp_members = locations_members,
-    .tp_as_sequence = &locations_sequence,
-    .tp_doc = "See _native.pyi.",
+static PyType_Slot locations_slots[] = {
+    {Py_tp_new, (void *)locations_new},
+    {Py_tp_dealloc, (void *)locations_dealloc},
+    {Py_tp_methods, locations_methods},
+    {Py_tp_members, locations_members},
+    {Py_sq_length, (void *)locations_length},
+    {Py_tp_doc, "See _native.pyi."},
+    {0, NULL},
 };
+
+static PyType_Spec locations_spec = {
+    .name = "storage_node.store._native.Locations",
+    .basicsize = sizeof(Locations),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = locations_slots,
+};
+
+/* Once for the process: what a type's objects share is shared by all of it. */
+static int types_make(void)
+{
+    if (!StoredFileType)
+        StoredFileType = (PyTypeObject *)PyType_FromSpec(&stored_file_spec);
+    if (!LocationsType)
+        LocationsType = (PyTypeObject *)PyType_FromSpec(&locations_spec);
+    return StoredFileType && LocationsType ? 0 : -1;
+}
 
 #endif

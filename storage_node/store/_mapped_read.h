@@ -37,7 +37,8 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     }
 }
 
-/* Make sure that the handler is in place: another library may have set its own since. Call it with the GIL. */
+/* Make sure that the handler is in place: another library may have set its own since. Call it with the GIL, or
+ * TABLES_LOCK. */
 static int faults_are_caught(void)
 {
     struct sigaction current, ours = {.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};

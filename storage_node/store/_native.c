@@ -47,7 +47,7 @@ static int column_check(int k, const Py_buffer *view, Py_ssize_t count)
 struct call {
     struct job job;
     int columns;      /* how many of the columns the caller has: all, or those up to LENGTHS */
-    int copies;       /* whether entries may be copied out of mappings */
+    int copies;       /* whether entries may use mappings and descriptors of their files */
     int opens_none;   /* whether nothing may be waited for */
     PyObject *paths;  /* a tuple of our own: another thread may change the caller's list meanwhile */
     Py_ssize_t total; /* bytes of all entries, and of the prefix before them */
@@ -57,17 +57,16 @@ static int entries_fill(struct call *call, const Py_buffer *views)
 {
     for (Py_ssize_t i = 0; i < call->job.count; i++) {
         struct entry *entry = &call->job.entries[i];
-        PyObject *path = PyTuple_GET_ITEM(call->paths, i);
-        StoredFile *const file = Py_TYPE(path) == &StoredFileType ? (StoredFile *)path : NULL;
+        PyObject *path = PyTuple_GetItem(call->paths, i);
         int64_t offset, length;
-        if (file) {
-            path = file->path;
+        if (Py_TYPE(path) == StoredFileType) {
+            path = ((StoredFile *)path)->path;
         } else if (!PyBytes_Check(path)) {
-            PyErr_Format(PyExc_TypeError, "paths[%zd] must be bytes, not %.100s", i, Py_TYPE(path)->tp_name);
+            PyErr_Format(PyExc_TypeError, "paths[%zd] must be bytes, not %R", i, Py_TYPE(path));
             return -1;
         }
-        entry->path = PyBytes_AS_STRING(path);
-        if (strlen(entry->path) != (size_t)PyBytes_GET_SIZE(path)) {
+        entry->path = PyBytes_AsString(path);
+        if (strlen(entry->path) != (size_t)PyBytes_Size(path)) {
             PyErr_Format(PyExc_ValueError, "paths[%zd] contains a NUL byte", i);
             return -1;
         }
@@ -91,19 +90,31 @@ static int entries_fill(struct call *call, const Py_buffer *views)
         entry->offset = (off_t)offset;
         entry->length = (size_t)length;
         entry->fd = -1;
-        entry->same = i && entry[-1].dirfd == entry->dirfd
-            && (entry[-1].path == entry->path || !strcmp(entry[-1].path, entry->path));
         entry->folder = entry->dirfd;
         entry->kept = -1;
-        if (!file || !call->copies)
-            continue;
-        if ((entry->mapped = stored_file_bytes(file, call->opens_none ? -1 : entry->dirfd, offset, length, &entry->kept)))
-            call->job.mapped = 1;
-        if (entry->kept >= 0)
-            entry->path = "", entry->dirfd = entry->kept;
-        entry->same = i && entry[-1].dirfd == entry->dirfd && !strcmp(entry[-1].path, entry->path);
     }
     return 0;
+}
+
+/* Take from the files what they have of their entries: until files_done, nobody unmaps or closes it. */
+static void files_use(struct call *call, int may_copy)
+{
+    TABLES_LOCK();
+    call->copies = may_copy && faults_are_caught();
+    for (Py_ssize_t i = 0; i < call->job.count; i++) {
+        struct entry *entry = &call->job.entries[i];
+        PyObject *const file = PyTuple_GetItem(call->paths, i);
+        if (call->copies && Py_TYPE(file) == StoredFileType) {
+            entry->mapped = stored_file_bytes((StoredFile *)file, call->opens_none ? -1 : entry->folder, entry->offset,
+                                              (int64_t)entry->length, &entry->kept);
+            call->job.mapped |= entry->mapped != NULL;
+            if (entry->kept >= 0)
+                entry->path = "", entry->dirfd = entry->kept;
+        }
+        entry->same = i && entry[-1].dirfd == entry->dirfd
+            && (entry[-1].path == entry->path || !strcmp(entry[-1].path, entry->path));
+    }
+    TABLES_UNLOCK();
 }
 
 /* Copies (dirfds, paths, offsets, lengths, expected, verify), or the first four of them, into the job. */
@@ -113,15 +124,14 @@ static int call_open(struct call *call, PyObject *const *args, int all)
     Py_buffer views[COLUMNS];
     int opened = 0, result = -1;
     if (!PyList_Check(args[1]) && !PyTuple_Check(args[1])) {
-        PyErr_Format(PyExc_TypeError, "paths must be a list of bytes, not %.100s", Py_TYPE(args[1])->tp_name);
+        PyErr_Format(PyExc_TypeError, "paths must be a list of bytes, not %R", Py_TYPE(args[1]));
         return -1;
     }
     call->columns = all ? COLUMNS : EXPECTED;
-    call->copies = all && faults_are_caught();
     call->paths = PySequence_Tuple(args[1]);
     if (!call->paths)
         return -1;
-    call->job.count = PyTuple_GET_SIZE(call->paths);
+    call->job.count = PyTuple_Size(call->paths);
     call->job.entries = PyMem_Calloc((size_t)call->job.count, sizeof *call->job.entries);
     if (!call->job.entries) {
         PyErr_NoMemory();
@@ -132,8 +142,8 @@ static int call_open(struct call *call, PyObject *const *args, int all)
         if (column_check(opened - 1, &views[opened - 1], call->job.count) < 0)
             goto done;
     }
-    if (opened == call->columns)
-        result = entries_fill(call, views);
+    if (opened == call->columns && (result = entries_fill(call, views)) == 0)
+        files_use(call, all);
 done:
     while (opened)
         PyBuffer_Release(&views[--opened]);
@@ -145,19 +155,21 @@ static void files_done(struct call *call, int is_run)
 {
     static int faulted_before; /* a page that the kernel had to look for twice counts as a fault: one job is forgiven */
     const struct job *job = &call->job;
+    TABLES_LOCK();
     const int faulted = job->faulted && (job->waited || faulted_before);
     if (is_run) {
         keeps_open = !job->waited && !faulted;
         faulted_before = job->faulted;
     }
     for (Py_ssize_t i = 0; job->entries && i < job->count; i++) {
-        PyObject *const file = PyTuple_GET_ITEM(call->paths, i);
+        PyObject *const file = PyTuple_GetItem(call->paths, i);
         const struct entry *entry = &job->entries[i];
-        const int is_used = entry->mapped || entry->kept >= 0;
-        if (Py_TYPE(file) == &StoredFileType && (is_run || is_used))
+        const int is_used = call->copies && (entry->mapped || entry->kept >= 0);
+        if (Py_TYPE(file) == StoredFileType && (is_run || is_used))
             stored_file_done((StoredFile *)file, entry->folder, is_used, is_run ? (int64_t)entry->length : -1,
                              job->waited || job->code, faulted);
     }
+    TABLES_UNLOCK();
 }
 
 /* Runs the job without the GIL and frees it; gives `result` (stolen; NULL: only free) or the failure. */
@@ -169,8 +181,10 @@ static PyObject *call_run(struct call *call, PyObject *result)
         Py_BEGIN_ALLOW_THREADS
         job_read(job);
         Py_END_ALLOW_THREADS
-        if (job->code)
-            Py_SETREF(result, Py_BuildValue("nii", (Py_ssize_t)job->failed_at, job->code, job->error));
+        if (job->code) {
+            Py_DECREF(result);
+            result = Py_BuildValue("nii", (Py_ssize_t)job->failed_at, job->code, job->error);
+        }
     }
     files_done(call, is_run);
     PyMem_Free(job->entries);
@@ -187,7 +201,7 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
     PyObject *frame = NULL;
     if (nargs != 8 && nargs != 9)
         return PyErr_Format(PyExc_TypeError, "read_frame takes 8 or 9 positional arguments, got %zd", nargs);
-    if (nargs == 9 && (!PyByteArray_Check(args[8]) || !PyByteArray_GET_SIZE(args[8])))
+    if (nargs == 9 && (!PyByteArray_Check(args[8]) || !PyByteArray_Size(args[8])))
         return PyErr_Format(PyExc_TypeError, "waited must be a bytearray of at least one byte, not %R", args[8]);
     const Py_ssize_t checksum_at = PyNumber_AsSsize_t(args[1], PyExc_ValueError);
     if (checksum_at == -1 && PyErr_Occurred())
@@ -203,7 +217,7 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
             frame = PyBytes_FromStringAndSize(NULL, call.total);
     }
     if (frame) {
-        uint8_t *const start = (uint8_t *)PyBytes_AS_STRING(frame);
+        uint8_t *const start = (uint8_t *)PyBytes_AsString(frame);
         uint8_t *dest = start + prefix.len;
         memcpy(start, prefix.buf, (size_t)prefix.len);
         for (Py_ssize_t i = 0; i < job->count; dest += job->entries[i++].length)
@@ -212,8 +226,8 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
     }
     PyBuffer_Release(&prefix);
     frame = call_run(&call, frame);
-    if (nargs == 9 && job->waited && PyByteArray_GET_SIZE(args[8]))
-        PyByteArray_AS_STRING(args[8])[0] = 1;
+    if (nargs == 9 && job->waited && PyByteArray_Size(args[8]))
+        PyByteArray_AsString(args[8])[0] = 1;
     return frame;
 }
 
@@ -248,14 +262,14 @@ static PyObject *read_into(PyObject *module, PyObject *const *args, Py_ssize_t n
     (void)module;
     struct call call = {0};
     Py_buffer target;
-    if (nargs != 9 || !PyByteArray_Check(args[8]) || !PyByteArray_GET_SIZE(args[8]))
+    if (nargs != 9 || !PyByteArray_Check(args[8]) || !PyByteArray_Size(args[8]))
         return PyErr_Format(PyExc_TypeError, "read_into takes 9 positional arguments, the last a bytearray of a byte");
     if (target_open(&call, &target, args) < 0)
         return NULL;
     PyObject *const result = call_run(&call, Py_NewRef(Py_None));
     PyBuffer_Release(&target);
-    if (call.job.waited && PyByteArray_GET_SIZE(args[8]))
-        PyByteArray_AS_STRING(args[8])[0] = 1;
+    if (call.job.waited && PyByteArray_Size(args[8]))
+        PyByteArray_AsString(args[8])[0] = 1;
     return result;
 }
 
@@ -298,8 +312,8 @@ static PyObject *read_list(PyObject *module, PyObject *const *args, Py_ssize_t n
     for (Py_ssize_t i = 0; pieces && i < job->count; i++) {
         PyObject *piece = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)job->entries[i].length);
         if (piece) {
-            job->entries[i].dest = (uint8_t *)PyBytes_AS_STRING(piece);
-            PyList_SET_ITEM(pieces, i, piece);
+            job->entries[i].dest = (uint8_t *)PyBytes_AsString(piece);
+            PyList_SetItem(pieces, i, piece);
         } else {
             Py_CLEAR(pieces);
         }
@@ -332,7 +346,7 @@ static PyObject *read_cached(PyObject *module, PyObject *args)
     PyObject *files, *frame = NULL;
     if (!PyArg_ParseTuple(args, "y#O!:read_cached", &prefix, &prefix_bytes, &PyTuple_Type, &files))
         return NULL;
-    const Py_ssize_t count = PyTuple_GET_SIZE(files);
+    const Py_ssize_t count = PyTuple_Size(files);
     struct file {
         const char *path;
         long long offset;
@@ -345,9 +359,9 @@ static PyObject *read_cached(PyObject *module, PyObject *args)
     total = prefix_bytes;
     for (Py_ssize_t i = 0; i < count; i++) {
         struct file *file = &wanted[i];
-        PyObject *const item = PyTuple_GET_ITEM(files, i);
+        PyObject *const item = PyTuple_GetItem(files, i);
         if (!PyTuple_Check(item))
-            PyErr_Format(PyExc_TypeError, "files[%zd] must be a tuple, not %.100s", i, Py_TYPE(item)->tp_name);
+            PyErr_Format(PyExc_TypeError, "files[%zd] must be a tuple, not %R", i, Py_TYPE(item));
         else if (PyArg_ParseTuple(item, "iyLnI;a file is (dirfd, path, offset, length, expected)", &file->dirfd,
                                   &file->path, &file->offset, &file->length, &file->expected)
                  && (file->offset < 0 || file->length < 0 || file->length > PY_SSIZE_T_MAX - total))
@@ -360,13 +374,14 @@ static PyObject *read_cached(PyObject *module, PyObject *args)
     frame = PyBytes_FromStringAndSize(NULL, total);
     if (!frame)
         goto done;
-    uint8_t *dest = (uint8_t *)PyBytes_AS_STRING(frame);
+    uint8_t *dest = (uint8_t *)PyBytes_AsString(frame);
     memcpy(dest, prefix, (size_t)prefix_bytes);
     dest += prefix_bytes;
     for (Py_ssize_t i = 0; i < count; dest += wanted[i++].length) {
         if (!read_if_cached(wanted[i].dirfd, wanted[i].path, wanted[i].offset, dest, (size_t)wanted[i].length,
                             wanted[i].expected)) {
-            Py_SETREF(frame, Py_NewRef(Py_None));
+            Py_DECREF(frame);
+            frame = Py_NewRef(Py_None);
             break;
         }
     }
@@ -396,7 +411,7 @@ static PyObject *write_counted(PyObject *module, PyObject *args)
     if (!closed)
         goto done;
     counted.at = at, counted.checksum = (uint32_t)checksum, counted.block = (uint32_t)block;
-    counted.closed = (uint32_t *)(void *)PyBytes_AS_STRING(closed);
+    counted.closed = (uint32_t *)(void *)PyBytes_AsString(closed);
     size_t written;
     if (fd >= 0 || data.len > GIL_FREE_BYTES) {
         Py_BEGIN_ALLOW_THREADS
@@ -405,8 +420,8 @@ static PyObject *write_counted(PyObject *module, PyObject *args)
     } else {
         written = counted_write(&counted, fd, data.buf, (size_t)data.len);
     }
-    if (_PyBytes_Resize(&closed, (Py_ssize_t)counted.ended * 4) == 0)
-        result = Py_BuildValue("nIIOi", (Py_ssize_t)written, counted.checksum, counted.block, closed, counted.error);
+    result = Py_BuildValue("nIIy#i", (Py_ssize_t)written, counted.checksum, counted.block, (char *)counted.closed,
+                           (Py_ssize_t)counted.ended * 4, counted.error);
 done:
     Py_XDECREF(closed);
     PyBuffer_Release(&data);
@@ -418,7 +433,7 @@ static int module_exec(PyObject *module)
     crc_choose();
     joining_choose();
     hash_choose();
-    if (PyModule_AddType(module, &StoredFileType) < 0 || PyModule_AddType(module, &LocationsType) < 0)
+    if (types_make() < 0 || PyModule_AddType(module, StoredFileType) < 0 || PyModule_AddType(module, LocationsType) < 0)
         return -1;
     if (PyModule_AddIntConstant(module, "OPEN", FAIL_OPEN) < 0 || PyModule_AddIntConstant(module, "READ", FAIL_READ) < 0
         || PyModule_AddIntConstant(module, "SHORT", FAIL_SHORT) < 0
@@ -439,7 +454,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)module_exec},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* TABLES_LOCK guards what calls share */
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,

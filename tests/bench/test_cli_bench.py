@@ -13,10 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ais_loader import connect
+from ais_loader.bench import machine
 from ais_loader.bench.plan import WORKLOADS
 from ais_loader.cli import main
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.waiting import eventually
+from ais_loader.wire import block_device
 from tests.table import table
 
 SMALL = ("--objects", "40", "--size", "1KiB")
@@ -47,11 +49,29 @@ def test_a_node_is_measured_and_two_results_compared(node: NodeProcess, bucket_n
     assert found["node_cpu_s"] is not None
     assert found["node_peak_bytes"] > 1 << 20
     assert "80, " in told.output
+    for path, device in found["drives"].items():
+        assert device["device_busy_share"] >= 0 and f"{path}, its device " in told.output
     with connect(node.url) as client:
         assert bucket_name not in [info.name for info in client.buckets()]
     compared = run("compare", file, file)
     assert compared.exit_code == 0
     assert "1.00" in compared.output
+
+
+def test_bytes_and_time_of_devices_are_what_has_been_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = f"{os.major(tmp_path.stat().st_dev)}:{os.minor(tmp_path.stat().st_dev)}"
+    (tmp_path / "devices" / number).mkdir(parents=True)
+    monkeypatch.setattr(block_device, "DEVICES", tmp_path / "devices")
+    counts = [iter([2048, 4096]), iter([100, 2148]), iter([1000, 1250])]
+
+    def tick() -> dict[str, tuple[float, ...]]:
+        read, written, busy_ms = (next(one) for one in counts)
+        (tmp_path / "devices" / number / "stat").write_text(f"1 1 {read} 1 1 1 {written} 1 1 {busy_ms} 1")
+        return machine.device_counts_of({"drives": [{"path": str(tmp_path)}, {"path": "/no/where"}]})
+
+    before, after = tick(), tick()
+    assert before == {str(tmp_path): (1 << 20, 51200, 1.0)}
+    assert after == {str(tmp_path): (2 << 20, 51200 + (1 << 20), 1.25)}
 
 
 @table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -50,6 +51,18 @@ def shown(capsys: pytest.CaptureFixture[str], *nodes: dict[str, Any], **more: An
     with OutputLines() as lines:
         show_condition(found | {"buckets": 2, "objects": 1234, "object_bytes": 1 << 20} | more, lines)
     return capsys.readouterr().out.splitlines()
+
+
+def test_the_busy_share_of_a_device_is_shown_once_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    first = {"nodes": [node("node-1", drive("/a", device_busy_s=10.0)), node("node-2", drive("/b", uuid="e"))]}
+    second = node("node-1", drive("/a", device_busy_s=11.5), drive("/c", uuid="new", device_busy_s=3.0))
+    found = {"nodes": [second, node("node-2", drive("/b", uuid="e", device_busy_s=None))]}
+    cluster_status.add_busy_shares(found, first, 2.0)
+    lines = shown(capsys, *found["nodes"])
+    assert [line.strip() for line in lines if "/a: " in line] == [
+        "node-1: /a: active, 10.0 GiB free of 20.0 GiB, device 75% busy"
+    ]
+    assert [line for line in lines if "busy" in line and "/a: " not in line] == []
 
 
 def test_the_sandbox_of_commands_is_shown_for_nodes_that_run_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +172,7 @@ def test_status_is_shown_again_and_again_until_interrupted(tmp_path: Path, monke
             raise KeyboardInterrupt
 
     # Of the command alone: other threads of this process sleep too.
-    monkeypatch.setattr(cluster_command, "time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(cluster_command, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
     for watch, seconds in (["--watch", "3"], 3.0), (["--watch"], 2.0):
         pauses.clear()
         result = CliRunner().invoke(main, ["cluster", "status", "--root", str(tmp_path), *watch])

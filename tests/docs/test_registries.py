@@ -21,8 +21,29 @@ FOLDERS = (
     "benchmarks",
     "tests",
     ".ci",
+    ".github",
+    "deploy",
 )
-TEXT = {".py", ".md", ".cfg", ".toml", ".txt", ".c", ".h", ".proto", ".json", ".jsonl", ".html", ".js", ".in", ""}
+TEXT = {
+    ".py",
+    ".md",
+    ".cfg",
+    ".toml",
+    ".txt",
+    ".c",
+    ".h",
+    ".proto",
+    ".json",
+    ".jsonl",
+    ".yml",
+    ".yaml",
+    ".service",
+    ".sh",
+    ".html",
+    ".js",
+    ".in",
+    "",
+}
 
 
 def test_no_file_names_the_host_of_a_package_registry() -> None:

@@ -28,6 +28,7 @@ TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 60.0
 RETRY_S = 40.0
 """Nodes of a busy machine stand still now and then, and compare their copies afterwards."""
+OPTIONS = ClusterOptions(retry_s=RETRY_S)
 PAUSE_S = 0.02
 """Between two calls of a reader or a writer: nodes that start or compare need the processor too, and what is waited for
 is that every way has been gone so often."""
@@ -87,8 +88,9 @@ def content(key: str, number: int) -> bytes:
 class Clients:
     """Reads every key in every way until it is stopped."""
 
-    def __init__(self, url: str, ledger: Ledger) -> None:
+    def __init__(self, url: str, ledger: Ledger, options: ClusterOptions = OPTIONS) -> None:
         self._url = url
+        self._options = options
         self._ledger = ledger
         self._stopping = threading.Event()
         self.faults: list[str] = []
@@ -102,7 +104,7 @@ class Clients:
             thread.start()
 
     def _read(self, number: int, way: Callable[[Bucket, Sequence[str]], None]) -> None:
-        with connect(self._url, options=ClusterOptions(retry_s=RETRY_S)) as client:
+        with connect(self._url, options=self._options) as client:
             bucket = client.bucket(BUCKET)
             while not self._stopping.is_set():
                 keys = self._ledger.names()
@@ -180,8 +182,8 @@ class Clients:
 
 
 @contextmanager
-def reading(url: str, ledger: Ledger) -> Iterator[Clients]:
-    clients = Clients(url, ledger)
+def reading(url: str, ledger: Ledger, options: ClusterOptions = OPTIONS) -> Iterator[Clients]:
+    clients = Clients(url, ledger, options)
     try:
         yield clients
     finally:
@@ -195,8 +197,18 @@ class Writers:
     What fails with an error that says "try again" is tried again, as another change, until it is acknowledged.
     """
 
-    def __init__(self, url: str, ledger: Ledger, keys: Sequence[str], *, seed: int, threads: int = 3) -> None:
+    def __init__(
+        self,
+        url: str,
+        ledger: Ledger,
+        keys: Sequence[str],
+        *,
+        seed: int,
+        threads: int = 3,
+        options: ClusterOptions = OPTIONS,
+    ) -> None:
         self._url = url
+        self._options = options
         self._ledger = ledger
         self._stopping = threading.Event()
         self.faults: list[str] = []
@@ -213,7 +225,7 @@ class Writers:
     def _write(self, number: int, keys: list[str], seed: int) -> None:
         draw = random.Random(seed * 100 + number)
         try:
-            with connect(self._url, options=ClusterOptions(retry_s=RETRY_S)) as client:
+            with connect(self._url, options=self._options) as client:
                 bucket = client.bucket(BUCKET)
                 while not self._stopping.is_set():
                     draw.shuffle(keys)
@@ -243,8 +255,10 @@ class Writers:
 
 
 @contextmanager
-def writing(url: str, ledger: Ledger, keys: Sequence[str], *, seed: int) -> Iterator[Writers]:
-    writers = Writers(url, ledger, keys, seed=seed)
+def writing(
+    url: str, ledger: Ledger, keys: Sequence[str], *, seed: int, options: ClusterOptions = OPTIONS
+) -> Iterator[Writers]:
+    writers = Writers(url, ledger, keys, seed=seed, options=options)
     try:
         yield writers
     finally:

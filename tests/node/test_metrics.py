@@ -25,6 +25,7 @@ import storage_node
 from ais_loader import ClusterOptions, Command, Entry, Stage, connect, errors
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
+from ais_loader.wire import block_device
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
 from ais_loader.wire.remote import Remote
@@ -35,7 +36,6 @@ from storage_node.metrics.declarations import METRICS, PROCESS
 from storage_node.metrics.exporter import MAX_CONNECTIONS
 from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
-from storage_node.services import block_device
 from storage_node.settings.config import ServerConfig
 from tests.node.node_kit import RawSession, batch_of, bucket_of, scrape, serving
 from tests.node.promql_kit import Series, check, exported, legend_labels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def dist() -> Iterator[Path]:
     """
     with throwaway_folder() as folder:
         shutil.copytree(ROOT, folder / "tree", ignore=NOT_SOURCES)
-        make_dist(folder / "tree", folder / "dist", sys.executable, UV_NO_BUILD_ISOLATION="1", UV_OFFLINE="1")
+        make_dist(folder / "tree", folder / "dist", UV_NO_BUILD_ISOLATION="1", UV_OFFLINE="1")
         yield folder / "dist"
 
 

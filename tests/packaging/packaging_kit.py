@@ -51,13 +51,25 @@ def run_without(
     )
 
 
-def run(*command: object, cwd: Path, **environment: str) -> str:
+def run(*command: object, cwd: Path, timeout_s: float = 110, **environment: str) -> str:
     """Standard output of a command, which must succeed. `environment` is added to that of the tests."""
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=110
+        list(map(str, command)),
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def last_release() -> str:
+    """The newest tag of a version, or HEAD before the first one."""
+    command = ["git", "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return found.stdout.strip() if found.returncode == 0 else "HEAD"
 
 
 def uv() -> str:
@@ -66,10 +78,10 @@ def uv() -> str:
     return found
 
 
-def make_dist(tree: Path, folder: Path, python: object, **environment: str) -> None:
-    """Builds the source distribution of a tree and a wheel for one interpreter, as `make dist` does."""
-    variables = [f"TREE={tree}", f"DIST={folder}", f"DIST_PYTHONS={python}", f"VENV={sys.prefix}"]
-    run("make", "--no-print-directory", "dist-of", *variables, cwd=ROOT, **environment)
+def make_dist(tree: Path, folder: Path, options: str = "--own", **environment: str) -> str:
+    """Builds the source distribution and a wheel of a tree, or with no options all files; returns what it printed."""
+    variables = [f"TREE={tree}", f"DIST={folder}", f"DIST_OPTIONS={options}", f"VENV={sys.prefix}"]
+    return run("make", "--no-print-directory", "dist-of", *variables, cwd=ROOT, timeout_s=400, **environment)
 
 
 def install(python: Path, requirement: str) -> None:

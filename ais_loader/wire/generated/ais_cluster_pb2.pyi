@@ -214,7 +214,7 @@ class EnableDriveRequest(_message.Message):
     def __init__(self, drive: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class DriveCondition(_message.Message):
-    __slots__ = ("uuid", "path", "state", "problem", "objects_estimate", "free_bytes", "size_bytes", "io_errors", "forgotten_in_s", "kept_because", "bad_checksums")
+    __slots__ = ("uuid", "path", "state", "problem", "objects_estimate", "free_bytes", "size_bytes", "io_errors", "forgotten_in_s", "kept_because", "bad_checksums", "device_busy_s", "device_read_bytes", "device_written_bytes")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ACTIVE: _ClassVar[DriveCondition.State]
@@ -238,6 +238,9 @@ class DriveCondition(_message.Message):
     FORGOTTEN_IN_S_FIELD_NUMBER: _ClassVar[int]
     KEPT_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     BAD_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     path: str
     state: DriveCondition.State
@@ -249,7 +252,10 @@ class DriveCondition(_message.Message):
     forgotten_in_s: float
     kept_because: str
     bad_checksums: int
-    def __init__(self, uuid: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[_Union[DriveCondition.State, str]] = ..., problem: _Optional[str] = ..., objects_estimate: _Optional[int] = ..., free_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., io_errors: _Optional[int] = ..., forgotten_in_s: _Optional[float] = ..., kept_because: _Optional[str] = ..., bad_checksums: _Optional[int] = ...) -> None: ...
+    device_busy_s: float
+    device_read_bytes: int
+    device_written_bytes: int
+    def __init__(self, uuid: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[_Union[DriveCondition.State, str]] = ..., problem: _Optional[str] = ..., objects_estimate: _Optional[int] = ..., free_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., io_errors: _Optional[int] = ..., forgotten_in_s: _Optional[float] = ..., kept_because: _Optional[str] = ..., bad_checksums: _Optional[int] = ..., device_busy_s: _Optional[float] = ..., device_read_bytes: _Optional[int] = ..., device_written_bytes: _Optional[int] = ...) -> None: ...
 
 class ListDrivesResponse(_message.Message):
     __slots__ = ("drive", "moving", "objects_left", "objects_moved", "bytes_moved", "refilling")

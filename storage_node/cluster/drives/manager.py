@@ -199,6 +199,8 @@ class DriveManager:
                 io_errors=state.io_errors,
                 bad_checksums=state.checksum_errors,
             )
+            if state.device is not None:
+                one.device_read_bytes, one.device_written_bytes, one.device_busy_s = state.device
             if one.state == pb.DriveCondition.FAILING:
                 one.problem = one.problem or state.last_io_error
             if away is not None:

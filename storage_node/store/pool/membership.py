@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, StoreFormatError
+from ais_loader.wire.block_device import DeviceCounts, device_counts
 from storage_node.store import store_record as records
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive
@@ -295,6 +296,7 @@ class DriveState:
     """Since the drive was opened; see `ErrorCounters`."""
     last_io_error: str = ""
     checksum_errors: int = 0
+    device: DeviceCounts | None = None
 
 
 def drive_state(slot: Slot, *, retiring: bool) -> DriveState:
@@ -323,4 +325,5 @@ def drive_state(slot: Slot, *, retiring: bool) -> DriveState:
         drive.faults.io_errors,
         drive.faults.last_io_error,
         drive.faults.checksum_errors,
+        device_counts(str(drive.root)) if space is not None else None,
     )
