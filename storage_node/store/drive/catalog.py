@@ -516,8 +516,8 @@ def _open_rocksdb(path: Path, options: Options, access: AccessType) -> Rdict:
 
 
 def _state(path: Path, mark: Mark | None) -> object:
-    """Return what differs as soon as a writer has opened a closed catalog: RocksDB replaces `CURRENT` then. None for one
-    that is not closed."""
+    """Return what differs as soon as a writer has opened a closed catalog: RocksDB replaces `CURRENT` then. None for
+    one that is not closed."""
     if mark is None or not mark.is_closed:
         return None
     found = os.stat(path / "CURRENT")

@@ -151,8 +151,8 @@ class EntryCache:
         self._room = self.locations.room
 
     def begin_sharing(self, placement: int, sequence: int, *, is_empty: bool) -> None:
-        """Share the table under this placement, 0 for none. `sequence`: the catalog's now. `is_empty`: whether it has no
-        objects."""
+        """Share the table under this placement, 0 for none. `sequence`: the catalog's now. `is_empty`: whether it has
+        no objects."""
         with self._lock:
             if (shared := self._shared) is not None:
                 shared.end()

@@ -4,8 +4,8 @@ The problem. A process that begins to read knows no location. Reading all of the
 reading the objects, and each of the workers of a training would do it, for a table of its own. The writer has the
 table. But a location that is wrong must never be believed, and bytes in a file may be anything.
 
-The table is the file `locations` in the catalog's folder. There are two reasons to believe it, both of which are checked
-before each look-up:
+The table is the file `locations` in the catalog's folder. There are two reasons to believe it, both of which are
+checked before each look-up:
 
 - The writer that has the catalog open maintains it: `last-commit` has its id. The writer changes the mapped rows where
   they are. Before a commit can be seen, the rows that it replaces are gone, so a row that is found is current, without
@@ -21,7 +21,7 @@ What else could go wrong, and what prevents it:
 - *A kill*: a row is written before the index names it, and what was removed before a commit is only missing. Nothing is
   sealed, so the next writer begins anew; until then, the last id stays right.
 - *Half-written rows, damage*: each row has a checksum over itself and its key, each path has one, and all positions are
-  checked against the size of the file at the time of mapping. A file that was cut short ends a look-up, not the process.
+  checked against the size of the file at the time of mapping. A file cut short ends a look-up, not the process.
 - *A commit that failed*: RocksDB may have it or not. The table is withdrawn for good.
 - *Removed files*: rows are dropped before a segment is removed, by its number. A row that was read just before leads to
   a missing file or to other bytes. Each object read is compared with its checksum, and looked up in the catalog then.
@@ -58,7 +58,7 @@ _MIN_ROOM = 1024
 
 
 class SharedLocations:
-    """File of one drive's table. Not thread-safe: `EntryCache` in a writer, `Drive` in a reader call it under a lock."""
+    """File of one drive's table. Not thread-safe: `EntryCache` in a writer, `Drive` in a reader call it with a lock."""
 
     def __init__(self, folder: Path, drive_uuid: str, published: PublishedCommits | None, dirfd: int) -> None:
         """`published`: the commits of this process if it writes to the drive. `dirfd`: see `Locations`."""
