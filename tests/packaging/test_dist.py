@@ -206,6 +206,14 @@ def test_the_list_of_components_has_what_an_installation_brings_and_no_path(rele
     assert "file://" not in text
 
 
+def test_the_wheels_use_nothing_beyond_the_limited_api_of_3_11(release: tuple[Path, str], tmp_path: Path) -> None:
+    run(uv(), "venv", "--quiet", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
+    install(tmp_path / "venv" / "bin" / "python", "abi3audit==0.0.26")
+    wheels = sorted(release[0].glob("*-abi3-*.whl"))
+    assert wheels
+    run(tmp_path / "venv" / "bin" / "abi3audit", "--strict", *wheels, cwd=tmp_path)
+
+
 LOADED = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
