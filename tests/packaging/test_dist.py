@@ -23,7 +23,8 @@ import ais_loader
 from ais_loader.testing import throwaway_folder
 from tests.packaging.packaging_kit import ROOT, install, make_dist, run, uv
 
-pytestmark = pytest.mark.slow
+# All files of a release are built for the first test that needs them.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NATIVE = {"ais_loader/wire/_crc32c", "storage_node/store/_native"}
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -141,7 +142,6 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "version",
     [pytest.param(version, marks=pytest.mark.exhaustive if version != THIS_PYTHON else ()) for version in PYTHONS],
