@@ -59,6 +59,7 @@ struct entry {
     uint8_t same; /* the same file as the entry before, whose descriptor is handed on */
     uint8_t done; /* copied out of a mapping, and verified */
     const uint8_t *mapped; /* the bytes in a mapping of the file; or NULL */
+    void *file;            /* whatever the caller has for it */
 };
 
 struct job {

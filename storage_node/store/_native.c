@@ -59,14 +59,18 @@ static int entries_fill(struct call *call, const Py_buffer *views)
         struct entry *entry = &call->job.entries[i];
         PyObject *path = PyTuple_GetItem(call->paths, i);
         int64_t offset, length;
+        char *text;
+        Py_ssize_t bytes;
         if (Py_TYPE(path) == StoredFileType) {
+            entry->file = path;
             path = ((StoredFile *)path)->path;
         } else if (!PyBytes_Check(path)) {
             PyErr_Format(PyExc_TypeError, "paths[%zd] must be bytes, not %R", i, Py_TYPE(path));
             return -1;
         }
-        entry->path = PyBytes_AsString(path);
-        if (strlen(entry->path) != (size_t)PyBytes_Size(path)) {
+        PyBytes_AsStringAndSize(path, &text, &bytes);
+        entry->path = text;
+        if (strlen(text) != (size_t)bytes) {
             PyErr_Format(PyExc_ValueError, "paths[%zd] contains a NUL byte", i);
             return -1;
         }
@@ -103,9 +107,8 @@ static void files_use(struct call *call, int may_copy)
     call->copies = may_copy && faults_are_caught();
     for (Py_ssize_t i = 0; i < call->job.count; i++) {
         struct entry *entry = &call->job.entries[i];
-        PyObject *const file = PyTuple_GetItem(call->paths, i);
-        if (call->copies && Py_TYPE(file) == StoredFileType) {
-            entry->mapped = stored_file_bytes((StoredFile *)file, call->opens_none ? -1 : entry->folder, entry->offset,
+        if (call->copies && entry->file) {
+            entry->mapped = stored_file_bytes(entry->file, call->opens_none ? -1 : entry->folder, entry->offset,
                                               (int64_t)entry->length, &entry->kept);
             call->job.mapped |= entry->mapped != NULL;
             if (entry->kept >= 0)
@@ -162,11 +165,10 @@ static void files_done(struct call *call, int is_run)
         faulted_before = job->faulted;
     }
     for (Py_ssize_t i = 0; job->entries && i < job->count; i++) {
-        PyObject *const file = PyTuple_GetItem(call->paths, i);
         const struct entry *entry = &job->entries[i];
         const int is_used = call->copies && (entry->mapped || entry->kept >= 0);
-        if (Py_TYPE(file) == StoredFileType && (is_run || is_used))
-            stored_file_done((StoredFile *)file, entry->folder, is_used, is_run ? (int64_t)entry->length : -1,
+        if (entry->file && (is_run || is_used))
+            stored_file_done(entry->file, entry->folder, is_used, is_run ? (int64_t)entry->length : -1,
                              job->waited || job->code, faulted);
     }
     TABLES_UNLOCK();

@@ -23,7 +23,8 @@ import ais_loader
 from ais_loader.testing import throwaway_folder
 from tests.packaging.packaging_kit import ROOT, install, make_dist, run, uv
 
-pytestmark = pytest.mark.slow
+# All files of a release are built for the first test that needs them.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NATIVE = {"ais_loader/wire/_crc32c", "storage_node/store/_native"}
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -141,7 +142,6 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "version",
     [pytest.param(version, marks=pytest.mark.exhaustive if version != THIS_PYTHON else ()) for version in PYTHONS],
@@ -204,6 +204,14 @@ def test_the_list_of_components_has_what_an_installation_brings_and_no_path(rele
         one["name"] for one in found["components"]
     }
     assert "file://" not in text
+
+
+def test_the_wheels_use_nothing_beyond_the_limited_api_of_3_11(release: tuple[Path, str], tmp_path: Path) -> None:
+    run(uv(), "venv", "--quiet", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
+    install(tmp_path / "venv" / "bin" / "python", "abi3audit==0.0.26")
+    wheels = sorted(release[0].glob("*-abi3-*.whl"))
+    assert wheels
+    run(tmp_path / "venv" / "bin" / "abi3audit", "--strict", *wheels, cwd=tmp_path)
 
 
 LOADED = """

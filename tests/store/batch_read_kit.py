@@ -13,7 +13,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from storage_node.store.native import read_frame, read_list
+from storage_node.store.native import StoredFile, read_frame, read_list
 
 # Disk file systems answer RWF_NOWAIT; tmpfs does not, which sends every read down the cold path.
 FILE_SYSTEMS = ["disk", *(["memory"] if os.access("/dev/shm", os.W_OK) else [])]
@@ -69,7 +69,7 @@ def crc(data: bytes) -> int:
 
 def columns(
     dirfds: int | list[int],
-    paths: list[bytes],
+    paths: list[bytes] | list[StoredFile],
     offsets: list[int],
     lengths: list[int],
     expected: list[int] | None = None,

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.native import read_list
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
+from tests.store.batch_read_kit import columns
 from tests.store.segment_kit import put_group
 from tests.store.store_kit import BUCKET, drive_of, file_of, put, store_at
 
@@ -95,11 +97,15 @@ def test_a_removed_segment_is_let_go(tmp_path: Path) -> None:
         held = reading._table.files
         assert held is not None
         before = segment(store, "o1")
+        assert all(file.is_mapped for file in held)
+        n = len(held)
+        with pytest.raises(ValueError, match="not a range of a file"):  # which lets go of what it did not take
+            read_list(*columns(0, held, [-1] * n, [1] * n, [0] * n))
         other = {name: data + b"!" for name, data in GROUP.items()}
         put_group(store, other)
         drive_of(store).reap(everything=True)
         assert not before.exists()
-        assert all(file.is_dropped and not getattr(file, "is_mapped", False) for file in held)
+        assert all(file.is_dropped and not file.is_mapped for file in held)
         # A batch that was looked up before reads what there is now.
         (span,) = reading.spans()
         assert bytes(reading.read(span).payload) == b"".join(other.values())
