@@ -362,7 +362,7 @@ def test_readers_beside_a_writer_that_compacts_and_is_killed(tmp_path: Path) -> 
     for reader in readers:
         reader.start()
     try:
-        for _ in range(4):
+        for life in range(4):
             here, there = spawn.Pipe()
             writer = spawn.Process(target=_write, args=(str(tmp_path), 1 + 100_000 * life, there))
             writer.start()
