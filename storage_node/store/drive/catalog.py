@@ -139,7 +139,10 @@ class Catalog:
             # Read first: beside a writer, the catalog is never behind a mark that was read before it.
             mark = None if salvage else read_mark(path)
             self._caught_up_to = _state(path, mark)
-            """Readers only: state of a closed catalog when it was last read. Guarded by _catch_up_lock."""
+            """Readers only: state of a closed catalog when it was read. Guarded by _catch_up_lock, as is the next."""
+            self._is_doubtful = False
+            """Readers only: whether a catch-up failed in the middle. What was read before may have changed since, which
+            the next one would not notice, so that it takes a new handle."""
             if (mark is not None or not writable) and not (path / "CURRENT").exists():
                 raise StoreFormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
             self._db: Rdict = self._open(mark)
@@ -302,13 +305,15 @@ class Catalog:
         if self.writable:
             return False
         with self._catch_up_lock:
+            was_doubtful, self._is_doubtful = self._is_doubtful, True
             try:
                 mark = read_mark(self.path)
                 self.is_open_here = mark is not None and mark.is_open_here
                 before, self._caught_up_to = self._caught_up_to, _state(self.path, mark)
-                if self._caught_up_to is not None and before == self._caught_up_to:
+                if self._caught_up_to is not None and before == self._caught_up_to and not was_doubtful:
+                    self._is_doubtful = False
                     return False
-                if os.stat(self.path).st_ino == self._folder_inode:
+                if not was_doubtful and os.stat(self.path).st_ino == self._folder_inode:
                     number, logs = self._db.latest_sequence_number(), self._first_log()
                     self._guard.require_sound()
                     self._db.try_catch_up_with_primary()
@@ -316,6 +321,7 @@ class Catalog:
                     # that an old value hides the flushed one. A secondary that cannot follow any more may silently stay
                     # where it is. A new handle has neither problem.
                     if self._first_log() == logs and not is_behind(self._db, mark):
+                        self._is_doubtful = False
                         return bool(self._db.latest_sequence_number() != number)
             except (LoaderError, DbClosedError) as error:
                 self._caught_up_to = None
@@ -328,6 +334,7 @@ class Catalog:
                 self._db = self._open(read_mark(self.path))
             except Exception as error:
                 raise self._error(error, "following the writer") from error
+            self._is_doubtful = False
             return True
 
     def _first_log(self) -> object:

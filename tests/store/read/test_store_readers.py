@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from ais_loader.errors import BucketNotFound, ObjectNotFound, StoreReadOnly
+from ais_loader.errors import BucketNotFound, DriveFailed, ObjectNotFound, StoreReadOnly
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.store import Store
@@ -125,6 +127,26 @@ def test_what_a_reader_has_read_of_the_log_does_not_hide_what_was_flushed_since(
             drive_of(reader).catch_up()
             assert read(reader, "a") == b"%d" % number
     writer.close()
+
+
+def test_a_catch_up_that_failed_in_the_middle_hides_nothing_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with store_at(tmp_path / "drive") as writer, Store.open([tmp_path / "drive"], mode="r") as reader:
+        put(writer, "a", b"old")
+        drive_of(reader).catch_up()
+        assert read(reader, "a") == b"old"
+        put(writer, "a", b"new")
+        drive_of(writer).catalog.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(drive_of(reader).catalog, "_open", fails)
+            with pytest.raises(DriveFailed):
+                drive_of(reader).catch_up()
+        drive_of(reader).catch_up()
+        assert read(reader, "a") == b"new"
 
 
 @pytest.mark.slow
