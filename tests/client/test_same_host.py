@@ -54,6 +54,9 @@ def still(drive: Path) -> Iterator[None]:
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
+        # One thread takes the signal. Until it is scheduled, which a busy machine delays, the others go on.
+        stats = Path(f"/proc/{pid}/task").glob
+        eventually(lambda: {stat.read_text().rpartition(")")[2].split()[0] for stat in stats("*/stat")} == {"T"})
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
