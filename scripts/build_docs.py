@@ -80,7 +80,7 @@ def stage(source: Path) -> None:
     others = sorted(page for page in pages() if page not in known and page.as_posix() != "README.md")
     listed["Measured"] = [("", page) for page in others if page.parts[0] == "benchmarks"]
     listed["More"] = [("", page) for page in others if page.parts[0] != "benchmarks"]
-    listed["Reference"].insert(0, ("API reference", Path("docs/reference.md")))
+    listed["Reference"].insert(0, ("API reference", Path("docs", "reference.md")))
     with (source / "README.md").open("a") as file:
         file.writelines(_toctree(caption, [page for _, page in entries]) for caption, entries in listed.items())
 

@@ -42,7 +42,7 @@ def test_a_link_that_leads_nowhere_is_an_error(
 ) -> None:
     monkeypatch.setattr(build_docs, "reference", lambda: "# API reference\n\n[gone](gone.md)\n")
     assert build_docs.main(tmp_path / "site") == 1
-    assert "docs/reference.md:3: WARNING" in capsys.readouterr().err
+    assert "reference.md:3: WARNING" in capsys.readouterr().err
 
 
 def test_the_tutorial_runs_as_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
