@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ais_loader.extras import needs
-from ais_loader.loading.records import BatchRecord
-from ais_loader.training.plan_position import process_place
+
+if TYPE_CHECKING:
+    from ais_loader.loading.records import BatchRecord
 
 STAGES = (
     ("draw", "draw_s"),
@@ -43,6 +44,8 @@ class BatchMetrics:
     def __init__(self, rank: int | None = None, registry: Any = None) -> None:
         with needs("prometheus_client", "BatchMetrics"):
             import prometheus_client as prometheus
+
+        from ais_loader.training.plan_position import process_place
 
         label = str(process_place()[0] if rank is None else rank)
         registry = prometheus.REGISTRY if registry is None else registry
