@@ -127,7 +127,7 @@ ROOMS = {
     ),
     "rocksdict": ("storage_node.store",),
     "jwt": ("storage_node.security.rights",),
-    "prometheus_client": ("storage_node.metrics",),
+    "prometheus_client": ("storage_node.metrics", "ais_loader.loading"),
     "torch": (
         "ais_loader.decoders",
         "ais_loader.loading",
