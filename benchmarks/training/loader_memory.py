@@ -33,8 +33,9 @@ import ais_loader
 from ais_loader import BatchLoader, MapDataset, ShufflePlan
 from ais_loader.loading.records import BatchRecord, Summary
 from ais_loader.loading.stall_watch import StallWatch
-from ais_loader.loading.workers import Fetched
+from ais_loader.loading.workers import FetchedBatch
 from ais_loader.values.timing import TimingStopwatch
+from ais_loader.wire.node_waits import NodeWaits
 from benchmarks.kit.harness import conclude, page, run_rounds
 from benchmarks.kit.load import Load, fill
 
@@ -118,8 +119,11 @@ def processor_s(loader: BatchLoader) -> float:
 
 def bookkeeping_s(count: int = 20_000) -> float:
     """Return the time that a batch spends on its record and on the stall watch, in seconds."""
-    timing, summary = TimingStopwatch().read(paused_s=0, retries=0), Summary()
-    fetched, watch = Fetched(None, "", [timing]), StallWatch(60.0, "wait", 0)
+    timing, summary = (
+        TimingStopwatch().read(paused_s=0, retries=0, hedged=0, waits=NodeWaits(), request_id=""),
+        Summary(),
+    )
+    fetched, watch = FetchedBatch(None, "", [timing]), StallWatch(60.0, "wait", 0)
     records: list[BatchRecord] = []
     began_s = time.process_time()
     for at in range(count):

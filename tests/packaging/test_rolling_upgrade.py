@@ -15,7 +15,7 @@ import pytest
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.testing import eventually, throwaway_folder
-from ais_loader.testing.cluster import ClusterProcesses, ProcessPlace
+from tests.cluster_processes import ClusterProcesses, ProcessPlace
 from tests.faults.ledger_kit import (
     BUCKET,
     TIMEOUT_S,

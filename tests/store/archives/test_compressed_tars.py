@@ -367,17 +367,18 @@ def test_reframing_refuses_what_is_no_tar() -> None:
 @pytest.mark.parametrize(
     ("package", "name"), [("zstandard", "s.tar.zst"), ("lz4", "s.tar.lz4"), ("indexed_gzip", "s.tar.gz")]
 )
-def test_a_missing_library_is_named_with_the_way_to_get_it(package: str, name: str) -> None:
-    data = next(data for other, data in small().values() if other == name)
+def test_a_missing_library_is_named_with_the_way_to_get_it(package: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(next(data for other, data in small().values() if other == name))
     code = (
         "import sys; sys.modules[sys.argv[1]] = None\n"
         "from storage_node.store.archives.archive import index_shard\n"
         "from ais_loader.errors import LibraryMissing\n"
-        "from storage_node.store.archives.source import BytesSource\n"
-        "try: index_shard(BytesSource(sys.stdin.buffer.read()), sys.argv[2])\n"
+        "from storage_node.store.archives.source import FdSource\n"
+        "try: index_shard(FdSource(sys.stdin.fileno()), sys.argv[2])\n"
         "except LibraryMissing as error: print(error.kind, error)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code, package, name], input=data, capture_output=True, timeout=60)
+    with (tmp_path / name).open("rb") as data:
+        told = subprocess.run([sys.executable, "-c", code, package, name], stdin=data, capture_output=True, timeout=60)
     assert told.stdout.decode().startswith("library-missing"), told.stderr.decode()
     assert package in told.stdout.decode()
     assert install_command("archives") in told.stdout.decode()
