@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import lz4.frame
 import pytest
