@@ -107,13 +107,16 @@ def test_end_is_taken_out_of_an_encoded_message() -> None:
 @pytest.mark.parametrize(
     ("cause", "field", "least_s"),
     [
-        (who_waits.drive, "drive_s", 0.5 * 192 * 0.003),
+        (who_waits.drive, "drive_s", 0.5 * 48 * 0.003),
         (who_waits.cloud, "cloud_s", 0.02),
         (who_waits.throttle, "throttle_s", 0.1),
         (who_waits.queue, "queue_s", 0.01),
     ],
 )
-def test_a_cause_on_a_node_is_measured(cause: Any, field: str, least_s: float, tmp_path: Path) -> None:
+def test_a_cause_on_a_node_is_measured(
+    cause: Any, field: str, least_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(who_waits, "SAMPLES", 48)
     with ExitStack() as stack:
         loader = stack.enter_context(cause(tmp_path))
         ids = list[str]()
