@@ -139,6 +139,7 @@ def test_a_slow_batch_is_in_the_log_of_its_node(tmp_path: Path) -> None:
         with client.get_batch(entries[:32]) as batch:
             assert batch.tobytes() == [who_waits.DATA] * 32
         timing = batch.timing
-        assert timing.drive_s >= 32 * 0.003
+        # A frame may wait for its turn while the one before it is being sent.
+        assert timing.drive_s + timing.node_queue_s >= 32 * 0.003
         eventually(lambda: f"slow batch '{timing.request_id}' of bucket 'data': 32 entries took" in node.log())
-        assert re.search(r"it waited for .*drive 0\.", node.log())
+        assert re.search(r"it waited for .*drive \d", node.log())
