@@ -17,8 +17,8 @@ _HELP = {
     "peer": "one node answers late: look for its load, its network and its drives (ais-loader status)",
     "cloud": "objects come from remote storage for the first time: warm the bucket before the run, or raise in_flight=",
     "throttle": "remote storage asks for fewer requests: lower remote_max_requests, or warm the bucket before",
-    "network": "the answers take their time between the nodes and this process: raise in_flight=, or compare the bytes "
-    "with what the network carries",
+    "network": "requests and answers take their time on the way: raise in_flight=, or compare the bytes with what the "
+    "network carries",
     "decode": "decode and transform take the time: raise workers=, or do less for each sample",
     "collate": "collate takes the time: raise workers=, or collate arrays instead of lists",
     "transfer": "the way from worker processes takes the time: use threads=, output='packed', or smaller batches",
@@ -35,8 +35,8 @@ def cause_of(summary: Summary) -> str:
     if stage != "receive":
         return stage
     told = {"drive": summary.drive_s, "peer": summary.peer_s, "cloud": summary.cloud_s, "throttle": summary.throttle_s}
-    told["queue"] = summary.queue_s + summary.node_queue_s
-    told["network"] = summary.wire_s - sum(told.values()) + summary.queue_s
+    told["queue"] = summary.node_queue_s + (summary.queue_s if summary.retries else 0.0)
+    told["network"] = summary.queue_s + summary.wire_s - sum(told.values())
     return max(told, key=lambda cause: told[cause])
 
 
@@ -50,5 +50,7 @@ def explained(summary: Summary) -> str:
     if cause == "peer" and summary.nodes_s:
         text += f"; {max(summary.nodes_s, key=summary.nodes_s.__getitem__)} was waited for the longest"
     if cause in ("queue", "drive", "peer", "cloud", "throttle") and summary.slowest:
-        text += f"; the longest wait, {summary.slowest_s:.2f} s, is request {summary.slowest} in the log of the node"
+        text += (
+            f"; the longest wait, {summary.slowest_s:.2f} s, was for request {summary.slowest}, which nodes log if slow"
+        )
     return text

@@ -55,7 +55,18 @@ class BatchRecord(BatchTiming):
         )
 
 
-_SUMS = ("entries", "payload_bytes", "draw_s", "queue_s", "wire_s", "decode_s", "collate_s", "transfer_s", "wait_s")
+_SUMS = (
+    "entries",
+    "payload_bytes",
+    "retries",
+    "draw_s",
+    "queue_s",
+    "wire_s",
+    "decode_s",
+    "collate_s",
+    "transfer_s",
+    "wait_s",
+)
 _CAUSES = ("node_queue_s", "drive_s", "peer_s", "cloud_s", "throttle_s", "starved_s")
 
 
@@ -68,6 +79,7 @@ class Summary:
     batches: int = 0
     entries: int = 0
     payload_bytes: int = 0
+    retries: int = 0
     draw_s: float = 0.0
     queue_s: float = 0.0
     wire_s: float = 0.0

@@ -128,7 +128,7 @@ def peer(folder: Path) -> Iterator[BatchLoader]:
 
 
 @contextlib.contextmanager
-def _remote(folder: Path, decide: Callable[[Asked], Reply | None]) -> Iterator[BatchLoader]:
+def remote_loader(folder: Path, decide: Callable[[Asked], Reply | None]) -> Iterator[BatchLoader]:
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1"}
     with (
         DecidedServer(decide) as server,
@@ -144,7 +144,7 @@ def cloud(folder: Path) -> contextlib.AbstractContextManager[BatchLoader]:
         time.sleep(0.02)
         return content(asked, DATA)
 
-    return _remote(folder, decide)
+    return remote_loader(folder, decide)
 
 
 def throttle(folder: Path) -> contextlib.AbstractContextManager[BatchLoader]:
@@ -152,7 +152,7 @@ def throttle(folder: Path) -> contextlib.AbstractContextManager[BatchLoader]:
         time.sleep(0.02)
         return content(asked, DATA) if asked.number % 3 == 0 else Reply(503, b"<Error><Code>SlowDown</Code></Error>")
 
-    return _remote(folder, decide)
+    return remote_loader(folder, decide)
 
 
 @contextlib.contextmanager
