@@ -55,21 +55,6 @@ class BatchRecord(BatchTiming):
         )
 
 
-_SUMS = (
-    "entries",
-    "payload_bytes",
-    "retries",
-    "draw_s",
-    "queue_s",
-    "wire_s",
-    "decode_s",
-    "collate_s",
-    "transfer_s",
-    "wait_s",
-)
-_CAUSES = ("node_queue_s", "drive_s", "peer_s", "cloud_s", "throttle_s", "starved_s")
-
-
 @dataclass(slots=True, kw_only=True)
 class Summary:
     """The sums of all records of a loader, in seconds and bytes."""
@@ -113,9 +98,12 @@ class Summary:
 
     def add(self, record: BatchRecord) -> None:
         self.batches += 1
-        for name in (*_SUMS, *_CAUSES):
+        for name in _SUMMED:
             setattr(self, name, getattr(self, name) + getattr(record, name))
         if record.node:
             self.nodes_s[record.node] = self.nodes_s.get(record.node, 0.0) + record.peer_s
         if record.wait_s > self.slowest_s:
             self.slowest, self.slowest_s = record.request_id, record.wait_s
+
+
+_SUMMED = sorted({one.name for one in fields(Summary)} & {one.name for one in fields(BatchRecord)})

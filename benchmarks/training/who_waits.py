@@ -82,8 +82,25 @@ def drive(folder: Path) -> Iterator[BatchLoader]:
 
 
 @contextlib.contextmanager
-def queue(folder: Path) -> Iterator[BatchLoader]:
+def repeated(step: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Run a step again and again in a thread. It ends early once the event is set."""
     stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            step(stop)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def queue(folder: Path) -> Iterator[BatchLoader]:
     with (
         NodeProcess(folder / "store", arguments=["--set", "max_active_batches=1"]) as node,
         ais_loader.connect(node.url) as client,
@@ -91,40 +108,27 @@ def queue(folder: Path) -> Iterator[BatchLoader]:
     ):
         entries = filled(client)
 
-        def occupy() -> None:
-            while not stop.is_set():
-                for _ in other.get_batch(entries):
-                    stop.wait(0.002)
+        def occupy(stop: threading.Event) -> None:
+            for _ in other.get_batch(entries):
+                stop.wait(0.002)
 
-        thread = threading.Thread(target=occupy)
-        thread.start()
-        try:
+        with repeated(occupy):
             yield loader(client, entries)
-        finally:
-            stop.set()
-            thread.join()
 
 
 @contextlib.contextmanager
 def peer(folder: Path) -> Iterator[BatchLoader]:
-    stop = threading.Event()
     with ClusterProcesses(folder, nodes=2) as cluster, ais_loader.connect(cluster.url) as client:
         entries = filled(client)
 
-        def disturb() -> None:
-            while not stop.is_set():
-                cluster.nodes[1].pause()
-                stop.wait(0.045)
-                cluster.nodes[1].resume()
-                stop.wait(0.005)
+        def disturb(stop: threading.Event) -> None:
+            cluster.nodes[1].pause()
+            stop.wait(0.045)
+            cluster.nodes[1].resume()
+            stop.wait(0.005)
 
-        thread = threading.Thread(target=disturb)
-        thread.start()
-        try:
+        with repeated(disturb):
             yield loader(client, entries)
-        finally:
-            stop.set()
-            thread.join()
 
 
 @contextlib.contextmanager
