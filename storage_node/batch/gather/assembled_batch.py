@@ -71,7 +71,8 @@ class AssembledBatch:
         end: pb.End | None = None
         try:
             while self._entries < self._n and end is None:
-                await self._resources.throttle()
+                with self._call.waits.waiting("queue"):
+                    await self._resources.throttle()
                 frame, held_bytes, end = await self._take()
                 await self._call.spend_credit(frame.payload_bytes)
                 slot = await self._turn(frame.payload_bytes)
