@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan
 from tests.lane.lane_kit import open_lane
 from tests.node.node_kit import serving
-from tests.store.store_kit import flip_a_byte, object_files
+from tests.store.store_kit import BUCKET, flip_a_byte, object_files, put, store_at
 from tests.table import table
 
 MIB = 1 << 20
@@ -319,3 +319,23 @@ def test_a_range_that_was_damaged_is_corrupt_and_not_what_lies_there_now(
         good = [WHOLE[at * BLOCK : (at + 1) * BLOCK] for at in range(6) if at != 3]
         assert [item.tobytes() for item in items if item.ok] == good
         assert frames
+
+
+def test_end_comes_with_an_only_entry_from_a_slow_drive_and_behind_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_frame, "_is_cached", lambda *_: False)
+    with store_at(tmp_path) as store:
+        for name in ("a", "b"):
+            put(store, name, bytes(1 << 20))
+        for names, comes_with_it in ((["a"], True), (["a", "b"], False)):
+            batch = StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=names))
+            batch.file_frame_bytes = 4 << 20
+            (span,) = batch.spans()
+            opened = batch.open_message(span, 1)
+            assert opened is not None
+            with closing(opened[0]) as frame:
+                response = pb.SessionResponse.FromString(frame.prefix + bytes(frame.payload_bytes))
+            assert (opened[1], response.HasField("end")) == (comes_with_it, comes_with_it)
+            assert len(response.frame.index) == len(names)
+            batch.close()

@@ -32,7 +32,8 @@ from storage_node.store.spooled import Spooled
 from storage_node.store.store import Store
 
 _SLOW_S = 0.002
-"""Time to read a frame from which on END follows in a message of its own, because it tells of that time."""
+"""Time to read a frame from which on END follows in a message of its own, because it tells of that time. The END of an
+only entry never does: who has its bytes may close the batch, which would count as abandoned."""
 
 
 class Closable(Protocol):
@@ -217,7 +218,7 @@ class StoreBatch:
         before_s = self.waits.spent_s["drive"]
         with self.waits.waiting("drive"):
             message, ended = self._reader.read_encoded(span, batch_id, self.waits)
-        if ended and self.waits.spent_s["drive"] - before_s > _SLOW_S:
+        if ended and self.n > 1 and self.waits.spent_s["drive"] - before_s > _SLOW_S:
             return without_end(message), False
         return message, ended
 
@@ -235,7 +236,7 @@ class StoreBatch:
     def open_message(self, span: FrameSpan, batch_id: int) -> tuple[FileFrame, bool] | None:
         """Return a frame that is sent from files, without examining the bytes; None for a frame that has to be read."""
         opened = self._reader.file_frame(span, batch_id, self.waits)
-        if opened is not None and opened[1] and not opened[0].cached:
+        if opened is not None and opened[1] and self.n > 1 and not opened[0].cached:
             opened[0].prefix = without_end(opened[0].prefix)
             return opened[0], False
         return opened
