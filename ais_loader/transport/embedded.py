@@ -58,7 +58,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.remote import Remote
-from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.limits.tasks import results_of
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
@@ -353,35 +353,19 @@ class EmbeddedTransport(BucketListings):
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)
         store = self._store_to_write()
-        place = self._remote_bucket(bucket)
-        if place is not None and place.remote.is_write_back:
-            self._remote_here().delete_later(place, name, if_version or "")
-            return
-        if place is not None:
+        if (place := self._remote_bucket(bucket)) is not None:
+            request = objects_pb.DeleteRequest(bucket=bucket, name=name, if_version=if_version or "")
             remote = self._remote_here()
-            if if_version is not None:
-                remote.run(remote.tier.writes.delete_version(place, name, if_version))
-                if if_version.startswith(ETAG_VERSION):
-                    if_version = None  # the copy goes with the remote object
-            elif (error := remote.run(remote.tier.writes.delete(place, [name]))[0]) is not None:
-                raise error
-        try:
-            store.delete(bucket, name, condition=parse_condition(False, if_version or ""))
-        except errors.ObjectNotFound:
-            if place is None:
-                raise  # a cold object has no copy
+            remote.run(remote.tier.bucket_writes.delete(place, request))
+            return
+        store.delete(bucket, name, condition=parse_condition(False, if_version or ""))
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        if self._remote_bucket(bucket) is None:
+        if (place := self._remote_bucket(bucket)) is None:
             return self._store_to_write().delete_many(bucket, names)
-        results: list[errors.LoaderError | None] = []
-        for name in names:
-            try:
-                self.delete(bucket, name)
-                results.append(None)
-            except errors.LoaderError as error:
-                results.append(error)
-        return results
+        remote = self._remote_here()
+        requests = [objects_pb.DeleteRequest(bucket=bucket, name=name) for name in names]
+        return remote.run(results_of(remote.tier.bucket_writes.delete(place, request) for request in requests))
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         tally = NameSummary(prefix, depth)

@@ -88,7 +88,7 @@ class RemoteWrites:
 
     async def delete_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
         """Delete a remote object on the condition that its copy here has this version, and that it is still the one
-        that was copied.
+        that was copied; without a condition for "".
 
         The remote storage does not delete on conditions, so the object is compared before. Raises VersionConflict,
         ObjectNotFound for a cold object, and what `delete` returns.
@@ -96,7 +96,7 @@ class RemoteWrites:
         if is_hidden(name):
             return
         bucket.require_writable()
-        etag = await self._etag_of(bucket, name, version)
+        etag = await self._etag_of(bucket, name, version) if version else ""
         try:
             if etag and (found := (await self._backends.of(bucket).head(name)).etag) != etag:
                 raise VersionConflict(f"{bucket.name}/{name}: the remote ETag is {found} now; nothing was deleted")

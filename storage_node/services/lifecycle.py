@@ -163,7 +163,9 @@ class NodeLifecycle:
         )
         put_writer = PutWriter(node, writes)
         plans = Plans()
-        self.remote = node_tier(node, writes, put_writer.store_chunks, put_writer.store_group, plans)
+        self.remote = node_tier(
+            node, writes, put_writer.store_chunks, put_writer.store_group, put_writer.done_earlier, plans
+        )
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
         self._object_writes = ObjectWrites(node, writes, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)

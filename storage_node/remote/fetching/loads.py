@@ -7,6 +7,7 @@ one. An object that is gone from the remote storage is removed here.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from ais_loader.errors import ObjectNotFound, RemoteUnavailable, VersionConflict
@@ -17,6 +18,7 @@ from storage_node.remote.arriving.arrival import Arrival
 from storage_node.remote.arriving.object_intake import ObjectIntake
 from storage_node.remote.drivers.remote_object import RemoteChanged
 from storage_node.remote.tier_context import TierContext
+from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.format import CatalogEntry
 
 
@@ -71,7 +73,8 @@ class Loads:
             answer = await self._backends.of(bucket).get(name, unless_etag=etag)
         except ObjectNotFound:
             if version:
-                await self._delete_object(bucket, name, version)
+                with contextlib.suppress(ObjectNotFound, VersionConflict):  # somebody else has deleted or replaced it
+                    await self._delete_object(bucket.name, name, parse_condition(False, version), b"")
             raise
         if answer is None:
             self._copies.note_current(bucket, name, version)
