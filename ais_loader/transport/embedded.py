@@ -66,6 +66,7 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object
 from storage_node.store.drive import locking
 from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.read.heads import local_heads
 from storage_node.store.read.object_reader import list_members, open_member, open_object, read_cached, read_located
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
@@ -333,22 +334,14 @@ class EmbeddedTransport(BucketListings):
 
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
         require_bucket(bucket)
-        store = self._store_here()
-        store.bucket(bucket)
-        found: list[ObjectInfo | errors.LoaderError] = []
-        for name in names:
-            try:
-                found.append(stored_info(bucket, name, store.head(bucket, name)))
-            except errors.LoaderError as error:
-                found.append(error)
-        place = self._remote_bucket(bucket)
-        cold = [at for at, one in enumerate(found) if isinstance(one, errors.ObjectNotFound)] if place else []
-        if place is not None and cold and self._can_fetch:
+        found = local_heads(self._store_here(), bucket, names)
+        if (place := self._remote_bucket(bucket)) is not None and self._can_fetch:
             remote = self._remote_here()
-            infos = remote.run(remote.tier.descriptions.heads(place, [names[at] for at in cold]))
-            for at, info in zip(cold, infos, strict=True):
-                found[at] = info if isinstance(info, errors.LoaderError) else object_info(info)
-        return found
+            found = remote.run(remote.tier.descriptions.with_cold(place, names, found))
+        return [
+            one if isinstance(one, errors.LoaderError) else ObjectInfo(bucket, name, *one)
+            for name, one in zip(names, found, strict=True)
+        ]
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)

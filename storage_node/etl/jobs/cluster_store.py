@@ -26,7 +26,6 @@ from storage_node.etl.jobs.job_store import (
     Input,
     JobPage,
     OwnStore,
-    local_heads,
     local_inputs,
     put_messages,
     stage_content,
@@ -36,6 +35,7 @@ from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.names import bucket_not_found
+from storage_node.store.read.heads import local_heads
 from storage_node.store.write import Upload
 
 HEADS_TIMEOUT_S = 10.0
