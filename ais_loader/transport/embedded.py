@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
@@ -500,10 +501,14 @@ class EmbeddedTransport(BucketListings):
         return [usage_row("", row) for row in self._remote.usage().row] if self._remote is not None else []
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
-        self._refuse_remote(spec.bucket, "promote")
         wanted = Wanted(spec.prefix, spec.recursive, spec.include, spec.exclude)
         job = Job(spec.bucket, spec.move, spec.overwrite)
-        for outcome in promote_path(self._store_to_write(), os.path.abspath(spec.path), wanted, job):
+        store, path = self._store_to_write(), os.path.abspath(spec.path)
+        promote = None
+        if (place := self._remote_bucket(spec.bucket)) is not None:
+            place.require_writable()
+            promote = partial(self._remote_here().promote, job, self.head_names)
+        for outcome in promote_path(store, path, wanted, job, promote):
             if outcome.stored is None:
                 error = outcome.error or errors.LoaderError("")
                 yield PromoteResult(outcome.path, outcome.name, "failed", error=error)
@@ -533,7 +538,7 @@ class EmbeddedTransport(BucketListings):
             if self._etl is None:
                 from storage_node.etl.embedded import EmbeddedEtl
 
-                self._etl = EmbeddedEtl(store)
+                self._etl = EmbeddedEtl(store, self._remote_here)
             return self._etl
 
     # -- batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ais_loader.errors import DriveFailed, LoaderError, ObjectNotFound, SourceRefused, SourceUnreadable, StoreReadOnly
 from ais_loader.wire.object_info import Stored, stored_of
@@ -48,8 +48,15 @@ def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | 
     return found
 
 
-def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[Outcome]:
-    """Promote the file or folder at an absolute path of this machine.
+def promote_path(
+    store: Store,
+    path: str,
+    wanted: Wanted,
+    job: Job,
+    promote: Callable[[Sequence[Found]], list[Outcome]] | None = None,
+) -> Iterator[Outcome]:
+    """Promote the file or folder at an absolute path of this machine. `promote`: stores a group
+    in place of `promote_group`.
 
     Raises SourceRefused and SourceUnreadable for the path itself, BucketNotFound, StoreReadOnly, LoaderError.
     """
@@ -66,7 +73,7 @@ def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[
         raise type(error)(f"{path}: {error}") from error
     with contextlib.closing(iter(walk)) as found:
         for group in groups(found):
-            yield from promote_group(store, job, group)
+            yield from promote_group(store, job, group) if promote is None else promote(group)
 
 
 def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcome]:

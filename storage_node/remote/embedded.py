@@ -6,19 +6,24 @@ that reads beside it cannot store what it fetches, and reads only what is stored
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.object_info import Described
 from ais_loader.wire.remote import Remote
 from storage_node.context.channels import Caller, Channels
 from storage_node.context.membership import Membership
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.loop_thread import LoopThread
+from storage_node.promote.job import Job, Outcome
+from storage_node.promote.walk import Found
 from storage_node.remote.ahead.plans import Plans
 from storage_node.remote.ahead.prefetcher import Prefetcher
 from storage_node.remote.arriving.arriving_part import ArrivingPart
+from storage_node.remote.promotion import RemotePromotion
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.tier_context import TierHost
 from storage_node.remote.write_back.refusals import require_none, same_place
@@ -121,6 +126,13 @@ class EmbeddedRemote:
             return self.run(self.tier.bucket_writes.put(bucket, header, lambda: self._chunks(spool)))
         finally:
             spool.close()
+
+    def promote(
+        self, job: Job, heads: Callable[..., Sequence[Described | LoaderError]], group: Sequence[Found]
+    ) -> list[Outcome]:
+        """Store files of this machine. See `GroupPromotion.promote_group`."""
+        read = self._thread.read
+        return self.run(RemotePromotion(self.tier, job, read, partial(read, heads)).promote_group(group))
 
     async def _chunks(self, spool: Spooled) -> AsyncGenerator[bytes, None]:
         chunks = spool.chunks()

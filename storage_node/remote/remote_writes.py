@@ -11,7 +11,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.tasks import results_of
-from storage_node.remote.copies.object_metadata import STAMP_KEY, is_copy, metadata_of
+from storage_node.remote.copies.object_metadata import STAMP_KEY, is_copy, metadata_of, remote_metadata
 from storage_node.remote.fetching.loads import Loads
 from storage_node.remote.inventory.inventories import is_hidden
 from storage_node.remote.tier_context import TierContext
@@ -49,7 +49,7 @@ class RemoteWrites:
                 name,
                 chunks,
                 size_bytes,
-                dict(header.metadata) | stamp,
+                remote_metadata(header.metadata) | stamp,
                 if_absent=condition.if_absent,
                 if_etag=etag,
             )

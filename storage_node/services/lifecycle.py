@@ -35,6 +35,8 @@ from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.context.channels import read_secret
+from storage_node.etl.jobs.cluster_store import NodeStore
+from storage_node.etl.jobs.remote_store import RemoteStore
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import NodeRegistry
@@ -169,7 +171,10 @@ class NodeLifecycle:
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
         self._object_writes = ObjectWrites(node, writes, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)
-        self.promote = PromoteService(node, membership, writes, self.remote)
+        job_store = RemoteStore(
+            NodeStore(node, writes, etl.spool), self.remote.buckets, lambda: self.remote, lambda work: work
+        )
+        self.promote = PromoteService(node, membership, writes, self.remote, job_store.heads)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
         self.snapshots = NodeSnapshots(node, membership, writes, repair)
         self.drives = DriveManager(
@@ -182,7 +187,13 @@ class NodeLifecycle:
         )
         self.revoked = RevokedTokens(node)
         self.jobs = jobs_of_node(
-            node, membership, writes, etl.transforms if transforms is None else transforms(node), etl, self.revoked
+            node,
+            membership,
+            writes,
+            job_store,
+            etl.transforms if transforms is None else transforms(node),
+            etl,
+            self.revoked,
         )
         self.calls = TransformCalls(etl, membership.node_uuid, EtlPeers(node, writes.channels).states)
         self.cluster = ClusterService(node, membership, acceptor_store, at.reported_peer_endpoint, self.check.is_inside)
@@ -239,7 +250,7 @@ class NodeLifecycle:
             RemoteBucketsService(node, self.remote, self.prefetcher), methods
         )
         ais_remote_pb2_grpc.add_RemotePeerServicer_to_server(RemotePeerService(self.remote), methods)
-        ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, self.jobs, self.calls, self.remote), methods)
+        ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(self.jobs, self.calls), methods)
         ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(self.jobs, self.calls), methods)
 
     def parts(self, listeners: NodePart) -> list[NodePart]:

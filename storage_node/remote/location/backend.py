@@ -109,7 +109,7 @@ class Backend:
 
     async def head(self, name: str) -> RemoteObject:
         """Return the description of an object. Raises ObjectNotFound."""
-        self._check(name)
+        self.check_name(name)
         return await self._requests.send("head", name, lambda driver: driver.head(name))
 
     async def get(self, name: str, *, unless_etag: str = "") -> RemoteRead | None:
@@ -117,7 +117,7 @@ class Backend:
 
         Raises ObjectNotFound.
         """
-        self._check(name)
+        self.check_name(name)
         # A tag that is made of the time and size is none that the storage can compare.
         if is_made_up(unless_etag) and (await self.head(name)).etag == unless_etag:
             return None
@@ -133,7 +133,7 @@ class Backend:
 
         Raises ObjectNotFound, RemoteChanged if another version is there now, RangeError if it is shorter.
         """
-        self._check(name)
+        self.check_name(name)
         if not length:
             return memoryview(b"")
         content, position = bytearray(length), 0
@@ -234,7 +234,7 @@ class Backend:
         Unsupported for web servers.
         """
         self._check_writable("put")
-        self._check(name)
+        self.check_name(name)
         metadata = metadata or {}
         conditions = PutConditions(if_absent, if_etag)
         # Parts cost two requests more, one after another: not worth it for an object of two parts.
@@ -253,7 +253,7 @@ class Backend:
     async def delete(self, name: str) -> None:
         """Delete an object, if there is one. Raises Unsupported for web servers."""
         self._check_writable("delete")
-        self._check(name)
+        self.check_name(name)
         with contextlib.suppress(ObjectNotFound):
             await self._requests.send("delete", name, lambda driver: driver.delete(name))
 
@@ -406,7 +406,8 @@ class Backend:
             more = "at least " if came > size_bytes else ""
             raise ContentMismatch(f"{self._place(name)}: {more}{came:,} bytes came instead of {size_bytes:,}")
 
-    def _check(self, name: str) -> None:
+    def check_name(self, name: str) -> None:
+        """Raise InvalidName for a name that no remote object can have."""
         if fault := self.name_fault(name):
             raise InvalidName(f"{self._place(shown_name(name))!r}: {fault}")
 
