@@ -231,7 +231,8 @@ class EmbeddedTransport(BucketListings):
         retry: bool = True,
         tries: WriteTries | None = None,
     ) -> ObjectInfo:
-        self._refuse_remote(request.object.bucket, "compose")
+        if self._remote_bucket(bucket := request.object.bucket) is not None:
+            raise errors.Unsupported(f"bucket {bucket!r} is a remote one: an embedded store cannot compose into it")
         entry = compose_object(self._store_to_write(), request, moved or (lambda moved_bytes: None))
         return stored_info(request.object.bucket, request.object.name, entry)
 
@@ -461,11 +462,6 @@ class EmbeddedTransport(BucketListings):
     def _remote_to_change(self, bucket: str) -> RemoteBucket:
         self._store_to_write().drive_set.require_writable()
         return self._require_remote(bucket)
-
-    def _refuse_remote(self, bucket: str, what: str) -> None:
-        """Raises Unsupported for a remote bucket."""
-        if self._remote_bucket(bucket) is not None:
-            raise errors.Unsupported(f"bucket {bucket!r} is a remote one: an embedded store cannot {what} into it")
 
     def warm(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         place, remote = self._remote_to_change(bucket), self._remote_here()

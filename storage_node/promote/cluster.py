@@ -18,10 +18,11 @@ from storage_node.cluster.replication.replicas import OwnCopy
 from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.limits.tasks import OffLoop
 from storage_node.promote.group_promotion import GroupPromotion, Heads
-from storage_node.promote.into_store import find_many, stage
+from storage_node.promote.into_store import stage
 from storage_node.promote.job import Job, Outcome, stamp_metadata
 from storage_node.promote.source import SourceFile
 from storage_node.store.checksum import crc32c
+from storage_node.store.read.heads import local_heads
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
 
@@ -62,8 +63,9 @@ class ClusterPromotion(GroupPromotion):
 
 def have(store: Store, request: wire.HaveRequest) -> wire.HaveResponse:
     """Return this node's objects of these names, which nodes of the last release ask for. Raises BucketNotFound,
-    DriveFailed, StoreFormatError, Closed."""
-    found = zip(request.name, find_many(store, request.bucket, request.name), strict=True)
-    return wire.HaveResponse(
-        object=[pb.ObjectInfo() if stored is None else info_of(request.bucket, name, stored) for name, stored in found]
+    Closed."""
+    found = zip(request.name, local_heads(store, request.bucket, request.name), strict=True)
+    infos = (
+        pb.ObjectInfo() if isinstance(one, LoaderError) else info_of(request.bucket, name, one) for name, one in found
     )
+    return wire.HaveResponse(object=infos)

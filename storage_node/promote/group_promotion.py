@@ -52,10 +52,10 @@ class GroupPromotion:
         """Store these files; one outcome per file, in order. See `into_store.promote_group`."""
         outcomes = {at: failed(found, found.error) for at, found in enumerate(group) if isinstance(found, NotFit)}
         files = {at: found for at, found in enumerate(group) if isinstance(found, FoundFile)}
-        heads = await self._heads(self._job.bucket, names := [found.name for found in files.values()])
+        names = [found.name for found in files.values()]
+        heads = zip(names, await self._heads(self._job.bucket, names), strict=True)
         # A file whose object cannot be looked up is written again.
-        known = zip(names, heads, strict=True)
-        existing = {name: stored_of(one) for name, one in known if not isinstance(one, LoaderError)}
+        existing = {name: stored_of(one) for name, one in heads if not isinstance(one, LoaderError)}
         sources: dict[int, SourceFile] = {}
         small: dict[int, pb.SmallObject] = {}
         stamps: dict[int, FileStamp] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from ais_loader.errors import LoaderError, ObjectNotFound, OutcomeUnknown
@@ -72,7 +72,13 @@ class BucketWrites:
         remote = {at: bucket for at, bucket in found if bucket is not None}
         through = {at: bucket for at, bucket in remote.items() if not bucket.remote.is_write_back}
         names = [(bucket.uuid, objects[at].name) for at, bucket in through.items()]
-        async with self._admitted(objects, remote), self._writing.hold(names):
+        async with contextlib.AsyncExitStack() as held:
+            for at, bucket in remote.items():
+                if bucket.remote.is_write_back:
+                    size_bytes = sum(len(one.data) for one in objects)
+                    await held.enter_async_context(self._write_back.admitted(bucket, objects[at].name, size_bytes))
+                    break
+            await held.enter_async_context(self._writing.hold(names))
             results = await self._begin(objects, remote)
             left = [at for at in range(len(objects)) if at not in results]
             stored = await self._host.put_group([objects[at] for at in left]) if left else []
@@ -81,20 +87,6 @@ class BucketWrites:
                 result = _copy_failed(objects[at], of_one_of_many(result))
             results[at] = result
         return [results[at] for at in range(len(objects))]
-
-    @contextlib.asynccontextmanager
-    async def _admitted(
-        self, objects: Sequence[pb.SmallObject], remote: Mapping[int, RemoteBucket]
-    ) -> AsyncIterator[None]:
-        """Return a context for a group of PUTs, entered when there is room for those that are uploaded later. Raises
-        Overloaded."""
-        for at, bucket in remote.items():
-            if bucket.remote.is_write_back:
-                size_bytes = sum(len(one.data) for one in objects)
-                async with self._write_back.admitted(bucket, objects[at].name, size_bytes):
-                    yield
-                return
-        yield
 
     async def _begin(
         self, objects: Sequence[pb.SmallObject], remote: Mapping[int, RemoteBucket]
@@ -134,10 +126,17 @@ class BucketWrites:
                 await self._host.delete_object(request.bucket, request.name, condition, mark)
             return
         async with self._writing.hold([(bucket.uuid, request.name)]):
-            if not await self._was_deleted(request):
-                await self._delete_remote_object(bucket, request)
-                with contextlib.suppress(ObjectNotFound):
-                    await self._host.delete_object(request.bucket, request.name, condition_of_deletion(request), b"")
+            if await self._was_deleted(request):
+                return
+            try:
+                await self._writes.delete_version(bucket, request.name, request.if_version)
+            except ObjectNotFound:
+                if not request.repeat_ms:  # otherwise an earlier try may have done it, which the copy's deletion tells
+                    raise
+            if request.if_version.startswith(ETAG_VERSION):  # only the remote object had to meet it
+                request.if_version = ""
+            with contextlib.suppress(ObjectNotFound):
+                await self._host.delete_object(request.bucket, request.name, condition_of_deletion(request), b"")
 
     async def _was_deleted(self, request: pb.DeleteRequest) -> bool:
         """Return whether an earlier attempt of this deletion was done: others may have put the object since. Raises
@@ -147,20 +146,6 @@ class BucketWrites:
         header = pb.PutHeader(bucket=request.bucket, name=request.name)
         header.condition.write_id, header.condition.repeat_ms = request.write_id, request.repeat_ms
         return await self._host.done_earlier(header) is not None
-
-    async def _delete_remote_object(self, bucket: RemoteBucket, request: pb.DeleteRequest) -> None:
-        """Delete the remote object of a request, before its copy is deleted. A condition that only the remote object
-        has to meet is removed from the request.
-
-        Raises VersionConflict, ObjectNotFound, Unsupported, RemoteUnavailable.
-        """
-        try:
-            await self._writes.delete_version(bucket, request.name, request.if_version)
-        except ObjectNotFound:
-            if not request.repeat_ms:  # otherwise an earlier try may have done it, which the copy's deletion tells
-                raise
-        if request.if_version.startswith(ETAG_VERSION):
-            request.if_version = ""
 
 
 def condition_of_deletion(request: pb.DeleteRequest) -> Condition | None:

@@ -16,9 +16,9 @@ from storage_node.cluster.replication.replica import failures, write_tombstones
 from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import count_each
+from storage_node.limits.tasks import results_of
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
-from storage_node.services.object_writes import ObjectWrites
 from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.read.heads import local_heads
 from storage_node.store.summary import NameSummary
@@ -30,26 +30,26 @@ MAX_HEADS = 1000
 
 
 class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
-    def __init__(self, node: Node, writes: WriteCoordinator, objects: ObjectWrites, tier: RemoteTier) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, tier: RemoteTier) -> None:
         self._node = node
         self._store = node.store
         self._writes = writes
         self._tier = tier
-        self._objects = objects
 
     async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
         names = list(request.name)
         if len(names) > MAX_NAMES:
             raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
         condition = parse_condition(False, "", request.write_id, request.repeat_ms)
-        if (back := self._objects.written_back(request.bucket)) is not None:
-            return self._deleted(await self._delete_later(back, names, condition))
-        refused = await self._objects.delete_remote(request.bucket, names)
+        bucket = self._tier.buckets.find(request.bucket)
+        if bucket is None:
+            return self._deleted(await self._delete_copies(request.bucket, names, condition))
+        if bucket.remote.is_write_back:
+            return self._deleted(await self._delete_later(bucket, names, condition))
+        refused = await self._tier.writes.delete(bucket, names)
         left = [name for name, error in zip(names, refused, strict=True) if error is None]
         results = await self._delete_copies(request.bucket, left, condition)
-        if self._objects.is_remote(request.bucket):
-            results = [None if isinstance(one, ObjectNotFound) else one for one in results]  # a cold object has no copy
-        deleted = iter(results)
+        deleted = (None if isinstance(one, ObjectNotFound) else one for one in results)  # a cold object has no copy
         return self._deleted([next(deleted) if error is None else error for error in refused])
 
     def _deleted(self, results: list[LoaderError | None]) -> pb.DeleteManyResponse:
@@ -64,19 +64,9 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         if (replica_set := self._writes.replica_set(bucket.name)) is not None:
             return await self._writes.delete_many(replica_set, names, condition, mark)
 
-        def delete() -> list[LoaderError | None]:
-            results: list[LoaderError | None] = []
-            for name in names:
-                try:
-                    self._store.delete(bucket.name, name, keep_tombstone=True, condition=condition, raw_metadata=mark)
-                    results.append(None)
-                except ObjectNotFound:
-                    results.append(None)
-                except LoaderError as error:
-                    results.append(error)
-            return results
-
-        return await self._node.read(delete)
+        host = self._tier.host
+        results = await results_of(host.delete_object(bucket.name, name, condition, mark) for name in names)
+        return [None if isinstance(one, ObjectNotFound) else one for one in results]
 
     async def _delete_copies(
         self, bucket: str, names: list[str], condition: Condition | None

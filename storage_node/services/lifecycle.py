@@ -169,7 +169,7 @@ class NodeLifecycle:
             node, writes, put_writer.store_chunks, put_writer.store_group, put_writer.done_earlier, plans
         )
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
-        self._object_writes = ObjectWrites(node, writes, put_writer, self.remote)
+        self._object_writes = ObjectWrites(node, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)
         job_store = RemoteStore(
             NodeStore(node, writes, etl.spool), self.remote.buckets, lambda: self.remote, lambda work: work
@@ -236,7 +236,7 @@ class NodeLifecycle:
             ComposeService(node, writes, self._object_writes, self.remote), methods
         )
         ais_promote_pb2_grpc.add_PromoteServicer_to_server(self.promote, methods)
-        contents = ContentsService(node, writes, self._object_writes, self.remote)
+        contents = ContentsService(node, writes, self.remote)
         ais_contents_pb2_grpc.add_ContentsServicer_to_server(contents, methods)
         ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
         ais_cluster_pb2_grpc.add_ClusterServicer_to_server(self.cluster, methods)

@@ -7,14 +7,12 @@ and match the announced size and checksum, because the remote storage needs the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import require_unreserved
-from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.write_plan import Result
 from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
@@ -28,66 +26,44 @@ from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
 
 _CHUNK_END = b""
-_PUTS_AT_ONCE = 16
 
 
 class ObjectWrites:
     """Belongs to the node's event loop."""
 
-    def __init__(self, node: Node, writes: WriteCoordinator, put_writer: PutWriter, tier: RemoteTier) -> None:
+    def __init__(self, node: Node, put_writer: PutWriter, tier: RemoteTier) -> None:
         self._node = node
-        self._store = node.store
-        self._writes = writes
         self._put_writer = put_writer
         self.done_earlier = put_writer.done_earlier
         self._tier = tier
 
-    def is_remote(self, bucket: str) -> bool:
-        return self._tier.buckets.find(bucket) is not None
-
-    def written_back(self, bucket: str) -> RemoteBucket | None:
-        """Return the bucket if its writes are acknowledged before they are uploaded; see `WriteBack`."""
-        found = self._tier.buckets.find(bucket)
-        return found if found is not None and found.remote.is_write_back else None
-
     # -- one object
-
-    async def put(
-        self, requests: AsyncIterator[pb.PutRequest], take_from_socket: Callable[[], None] | None
-    ) -> pb.ObjectInfo:
-        """Store the object of one PUT of a client. Raises LoaderError.
-
-        `take_from_socket`: See `PutWriter.store`.
-        """
-        messages_of_client = aiter(requests)
-        first = await anext(messages_of_client, None)
-        bucket = ""
-        if first is not None and first.WhichOneof("part") == "header":
-            bucket = first.header.bucket
-            require_unreserved(first.header.metadata)
-        async with aclosing(_all(first, messages_of_client)) as messages:
-            return await self.store(bucket, messages, take_from_socket)
 
     async def store(
         self,
-        bucket: str,
         messages: AsyncIterator[pb.PutRequest],
         take_from_socket: Callable[[], None] | None = None,
+        *,
+        of_client: bool = False,
     ) -> pb.ObjectInfo:
         """Store the object of one PUT; that of a remote bucket in the remote storage first, unless it is written back.
-        Raises LoaderError."""
-        if (remote := self._tier.buckets.find(bucket)) is None:
-            return await self._put_writer.store(messages, take_from_socket)
+        Raises LoaderError.
+
+        `take_from_socket`: See `PutWriter.store`. `of_client`: check that the metadata have no keys of the store.
+        """
         first = await anext(messages, None)
-        if first is None or not first.HasField("header"):
-            raise InvalidRequest("a PUT begins with its header")
-        header, write_back = first.header, self._tier.write_back
-        if not remote.remote.is_write_back:
+        header = first.header if first is not None and first.HasField("header") else pb.PutHeader()
+        if of_client:
+            require_unreserved(header.metadata)
+        remote, write_back = self._tier.buckets.find(header.bucket), self._tier.write_back
+        if remote is not None and not remote.remote.is_write_back:
             return await self._store_through(remote, header, messages)
-        async with write_back.admitted(remote, header.name, header.size_bytes):
-            await write_back.mark(remote, header)
-            async with aclosing(_all(first, messages)) as marked:
-                return await self._put_writer.store(marked, take_from_socket)
+        async with aclosing(_all(first, messages)) as all_messages:
+            if remote is None:
+                return await self._put_writer.store(all_messages, take_from_socket)
+            async with write_back.admitted(remote, header.name, header.size_bytes):
+                await write_back.mark(remote, header)
+                return await self._put_writer.store(all_messages, take_from_socket)
 
     async def _store_through(
         self, bucket: RemoteBucket, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest]
@@ -128,19 +104,22 @@ class ObjectWrites:
     async def put_many(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
         """Put the objects of one message that its client may put. Raises LoaderError."""
         granted = GRANTED.get()
-        refused = refused_objects(granted, request) if granted is not None else None
-        if not refused:
-            return await self._put_group(request)
-        count(self._node.metrics.refusals, "entries", len(refused))
-        left = _without(request, refused)
-        response = await self._put_group(left) if left.object else pb.PutManyResponse()
-        return _with_failures(response, refused, len(request.object))
-
-    async def _put_group(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
-        """Put the objects of one message. Raises LoaderError."""
-        for small in request.object:
+        refused = refused_objects(granted, request) if granted is not None else {}
+        if refused:
+            count(self._node.metrics.refusals, "entries", len(refused))
+        left = [small for at, small in enumerate(request.object) if at not in refused]
+        for small in left:
             require_unreserved(small.metadata)
-        return _response(await self._tier.bucket_writes.put_group(request.object))
+        stored = iter(await self._tier.bucket_writes.put_group(left) if left else ())
+        response = pb.PutManyResponse()
+        for at in range(len(request.object)):
+            result = refused.get(at) or next(stored)
+            if isinstance(result, LoaderError):
+                error = of_one_of_many(result)
+                response.result.add(error=pb.Error(kind=error.kind, message=str(error)))
+            else:
+                response.result.add(info=result)
+        return response
 
     # -- deleting
 
@@ -152,14 +131,6 @@ class ObjectWrites:
             condition = condition_of_deletion(request)
             await self._tier.host.delete_object(request.bucket, request.name, condition, b"")
 
-    async def delete_remote(self, bucket_name: str, names: Sequence[str]) -> list[LoaderError | None]:
-        """Delete remote objects, before their copies are deleted; do nothing for a bucket that is not a remote one.
-
-        Returns None or the error for each name, in order.
-        """
-        bucket = self._tier.buckets.find(bucket_name)
-        return [None] * len(names) if bucket is None else await self._tier.writes.delete(bucket, names)
-
 
 async def _all(
     first: pb.PutRequest | None, messages: AsyncIterator[pb.PutRequest]
@@ -168,24 +139,3 @@ async def _all(
         yield first
     async for message in messages:
         yield message
-
-
-def _without(request: pb.PutManyRequest, failed: Mapping[int, LoaderError]) -> pb.PutManyRequest:
-    return pb.PutManyRequest(object=[small for at, small in enumerate(request.object) if at not in failed])
-
-
-def _response(results: Sequence[Result]) -> pb.PutManyResponse:
-    response = pb.PutManyResponse()
-    for result in results:
-        if isinstance(result, LoaderError):
-            error = of_one_of_many(result)
-            response.result.add(error=pb.Error(kind=error.kind, message=str(error)))
-        else:
-            response.result.add(info=result)
-    return response
-
-
-def _with_failures(response: pb.PutManyResponse, failed: Mapping[int, LoaderError], count: int) -> pb.PutManyResponse:
-    stored = iter(response.result)
-    errors_of = {at: pb.PutResult(error=pb.Error(kind=one.kind, message=str(one))) for at, one in failed.items()}
-    return pb.PutManyResponse(result=[errors_of.get(at) or next(stored) for at in range(count)])

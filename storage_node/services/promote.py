@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,7 +121,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
             run = _Promotion(
                 self._work,
                 await self._groups_of(request, replica_set),
-                self._promoter(job, replica_set, remote is not None),
+                partial(self._promote, job, replica_set, remote is not None),
             )
             try:
                 async for response in run.responses():
@@ -134,24 +134,22 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
 
     # -- implementation
 
-    def _promoter(self, job: Job, replica_set: ReplicaSet | None, is_remote: bool) -> Any:
+    async def _promote(
+        self, job: Job, replica_set: ReplicaSet | None, is_remote: bool, group: Sequence[Found]
+    ) -> list[Outcome]:
         store = self._node.store
-
-        async def promote(group: Sequence[Found]) -> list[Outcome]:
-            newest = self._writes.replica_set(job.bucket)  # by the newest map
-            if replica_set is not None and (newest is None or newest.bucket.uuid != replica_set.bucket.uuid):
-                raise BucketNotFound(f"bucket {job.bucket!r} has been deleted meanwhile")
-            if is_remote:
-                outcomes = await RemotePromotion(self._tier, job, self._work, self._heads).promote_group(group)
-            elif replica_set is not None and newest is not None:
-                cluster = ClusterPromotion(store, self._writes, newest, job, self._work, self._heads)
-                outcomes = await cluster.promote_group(group)
-            else:
-                outcomes = await self._work(promote_group, store, job, group)
-            self.metrics.add(outcomes)
-            return outcomes
-
-        return promote
+        newest = self._writes.replica_set(job.bucket)  # by the newest map
+        if replica_set is not None and (newest is None or newest.bucket.uuid != replica_set.bucket.uuid):
+            raise BucketNotFound(f"bucket {job.bucket!r} has been deleted meanwhile")
+        if is_remote:
+            outcomes = await RemotePromotion(self._tier, job, self._work, self._heads).promote_group(group)
+        elif replica_set is not None and newest is not None:
+            cluster = ClusterPromotion(store, self._writes, newest, job, self._work, self._heads)
+            outcomes = await cluster.promote_group(group)
+        else:
+            outcomes = await self._work(promote_group, store, job, group)
+        self.metrics.add(outcomes)
+        return outcomes
 
     async def _groups_of(self, request: wire.PromoteRequest, replica_set: ReplicaSet | None) -> _Groups:
         """Start the walk of a promotion. Raises LoaderError if the path is not below a root of this node, or the share

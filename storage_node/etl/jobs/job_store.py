@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
@@ -113,16 +114,10 @@ class OwnStore:
         return [one if isinstance(one, LoaderError) else stored_of(one) for one in done]
 
     async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:
-        def put() -> Stored:
-            return stored_of(stage_content(self._store, bucket, name, metadata, content).commit())
-
-        return await self._work(put)
+        return await self._work(lambda: stored_of(stage_content(self._store, bucket, name, metadata, content).commit()))
 
     async def delete(self, bucket: str, name: str, version: str) -> None:
-        def delete() -> None:
-            self._store.delete(bucket, name, condition=parse_condition(False, version))
-
-        await self._work(delete)
+        await self._work(partial(self._store.delete, condition=parse_condition(False, version)), bucket, name)
 
 
 def local_inputs(store: Store, spool: Spool, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
