@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-from ais_loader.errors import ObjectNotFound, RemoteUnavailable, VersionConflict
+from ais_loader.errors import CorruptObject, ObjectNotFound, RemoteUnavailable, VersionConflict
 from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
@@ -65,7 +65,8 @@ class Loads:
         self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True, tries: int = 3
     ) -> None:
         """Fetch and store an object, unless the copy with this version and etag is current. With `make_room`, a full
-        drive has copies evicted, and the object is fetched once more. So is one that is replaced meanwhile."""
+        drive has copies evicted, and the object is fetched once more. So is one that is replaced meanwhile, or of which
+        other bytes came."""
         key = bucket.uuid, name
         self._write_back.require_kept(bucket, name)
         self._backends.require_budget(bucket)
@@ -82,12 +83,13 @@ class Loads:
         arrival: Arrival | None = None
         try:
             async with answer as arriving, self._space.room(bucket, name, arriving.info.size_bytes):
-                arrival = await self._arrivals.begin(key, arriving.info)
+                if not arriving.md5:  # otherwise nobody gets bytes that have not been compared
+                    arrival = await self._arrivals.begin(key, arriving.info)
                 info = await self._intake.store(bucket, arriving, arrival, version, make_room=make_room)
-        except RemoteChanged:
+        except (RemoteChanged, CorruptObject) as error:
             if not tries:
                 raise
-            again = {"make_room": make_room, "tries": tries - 1}
+            again = {"make_room": make_room, "tries": tries - 1 if isinstance(error, RemoteChanged) else 0}
         except VersionConflict:
             # Somebody else has stored or deleted the object; the reader looks again.
             if not version:

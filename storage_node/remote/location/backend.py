@@ -54,6 +54,7 @@ from storage_node.store.names import object_name_fault, shown_name
 MAX_CONDITIONAL_BYTES = 64 << 20
 """Larger objects are put in parts even with conditions. Conditions are then checked before the upload."""
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
+_MD5 = re.compile("[0-9a-f]{32}")
 _LEAST_PART_BYTES, _MOST_PARTS = 5 << 20, 9000
 """Limits of S3 for objects that are put in parts, the second rounded."""
 
@@ -126,7 +127,9 @@ class Backend:
             opened = await self._requests.get(name, 0, first_bytes, if_none_match=known)
         except NotModified:
             return None
-        return RemoteRead(self, opened, first_bytes)
+        tag = opened.answer.info.etag.strip('"').lower()
+        is_md5 = self.remote.verify_md5 and _MD5.fullmatch(tag) is not None
+        return RemoteRead(self, opened, first_bytes, md5=tag if is_md5 else "")
 
     async def read_range(self, name: str, start: int, length: int, etag: str) -> memoryview:
         """Read `length` bytes of the version that has this tag.
