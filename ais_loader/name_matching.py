@@ -91,10 +91,13 @@ def names_unknown_options(elsewhere: Mapping[str, str] | None = None) -> Callabl
 
         @functools.wraps(function)
         def call(*arguments: Any, **given: Any) -> Any:
-            if not given.keys() <= options.keys():
-                unknown = next(one for one in given if one not in options)
-                raise unknown_option(name, unknown, options, elsewhere)
-            return function(*arguments, **given)
+            try:
+                return function(*arguments, **given)
+            except TypeError:
+                unknown = next((one for one in given if one not in options), None)
+                if unknown is None:
+                    raise
+            raise unknown_option(name, unknown, options, elsewhere)
 
         return cast("F", call)
 

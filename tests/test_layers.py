@@ -92,6 +92,7 @@ storage_node.remote.fetching.fetch_owner
 storage_node.remote.tier_context
 storage_node.remote.fetching
 storage_node.remote.descriptions storage_node.remote.remote_reads storage_node.remote.remote_writes
+storage_node.remote.bucket_writes
 storage_node.remote.tier
 storage_node.remote storage_node.remote.ahead
 storage_node.remote.embedded

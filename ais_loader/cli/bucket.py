@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LIMITS = ("max_requests_per_s", "max_bytes_per_day")
 _SIZES = ("cache_bytes", "max_bytes_per_day", "quota_bytes")
-_REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate", "cache_bytes", "write", *_LIMITS)
+_REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate", "cache_bytes", "write", "verify_md5", *_LIMITS)
 
 
 @click.group(cls=HintingGroup)
@@ -114,8 +114,8 @@ def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None
     """Change a bucket's properties for future writes: min_copies=2.
 
     remote=URL makes it a remote bucket or changes its place, and remote= ends that; endpoint=, region=, profile=,
-    validate=, write=, and cache_bytes=, as in cache_bytes=200GB, change a part of it. max_requests_per_s=100 and
-    max_bytes_per_day=2TB limit what each node asks of the place.
+    validate=, write=, verify_md5=true, and cache_bytes=, as in cache_bytes=200GB, change a part of it.
+    max_requests_per_s=100 and max_bytes_per_day=2TB limit what each node asks of the place.
 
     quota_bytes=200GB and quota_objects=1000000 refuse writes that would exceed them, and 0 removes them.
 
@@ -165,6 +165,8 @@ def _assigned(text: str) -> tuple[str, Any]:
     if key in _REMOTE_KEYS and "=" in text:
         if key in ("validate", "max_requests_per_s"):
             return key, _rule(value)
+        if key == "verify_md5" and value in ("true", "false"):
+            return key, value == "true"
         return key, size_of_text(value) if key in _SIZES else value
     raise click.UsageError(
         f"{text!r}: need copies=N, min_copies=N, quota_bytes=SIZE, quota_objects=N, or "

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
@@ -58,7 +59,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.remote import Remote
-from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.limits.tasks import results_of
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
@@ -66,6 +67,7 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object
 from storage_node.store.drive import locking
 from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.read.heads import local_heads
 from storage_node.store.read.object_reader import list_members, open_member, open_object, read_cached, read_located
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
@@ -229,7 +231,8 @@ class EmbeddedTransport(BucketListings):
         retry: bool = True,
         tries: WriteTries | None = None,
     ) -> ObjectInfo:
-        self._refuse_remote(request.object.bucket, "compose")
+        if self._remote_bucket(bucket := request.object.bucket) is not None:
+            raise errors.Unsupported(f"bucket {bucket!r} is a remote one: an embedded store cannot compose into it")
         entry = compose_object(self._store_to_write(), request, moved or (lambda moved_bytes: None))
         return stored_info(request.object.bucket, request.object.name, entry)
 
@@ -333,55 +336,31 @@ class EmbeddedTransport(BucketListings):
 
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
         require_bucket(bucket)
-        store = self._store_here()
-        store.bucket(bucket)
-        found: list[ObjectInfo | errors.LoaderError] = []
-        for name in names:
-            try:
-                found.append(stored_info(bucket, name, store.head(bucket, name)))
-            except errors.LoaderError as error:
-                found.append(error)
-        place = self._remote_bucket(bucket)
-        cold = [at for at, one in enumerate(found) if isinstance(one, errors.ObjectNotFound)] if place else []
-        if place is not None and cold and self._can_fetch:
+        found = local_heads(self._store_here(), bucket, names)
+        if (place := self._remote_bucket(bucket)) is not None and self._can_fetch:
             remote = self._remote_here()
-            infos = remote.run(remote.tier.descriptions.heads(place, [names[at] for at in cold]))
-            for at, info in zip(cold, infos, strict=True):
-                found[at] = info if isinstance(info, errors.LoaderError) else object_info(info)
-        return found
+            found = remote.run(remote.tier.descriptions.with_cold(place, names, found))
+        return [
+            one if isinstance(one, errors.LoaderError) else ObjectInfo(bucket, name, *one)
+            for name, one in zip(names, found, strict=True)
+        ]
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)
         store = self._store_to_write()
-        place = self._remote_bucket(bucket)
-        if place is not None and place.remote.is_write_back:
-            self._remote_here().delete_later(place, name, if_version or "")
-            return
-        if place is not None:
+        if (place := self._remote_bucket(bucket)) is not None:
+            request = objects_pb.DeleteRequest(bucket=bucket, name=name, if_version=if_version or "")
             remote = self._remote_here()
-            if if_version is not None:
-                remote.run(remote.tier.writes.delete_version(place, name, if_version))
-                if if_version.startswith(ETAG_VERSION):
-                    if_version = None  # the copy goes with the remote object
-            elif (error := remote.run(remote.tier.writes.delete(place, [name]))[0]) is not None:
-                raise error
-        try:
-            store.delete(bucket, name, condition=parse_condition(False, if_version or ""))
-        except errors.ObjectNotFound:
-            if place is None:
-                raise  # a cold object has no copy
+            remote.run(remote.tier.bucket_writes.delete(place, request))
+            return
+        store.delete(bucket, name, condition=parse_condition(False, if_version or ""))
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        if self._remote_bucket(bucket) is None:
+        if (place := self._remote_bucket(bucket)) is None:
             return self._store_to_write().delete_many(bucket, names)
-        results: list[errors.LoaderError | None] = []
-        for name in names:
-            try:
-                self.delete(bucket, name)
-                results.append(None)
-            except errors.LoaderError as error:
-                results.append(error)
-        return results
+        remote = self._remote_here()
+        requests = [objects_pb.DeleteRequest(bucket=bucket, name=name) for name in names]
+        return remote.run(results_of(remote.tier.bucket_writes.delete(place, request) for request in requests))
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         tally = NameSummary(prefix, depth)
@@ -484,11 +463,6 @@ class EmbeddedTransport(BucketListings):
         self._store_to_write().drive_set.require_writable()
         return self._require_remote(bucket)
 
-    def _refuse_remote(self, bucket: str, what: str) -> None:
-        """Raises Unsupported for a remote bucket."""
-        if self._remote_bucket(bucket) is not None:
-            raise errors.Unsupported(f"bucket {bucket!r} is a remote one: an embedded store cannot {what} into it")
-
     def warm(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         place, remote = self._remote_to_change(bucket), self._remote_here()
         return remote.run(remote.tier.reads.warm(place, names))
@@ -523,10 +497,14 @@ class EmbeddedTransport(BucketListings):
         return [usage_row("", row) for row in self._remote.usage().row] if self._remote is not None else []
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
-        self._refuse_remote(spec.bucket, "promote")
         wanted = Wanted(spec.prefix, spec.recursive, spec.include, spec.exclude)
         job = Job(spec.bucket, spec.move, spec.overwrite)
-        for outcome in promote_path(self._store_to_write(), os.path.abspath(spec.path), wanted, job):
+        store, path = self._store_to_write(), os.path.abspath(spec.path)
+        promote = None
+        if (place := self._remote_bucket(spec.bucket)) is not None:
+            place.require_writable()
+            promote = partial(self._remote_here().promote, job, self.head_names)
+        for outcome in promote_path(store, path, wanted, job, promote):
             if outcome.stored is None:
                 error = outcome.error or errors.LoaderError("")
                 yield PromoteResult(outcome.path, outcome.name, "failed", error=error)
@@ -556,7 +534,7 @@ class EmbeddedTransport(BucketListings):
             if self._etl is None:
                 from storage_node.etl.embedded import EmbeddedEtl
 
-                self._etl = EmbeddedEtl(store)
+                self._etl = EmbeddedEtl(store, self._remote_here)
             return self._etl
 
     # -- batches

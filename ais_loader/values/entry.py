@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ais_loader import errors
+from ais_loader.name_matching import names_unknown_options
 from ais_loader.values.pipeline import Etl
 from ais_loader.values.urls import SCHEME, split_member, split_url
 from ais_loader.wire.reserved import ETAG_VERSION
@@ -111,6 +112,9 @@ class Entry:
         bucket, rest = split_url(url)
         name, member = split_member(rest)
         return cls(bucket, name, member)
+
+
+Entry.__init__ = names_unknown_options()(Entry.__init__)  # type: ignore[method-assign]
 
 
 def checked_range(start: Any, length: Any, name: str) -> tuple[int, int | None]:

@@ -62,6 +62,9 @@ class Remote:
     RemoteLimitReached until midnight UTC; those in progress go on. 0 for no limit."""
     inventory: str = ""
     """Id of the bucket's inventory, which `Bucket.refresh_inventory` sets; empty: listings ask the place."""
+    verify_md5: bool = False
+    """Whether fetched objects are compared with ETags that are MD5 digests: those of 32 hexadecimal digits. Not for
+    objects encrypted by SSE-KMS or SSE-C, whose ETags only look like digests."""
 
     def __post_init__(self) -> None:
         for what, value in (("url", self.url), ("endpoint", self.endpoint)):
@@ -72,6 +75,8 @@ class Remote:
         for what, value, allowed in (("region", self.region, _REGION), ("profile", self.profile, _PROFILE)):
             if not isinstance(value, str) or allowed.fullmatch(value) is None:
                 raise InvalidRequest(f"remote {what} {value!r}: need at most 64 letters, digits, '-', '_' or '.'")
+        if not isinstance(self.verify_md5, bool):
+            raise InvalidRequest(f"verify_md5={self.verify_md5!r}: need True or False")
         if self.write not in (THROUGH, BACK):
             raise InvalidRequest(f'write={self.write!r}: need "through" or "back"')
         if self.write == BACK and self.scheme not in ("s3", "gs", "az"):
@@ -145,6 +150,7 @@ class Remote:
             max_requests_per_s=self.max_requests_per_s,
             max_bytes_per_day=self.max_bytes_per_day,
             inventory=self.inventory,
+            verify_md5=self.verify_md5,
         )
 
     @classmethod
@@ -164,6 +170,7 @@ class Remote:
             message.max_requests_per_s,
             message.max_bytes_per_day,
             message.inventory,
+            message.verify_md5,
         )
 
 

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import click
 import obstore
@@ -133,14 +134,18 @@ def node_reads(cloud: Cloud, client: Client) -> tuple[Callable[[], float], Calla
     return cold, again(remote), again(local)
 
 
-def direct_puts(cloud: Cloud) -> Callable[[], float]:
+def direct_puts(cloud: Cloud, *, part_bytes: int = 0) -> Callable[[], float]:
+    """Put by obstore: each object with one request, or in parts as a node does."""
+    parts: dict[str, Any] = {"use_multipart": False}
+    if part_bytes:
+        parts = {"use_multipart": True, "chunk_size": part_bytes, "max_concurrency": 4}
     numbers = itertools.count()
 
     def run() -> float:
         store, round_ = cloud.store(), next(numbers)
         began_s = time.perf_counter()
         for number in range(cloud.count // 4):
-            obstore.put(store, f"direct/{round_}/{number}", cloud.data, use_multipart=False)
+            obstore.put(store, f"direct/{round_}/{number}", cloud.data, **parts)
         return cloud.total_mb / 4 / (time.perf_counter() - began_s)
 
     return run

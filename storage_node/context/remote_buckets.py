@@ -62,11 +62,6 @@ class RemoteBuckets:
             raise InvalidRequest(f"bucket {name!r} has no remote storage; `Bucket.set(remote=...)` gives it one")
         return bucket
 
-    def refuse(self, name: str, what: str) -> None:
-        """Refuse what a remote bucket cannot do. Raises Unsupported."""
-        if self.find(name) is not None:
-            raise Unsupported(f"bucket {name!r} is a remote one, and {what}; use a bucket without remote storage")
-
     def all(self) -> list[RemoteBucket]:
         if (in_map := self._in_map()) is not None:
             return list(in_map.values())

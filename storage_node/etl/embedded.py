@@ -9,33 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 from ais_loader.errors import Closed, StoreReadOnly
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.context.membership import Membership
+from storage_node.context.remote_buckets import RemoteBuckets
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.jobs.remote_store import RemoteStore
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.limits.loop_thread import STOP_S, LoopThread
-from storage_node.limits.tasks import cancel_others, keep_going
+from storage_node.limits.tasks import cancel_others, keep_going, settled
+from storage_node.remote.embedded import EmbeddedRemote
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 
 _READERS = 2
+T = TypeVar("T")
 
 
 class EmbeddedEtl:
     """ETL of one store in one process. Used from any thread. Must not be used in a forked child."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, remote: Callable[[], EmbeddedRemote]) -> None:
+        """`remote`: returns the remote tier of the store."""
+        self._store, self._remote = store, remote
         self._thread = LoopThread("ais-loader-etl", self._set_up, self._end, readers=_READERS)
 
     async def _set_up(self, thread: LoopThread) -> None:
@@ -44,7 +50,8 @@ class EmbeddedEtl:
         config = ServerConfig(etl_code=True, etl_servers=("*",), etl_sandbox="off")
         drive = next(drive.root for drive in store.drives if drive is not None)
         self._etl = LocalEtl(store, registry, config, drive, read, TransformHttp())
-        own = OwnStore(store, read, self._etl.spool)
+        buckets = RemoteBuckets(store, Membership(b""))
+        own = RemoteStore(OwnStore(store, read, self._etl.spool), buckets, lambda: self._remote().tier, self._on_tier)
         self._jobs = JobManager(b"", own, registry, self._etl.transforms)
         self._calls = TransformCalls(self._etl, b"")
         self._working = (
@@ -52,6 +59,10 @@ class EmbeddedEtl:
             if store.writable
             else None
         )
+
+    async def _on_tier(self, work: Coroutine[Any, Any, T]) -> T:
+        running = self._remote().begin(work)
+        return await settled(asyncio.wrap_future(running), running.cancel)
 
     # -- calls
 
@@ -62,31 +73,21 @@ class EmbeddedEtl:
         return self._thread.run(self._called(method, request))
 
     async def _called(self, method: str, request: Any) -> Any:
-        match method:
-            case "InitTransform":
-                return await self._calls.init(request)
-            case "ListTransforms":
-                return await self._calls.list()
-            case "GetTransform":
-                return await self._calls.get(request.name)
-            case "SetTransform":
-                return await self._calls.set(request)
-            case "DeleteTransform":
-                return await self._calls.delete(request.name)
-            case "StartJob":
-                return await self._jobs.start(request)
-            case "ListJobs":
-                return await self._jobs.list()
-            case "ListJobFailures":
-                return await self._jobs.failures(request.name)
-            case "StopJob":
-                return await self._jobs.stop(request.name)
-            case "DeleteJob":
-                return await self._jobs.delete(request.name)
-            case "CopyObject":
-                return await self._jobs.copy(request)
-            case _:
-                raise AssertionError(method)
+        calls, jobs = self._calls, self._jobs
+        lists = {"ListTransforms": calls.list, "ListJobs": jobs.list}
+        if method in lists:
+            return await lists[method]()
+        of_name: dict[str, Callable[[str], Awaitable[Any]]] = {
+            "GetTransform": calls.get,
+            "DeleteTransform": calls.delete,
+        }
+        of_name |= {"ListJobFailures": jobs.failures, "StopJob": jobs.stop, "DeleteJob": jobs.delete}
+        of_request: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "InitTransform": calls.init,
+            "SetTransform": calls.set,
+        }
+        of_request |= {"StartJob": jobs.start, "CopyObject": jobs.copy}
+        return await (of_name[method](request.name) if method in of_name else of_request[method](request))
 
     def watch(self, name: str) -> Iterator[pb.JobInfo]:
         """Yield the state of a job until it has ended. Raises JobNotFound."""

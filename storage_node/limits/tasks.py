@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
@@ -19,6 +19,12 @@ T = TypeVar("T")
 
 BACKOFF = Backoff(1.0, 60.0, jitter=0)
 log = logging.getLogger(__name__)
+
+
+class OffLoop(Protocol):
+    """Runs a function that waits for drives, off the event loop."""
+
+    def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
 
 
 async def keep_going(name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from ais_loader.errors import DriveFailed, LoaderError, ObjectNotFound, SourceRefused, SourceUnreadable, StoreReadOnly
-from ais_loader.wire.object_info import Stored, stored_of
+from ais_loader.errors import LoaderError, ObjectNotFound, SourceRefused, SourceUnreadable, StoreReadOnly
+from ais_loader.wire.object_info import stored_of
 from storage_node.promote.confined_path import FOLDER
 from storage_node.promote.job import (
     Job,
@@ -24,32 +24,19 @@ from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Found, FoundFile, NotFit, OpenFolder, Walk, Wanted, groups
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.failpoints import failpoint
+from storage_node.store.read.heads import local_heads
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
 
 
-def find(store: Store, bucket: str, name: str) -> Stored | None:
-    """Return the object of this name; None if there is none or this replica may be outdated. Raises LoaderError."""
-    try:
-        return stored_of(store.head(bucket, name))
-    except (ObjectNotFound, ReplicaStale):
-        return None
-
-
-def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | None]:
-    """Return the objects of several names, as `find` does. Raises LoaderError; DriveFailed even if only one name is
-    affected."""
-    bucket_uuid = store.bucket(bucket).uuid_bytes
-    found: list[Stored | None] = []
-    for name, entry in zip(names, store.replicas.newest(bucket, names), strict=True):
-        gone = entry is None or entry.is_tombstone
-        doubtful = not gone and store.replicas.stale.any and store.replicas.is_stale(bucket_uuid, name, entry)
-        found.append(None if entry is None or gone or doubtful else stored_of(entry))
-    return found
-
-
-def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[Outcome]:
-    """Promote the file or folder at an absolute path of this machine.
+def promote_path(
+    store: Store,
+    path: str,
+    wanted: Wanted,
+    job: Job,
+    promote: Callable[[Sequence[Found]], list[Outcome]] | None = None,
+) -> Iterator[Outcome]:
+    """Promote the file or folder at an absolute path of this machine, by `promote` in place of `promote_group`.
 
     Raises SourceRefused and SourceUnreadable for the path itself, BucketNotFound, StoreReadOnly, LoaderError.
     """
@@ -66,14 +53,15 @@ def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[
         raise type(error)(f"{path}: {error}") from error
     with contextlib.closing(iter(walk)) as found:
         for group in groups(found):
-            yield from promote_group(store, job, group)
+            yield from promote_group(store, job, group) if promote is None else promote(group)
 
 
 def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcome]:
     """Store these files; one outcome per file, in order. With `move`, sources are removed once their objects are
     durable."""
     outcomes: dict[int, Outcome] = {}
-    known = _known(store, job, group)
+    names = [found.name for found in group if isinstance(found, FoundFile)]
+    known = dict(zip(names, local_heads(store, job.bucket, names), strict=True))
     staged: dict[int, tuple[FoundFile, FileStamp, Upload]] = {}
     given_up: list[tuple[int, FoundFile, FileStamp]] = []
     try:
@@ -82,7 +70,10 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
                 outcomes[at] = failed(found, found.error)
                 continue
             try:
-                existing = find(store, job.bucket, found.name) if known is None else known[found.name]
+                there = known[found.name]
+                if isinstance(there, LoaderError) and not isinstance(there, (ObjectNotFound, ReplicaStale)):
+                    raise there
+                existing = None if isinstance(there, LoaderError) else there
                 source = open_unless_stored(job, found, existing)
                 if source is None:
                     outcomes[at] = Outcome(found.path, found.name, existing, skipped=True)
@@ -109,15 +100,6 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
     if job.move:
         outcomes.update(give_up(store, [(at, outcomes[at], found, stamp) for at, found, stamp in given_up]))
     return [outcomes[at] for at in range(len(group))]
-
-
-def _known(store: Store, job: Job, group: Sequence[Found]) -> dict[str, Stored | None] | None:
-    """Look up all names at once; None if a drive is missing, so that each file has to be looked up separately."""
-    names = [found.name for found in group if isinstance(found, FoundFile)]
-    try:
-        return dict(zip(names, find_many(store, job.bucket, names), strict=True))
-    except DriveFailed:
-        return None
 
 
 def stage(store: Store, job: Job, source: SourceFile) -> Upload:

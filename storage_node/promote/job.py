@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ais_loader.errors import InvalidName, InvalidRequest, LoaderError, SourceChanged, SourceRefused, SourceUnreadable
 from ais_loader.wire.object_info import Stored
+from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import FoundFile, NotFit
 from storage_node.store.drive.drive import Drive
@@ -74,8 +75,9 @@ def open_unless_stored(job: Job, found: FoundFile, existing: Stored | None) -> S
         if job.move and source.is_object():
             raise SourceRefused("is the file of an object in a store; only other files are moved")
         if existing is not None and job.overwrite == "changed" and existing.size_bytes == source.size_bytes:
+            has_checksum = not existing.version.startswith(ETAG_VERSION)
             source.equal = (quick and _same_stamp(existing, source.size_bytes, source.stamp.mtime_ns)) or (
-                source.checksum(job.go_on) == existing.checksum
+                has_checksum and source.checksum(job.go_on) == existing.checksum
             )
     except BaseException:
         source.close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
-from ais_loader.wire.object_info import info_of
+from ais_loader.wire.object_info import Stored, info_of, stored_of
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.tasks import results_of
@@ -34,9 +34,14 @@ class Descriptions:
             return info_of(bucket.name, name, entry)
         return described(bucket.name, await self._backends.of(bucket).head(name))
 
-    async def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
-        """Call `head` for several names at the same time."""
-        return await results_of(self.head(bucket, name) for name in names)
+    async def with_cold(
+        self, bucket: RemoteBucket, names: Sequence[str], stored: Sequence[Stored | LoaderError]
+    ) -> list[Stored | LoaderError]:
+        """Return what is known of these objects: what is stored, else the remote object or the error of its look-up."""
+        cold = [at for at, one in enumerate(stored) if isinstance(one, ObjectNotFound)]
+        found = dict(zip(cold, await results_of(self.head(bucket, names[at]) for at in cold), strict=True))
+        infos = (found.get(at, one) for at, one in enumerate(stored))
+        return [one if isinstance(one, LoaderError) else stored_of(one) for one in infos]
 
     async def page(self, bucket: RemoteBucket, prefix: str, start_after: str) -> remote_pb.ListRemoteResponse:
         """List remote objects, stored here or not: one page in the order of their names' bytes.

@@ -6,28 +6,31 @@ that reads beside it cannot store what it fetches, and reads only what is stored
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from ais_loader.errors import NotFound, VersionConflict
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.object_info import Described
 from ais_loader.wire.remote import Remote
 from storage_node.context.channels import Caller, Channels
 from storage_node.context.membership import Membership
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.loop_thread import LoopThread
+from storage_node.promote.job import Job, Outcome
+from storage_node.promote.walk import Found
 from storage_node.remote.ahead.plans import Plans
 from storage_node.remote.ahead.prefetcher import Prefetcher
 from storage_node.remote.arriving.arriving_part import ArrivingPart
+from storage_node.remote.promotion import RemotePromotion
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.tier_context import TierHost
 from storage_node.remote.write_back.refusals import require_none, same_place
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.host_patterns import ANY
 from storage_node.store.chunked_put import put_chunks
-from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.drive.preconditions import Condition
 from storage_node.store.small_puts import put_small
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
@@ -57,7 +60,8 @@ class EmbeddedRemote:
             thread.read,
             partial(put_chunks, self._store, thread.read),
             partial(thread.read, put_small, self._store),
-            self._delete_copy,
+            self._delete,
+            _never_earlier,
             file_roots=None,
         )
         self.tier = RemoteTier(host, settings, plans.needed_at)
@@ -118,35 +122,22 @@ class EmbeddedRemote:
             for chunk in chunks:
                 spool.write(chunk)
             check_announced(spool, header)
-            return self.run(self._put(bucket, header, spool))
+            header.size_bytes, header.checksum = spool.size_bytes, spool.checksum
+            return self.run(self.tier.bucket_writes.put(bucket, header, lambda: self._chunks(spool)))
         finally:
             spool.close()
 
-    async def _put(self, bucket: RemoteBucket, header: pb.PutHeader, spool: Spooled) -> pb.ObjectInfo:
-        if bucket.remote.is_write_back:
-            async with self.write_back.admitted(bucket, header.name, spool.size_bytes):
-                await self.write_back.mark(bucket, header)
-                async with aclosing(self._chunks(spool)) as chunks:
-                    return await self.tier.host.store_object(header, chunks)
-        async with self.tier.writing.hold([(bucket.uuid, header.name)]):
-            async with aclosing(self._chunks(spool)) as chunks:
-                metadata = await self.tier.writes.put(bucket, header, chunks, spool.size_bytes)
-            copy = pb.PutHeader(bucket=header.bucket, name=header.name, metadata=metadata, condition=header.condition)
-            async with aclosing(self._chunks(spool)) as chunks:
-                return await self.tier.host.store_object(copy, chunks)
+    def promote(
+        self, job: Job, heads: Callable[..., Sequence[Described | LoaderError]], group: Sequence[Found]
+    ) -> list[Outcome]:
+        """Store files of this machine. See `GroupPromotion.promote_group`."""
+        read = self._thread.read
+        return self.run(RemotePromotion(self.tier, job, read, partial(read, heads)).promote_group(group))
 
     async def _chunks(self, spool: Spooled) -> AsyncGenerator[bytes, None]:
         chunks = spool.chunks()
         while chunk := await self._thread.read(next, chunks, b""):
             yield chunk
-
-    def delete_later(self, bucket: RemoteBucket, name: str, if_version: str) -> None:
-        """Delete an object whose remote object is deleted afterwards. Raises VersionConflict and what `Store.delete`
-        raises."""
-        etag = self.run(self.write_back.cold_etag(bucket, name, if_version))
-        condition = parse_condition(bool(etag), "" if etag else if_version)
-        mark = self.run(self.write_back.deletion_mark(bucket, [name], condition, etag))
-        self._store.delete(bucket.name, name, keep_tombstone=True, condition=condition, raw_metadata=mark)
 
     def require_settable(self, bucket: RemoteBucket, remote: Remote | str | None) -> None:
         """Check that a bucket may get another remote, or be deleted (None). Raises BucketNotEmpty."""
@@ -160,11 +151,10 @@ class EmbeddedRemote:
             self.run(self.write_back.flush(bucket_uuid, prefix, wait_s))
         return self.write_back.rows(bucket_uuid, prefix)
 
-    async def _delete_copy(self, bucket: RemoteBucket, name: str, version: str) -> None:
-        def delete() -> None:
-            try:
-                self._store.delete(bucket.name, name, condition=parse_condition(False, version))
-            except (NotFound, VersionConflict):
-                return  # somebody else has deleted or replaced it
+    async def _delete(self, bucket: str, name: str, condition: Condition | None, mark: bytes) -> None:
+        delete = partial(self._store.delete, condition=condition, keep_tombstone=bool(mark), raw_metadata=mark)
+        await self._thread.read(delete, bucket, name)
 
-        await self._thread.read(delete)
+
+async def _never_earlier(header: pb.PutHeader) -> None:
+    """A write of this process is attempted once."""

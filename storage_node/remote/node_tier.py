@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ais_loader.errors import NotFound, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.put_groups import PutGroup
 from storage_node.context.node import Node
-from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.ahead.plans import Plans
 from storage_node.remote.arriving.object_intake import StoreObject
 from storage_node.remote.tier import RemoteTier
 from storage_node.remote.tier_context import TierHost
-from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.drive.preconditions import Condition
 
 
 def node_tier(
@@ -23,20 +22,18 @@ def node_tier(
     writes: WriteCoordinator,
     store_object: StoreObject,
     put_group: PutGroup[pb.ObjectInfo],
+    done_earlier: Callable[[pb.PutHeader], Awaitable[pb.ObjectInfo | None]],
     plans: Plans,
 ) -> RemoteTier:
     """Make the tier of a node. `store_object`, `put_group`: store fetched objects here, or on their owners."""
     settings = node.config.remote
 
-    async def delete_object(bucket: RemoteBucket, name: str, version: str) -> None:
-        condition = parse_condition(False, version)
-        try:
-            if (replica_set := writes.replica_set(bucket.name)) is not None:
-                await writes.delete(replica_set, name, condition)
-            else:
-                await node.read(functools.partial(node.store.delete, condition=condition), bucket.name, name)
-        except (NotFound, VersionConflict):
-            return  # somebody else has deleted or replaced it
+    async def delete_object(bucket: str, name: str, condition: Condition | None, mark: bytes) -> None:
+        if (replica_set := writes.replica_set(bucket)) is not None:
+            await writes.delete(replica_set, name, condition, mark)
+            return
+        delete = functools.partial(node.store.delete, condition=condition, keep_tombstone=bool(mark), raw_metadata=mark)
+        await node.read(delete, bucket, name)
 
     host = TierHost(
         node.store,
@@ -46,6 +43,7 @@ def node_tier(
         store_object,
         put_group,
         delete_object,
+        done_earlier,
         file_roots=tuple(map(Path, settings.file_roots)),
     )
     return RemoteTier(host, settings, plans.needed_at)

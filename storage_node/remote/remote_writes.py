@@ -11,7 +11,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.tasks import results_of
-from storage_node.remote.copies.object_metadata import STAMP_KEY, is_copy, metadata_of
+from storage_node.remote.copies.object_metadata import STAMP_KEY, is_copy, metadata_of, remote_metadata
 from storage_node.remote.fetching.loads import Loads
 from storage_node.remote.inventory.inventories import is_hidden
 from storage_node.remote.tier_context import TierContext
@@ -49,7 +49,7 @@ class RemoteWrites:
                 name,
                 chunks,
                 size_bytes,
-                dict(header.metadata) | stamp,
+                remote_metadata(header.metadata) | stamp,
                 if_absent=condition.if_absent,
                 if_etag=etag,
             )
@@ -88,7 +88,7 @@ class RemoteWrites:
 
     async def delete_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
         """Delete a remote object on the condition that its copy here has this version, and that it is still the one
-        that was copied.
+        that was copied; without a condition for "".
 
         The remote storage does not delete on conditions, so the object is compared before. Raises VersionConflict,
         ObjectNotFound for a cold object, and what `delete` returns.
@@ -96,7 +96,7 @@ class RemoteWrites:
         if is_hidden(name):
             return
         bucket.require_writable()
-        etag = await self._etag_of(bucket, name, version)
+        etag = await self._etag_of(bucket, name, version) if version else ""
         try:
             if etag and (found := (await self._backends.of(bucket).head(name)).etag) != etag:
                 raise VersionConflict(f"{bucket.name}/{name}: the remote ETag is {found} now; nothing was deleted")

@@ -6,7 +6,7 @@ this class has. Belongs to one event loop.
 
 from __future__ import annotations
 
-from storage_node.limits.name_locks import NameLocks
+from storage_node.remote.bucket_writes import BucketWrites
 from storage_node.remote.copies.eviction_order import NeededAt
 from storage_node.remote.descriptions import Descriptions
 from storage_node.remote.fetching.fetches import Fetches
@@ -20,13 +20,12 @@ from storage_node.settings.declarations import RemoteSettings
 class RemoteTier(TierContext):
     def __init__(self, host: TierHost, settings: RemoteSettings, needed_at: NeededAt) -> None:
         super().__init__(host, settings, needed_at)
-        self.writing = NameLocks()
-        """Names that are written through: the remote storage and the store see their writes in the same order."""
         self.loads = Loads(self)
         self.fetches = Fetches(self, self.loads)
         self.reads = RemoteReads(self, self.fetches)
         self.descriptions = Descriptions(self)
         self.writes = RemoteWrites(self, self.loads)
+        self.bucket_writes = BucketWrites(self, self.writes)
 
     async def close(self) -> None:
         """Cancel what is in progress, and close the remote locations."""

@@ -13,7 +13,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.put_groups import PutGroup
 from storage_node.context.channels import Channels
 from storage_node.context.membership import Membership
-from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
+from storage_node.context.remote_buckets import RemoteBuckets
 from storage_node.remote.arriving.arrival import Read
 from storage_node.remote.arriving.arrivals import Arrivals
 from storage_node.remote.arriving.object_intake import StoreObject
@@ -26,6 +26,7 @@ from storage_node.remote.location.backends import Backends
 from storage_node.remote.write_back.upload_owners import UploadOwners
 from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.settings.declarations import RemoteSettings
+from storage_node.store.drive.preconditions import Condition
 from storage_node.store.store import Store
 
 
@@ -43,8 +44,10 @@ class TierHost:
     """Stores a fetched object."""
     put_group: PutGroup[pb.ObjectInfo]
     """Stores small fetched objects together."""
-    delete_object: Callable[[RemoteBucket, str, str], Awaitable[None]]
-    """Deletes an object that is gone from the remote storage, if it still has this version."""
+    delete_object: Callable[[str, str, Condition | None, bytes], Awaitable[None]]
+    """Deletes an object, here and on its owners. The last argument is the metadata of a tombstone to be uploaded."""
+    done_earlier: Callable[[pb.PutHeader], Awaitable[pb.ObjectInfo | None]]
+    """Returns what an earlier attempt of a write has stored; None if the write must proceed."""
     file_roots: tuple[Path, ...] | None
     """See `Backend`."""
 

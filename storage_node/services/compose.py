@@ -85,7 +85,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
 
     async def _store(self, composing: Composing) -> objects.ObjectInfo:
         async with aclosing(composing.messages()) as messages:
-            return await self._objects.store(composing.request.object.bucket, messages)
+            return await self._objects.store(messages)
 
 
 class Composing:

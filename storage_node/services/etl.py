@@ -17,7 +17,7 @@ from storage_node.context.channels import Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
-from storage_node.etl.jobs.cluster_store import NodeStore
+from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.job_tokens import JobTokens, kept_of
 from storage_node.etl.jobs.manager import JobManager, JobRecords
 from storage_node.etl.jobs.map_records import MapRecords
@@ -26,7 +26,6 @@ from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.values import TransformRunner
-from storage_node.remote.tier import RemoteTier
 from storage_node.security.rights.granted import GRANTED
 from storage_node.security.rights.scopes import Right
 from storage_node.services import token_gate
@@ -40,9 +39,8 @@ T = TypeVar("T")
 
 
 class EtlService(ais_etl_pb2_grpc.EtlServicer):
-    def __init__(self, node: Node, jobs: JobManager, calls: TransformCalls, tier: RemoteTier) -> None:
-        self._node, self._jobs, self._calls = node, jobs, calls
-        self._tier = tier
+    def __init__(self, jobs: JobManager, calls: TransformCalls) -> None:
+        self._jobs, self._calls = jobs, calls
 
     async def InitTransform(self, request: pb.InitTransformRequest, context: Context) -> pb.TransformInfo:
         return await self._calls.init(request)
@@ -63,8 +61,6 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
         return pb.DeleteTransformResponse()
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.JobInfo:
-        for bucket in (request.job.bucket, request.job.to_bucket):
-            self._tier.buckets.refuse(bucket, "jobs neither read nor write it")
         granted = GRANTED.get()
         return await self._jobs.start(request, kept_of(granted.claims) if granted is not None else None)
 
@@ -86,9 +82,6 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
         return pb.DeleteJobResponse()
 
     async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
-        self._tier.buckets.refuse(request.to_bucket, "results of transforms cannot be stored in it")
-        if (bucket := self._tier.buckets.find(request.bucket)) is not None:
-            await self._tier.reads.ensure(bucket, request.name)
         return await self._jobs.copy(request)
 
 
@@ -173,12 +166,12 @@ def jobs_of_node(
     node: Node,
     membership: Membership,
     writes: WriteCoordinator,
+    store: JobStore,
     transforms: TransformRunner,
     etl: LocalEtl,
     revoked: RevokedTokens,
 ) -> JobManager:
     """Create the job manager of a node. Results that servers put to this node are stored like those of its jobs."""
-    store = NodeStore(node, writes, etl.spool)
     etl.transform_http.put_result = direct_put_writer(store, PutGroups(store.put_small, wait_s=0.0), etl.spool)
     jobs = JobManager(
         membership.node_uuid,

@@ -35,6 +35,8 @@ from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.context.channels import read_secret
+from storage_node.etl.jobs.cluster_store import NodeStore
+from storage_node.etl.jobs.remote_store import RemoteStore
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import NodeRegistry
@@ -163,11 +165,16 @@ class NodeLifecycle:
         )
         put_writer = PutWriter(node, writes)
         plans = Plans()
-        self.remote = node_tier(node, writes, put_writer.store_chunks, put_writer.store_group, plans)
+        self.remote = node_tier(
+            node, writes, put_writer.store_chunks, put_writer.store_group, put_writer.done_earlier, plans
+        )
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
-        self._object_writes = ObjectWrites(node, writes, put_writer, self.remote)
+        self._object_writes = ObjectWrites(node, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)
-        self.promote = PromoteService(node, membership, writes, self.remote)
+        job_store = RemoteStore(
+            NodeStore(node, writes, etl.spool), self.remote.buckets, lambda: self.remote, lambda work: work
+        )
+        self.promote = PromoteService(node, membership, writes, self.remote, job_store.heads)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
         self.snapshots = NodeSnapshots(node, membership, writes, repair)
         self.drives = DriveManager(
@@ -180,7 +187,13 @@ class NodeLifecycle:
         )
         self.revoked = RevokedTokens(node)
         self.jobs = jobs_of_node(
-            node, membership, writes, etl.transforms if transforms is None else transforms(node), etl, self.revoked
+            node,
+            membership,
+            writes,
+            job_store,
+            etl.transforms if transforms is None else transforms(node),
+            etl,
+            self.revoked,
         )
         self.calls = TransformCalls(etl, membership.node_uuid, EtlPeers(node, writes.channels).states)
         self.cluster = ClusterService(node, membership, acceptor_store, at.reported_peer_endpoint, self.check.is_inside)
@@ -223,7 +236,7 @@ class NodeLifecycle:
             ComposeService(node, writes, self._object_writes, self.remote), methods
         )
         ais_promote_pb2_grpc.add_PromoteServicer_to_server(self.promote, methods)
-        contents = ContentsService(node, writes, self._object_writes, self.remote)
+        contents = ContentsService(node, writes, self.remote)
         ais_contents_pb2_grpc.add_ContentsServicer_to_server(contents, methods)
         ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
         ais_cluster_pb2_grpc.add_ClusterServicer_to_server(self.cluster, methods)
@@ -237,7 +250,7 @@ class NodeLifecycle:
             RemoteBucketsService(node, self.remote, self.prefetcher), methods
         )
         ais_remote_pb2_grpc.add_RemotePeerServicer_to_server(RemotePeerService(self.remote), methods)
-        ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, self.jobs, self.calls, self.remote), methods)
+        ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(self.jobs, self.calls), methods)
         ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(self.jobs, self.calls), methods)
 
     def parts(self, listeners: NodePart) -> list[NodePart]:

@@ -17,7 +17,7 @@ class ObjectsService:
         self._reads, self._writes = reads, writes
 
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
-        return await self._writes.put(requests, getattr(context, "take_from_socket", None))
+        return await self._writes.store(aiter(requests), getattr(context, "take_from_socket", None), of_client=True)
 
     async def PutMany(
         self, requests: AsyncIterator[pb.PutManyRequest], context: Context

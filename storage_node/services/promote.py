@@ -12,11 +12,11 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ais_loader.errors import Closed, LoaderError, SourceUnreadable, StaleMap
+from ais_loader.errors import BucketNotFound, Closed, LoaderError, SourceUnreadable, StaleMap
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
@@ -30,10 +30,12 @@ from storage_node.limits.call_slots import current_tenant, tenant_of
 from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.promote.cluster import ClusterPromotion, have
 from storage_node.promote.confined_path import FOLDER, root_of
+from storage_node.promote.group_promotion import Heads
 from storage_node.promote.into_store import promote_group
 from storage_node.promote.job import Job, Outcome, PromoteMetrics
 from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Found, OpenFolder, Walk, Wanted, groups
+from storage_node.remote.promotion import RemotePromotion
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context, encodable
 
@@ -45,9 +47,11 @@ T = TypeVar("T")
 
 
 class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
-    def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator, tier: RemoteTier) -> None:
+    def __init__(
+        self, node: Node, membership: Membership, writes: WriteCoordinator, tier: RemoteTier, heads: Heads
+    ) -> None:
         self._node, self._membership, self._writes = node, membership, writes
-        self._tier = tier
+        self._tier, self._heads = tier, heads
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
         self.turns = JobTurns(THREADS, spare=1)
         self._stopping = False
@@ -111,9 +115,14 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
         replica_set = self._writes.replica_set(request.bucket)
         self._node.store.bucket_to_change(request.bucket)
-        self._tier.buckets.refuse(request.bucket, "files cannot be promoted into it")
+        if (remote := self._tier.buckets.find(request.bucket)) is not None:
+            remote.require_writable()
         with self._node.streams.open(tenant_of(context)) as stream:
-            run = _Promotion(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
+            run = _Promotion(
+                self._work,
+                await self._groups_of(request, replica_set),
+                partial(self._promote, job, replica_set, remote is not None),
+            )
             try:
                 async for response in run.responses():
                     go_on()
@@ -125,19 +134,22 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
 
     # -- implementation
 
-    def _promoter(self, job: Job, replica_set: ReplicaSet | None) -> Any:
+    async def _promote(
+        self, job: Job, replica_set: ReplicaSet | None, is_remote: bool, group: Sequence[Found]
+    ) -> list[Outcome]:
         store = self._node.store
-        cluster = None if replica_set is None else ClusterPromotion(store, self._writes, replica_set, job, self._work)
-
-        async def promote(group: Sequence[Found]) -> list[Outcome]:
-            if cluster is not None:
-                outcomes = await cluster.promote_group(group)
-            else:
-                outcomes = await self._work(promote_group, store, job, group)
-            self.metrics.add(outcomes)
-            return outcomes
-
-        return promote
+        newest = self._writes.replica_set(job.bucket)  # by the newest map
+        if replica_set is not None and (newest is None or newest.bucket.uuid != replica_set.bucket.uuid):
+            raise BucketNotFound(f"bucket {job.bucket!r} has been deleted meanwhile")
+        if is_remote:
+            outcomes = await RemotePromotion(self._tier, job, self._work, self._heads).promote_group(group)
+        elif replica_set is not None and newest is not None:
+            cluster = ClusterPromotion(store, self._writes, newest, job, self._work, self._heads)
+            outcomes = await cluster.promote_group(group)
+        else:
+            outcomes = await self._work(promote_group, store, job, group)
+        self.metrics.add(outcomes)
+        return outcomes
 
     async def _groups_of(self, request: wire.PromoteRequest, replica_set: ReplicaSet | None) -> _Groups:
         """Start the walk of a promotion. Raises LoaderError if the path is not below a root of this node, or the share

@@ -286,6 +286,8 @@ def encode(record: StoreRecord) -> bytes:
         for key in ("quota_bytes", "quota_objects"):
             if not bucket[key]:
                 del bucket[key]
+        if bucket["remote"] is not None and not bucket["remote"]["verify_md5"]:
+            del bucket["remote"]["verify_md5"]
     return encode_checked("record", RECORD_VERSION, fields)
 
 

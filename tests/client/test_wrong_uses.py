@@ -90,6 +90,7 @@ WRONG: list[tuple[str, str]] = [
         "InvalidRequest: 'grpc://127.0.0.1:70000': '127.0.0.1:70000' is not host:port with a port from 1 to 65535, as "
         "in grpc://10.0.0.5:7480",
     ),
+    ('Entry("b", "n", lenght=3)', "TypeError: Entry: no option 'lenght'; did you mean 'length'?"),
     ('connect("store", mod="r")', "TypeError: connect: no option 'mod'; did you mean 'mode'?"),
     (
         'connect("node://store")',

@@ -19,6 +19,7 @@ from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from storage_node.promote import cluster as promoting
+from storage_node.promote import group_promotion
 from storage_node.promote.into_store import promote_group
 from storage_node.promote.job import Job, Outcome, open_unless_stored
 from storage_node.promote.source import SourceFile
@@ -197,7 +198,7 @@ def test_a_file_that_changes_while_it_is_copied_is_stored_nowhere(
                 file.write(b"changed")
         return source
 
-    monkeypatch.setattr(promoting, "open_unless_stored", changing)
+    monkeypatch.setattr(group_promotion, "open_unless_stored", changing)
     with connect(cluster.nodes[0].url) as client:
         summary = client.bucket(BUCKET).promote(tmp_path / "files", on_error="return")
     assert {one.path: type(one.error) for one in summary.failures} == {

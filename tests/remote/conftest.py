@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,10 @@ _TOKEN = {"AWS_SESSION_TOKEN": "test-token"}
 """With it, the server is reached through the gate."""
 
 
+def _of_nodes(promote_root: Path) -> list[str]:
+    return [*_ARGUMENTS, *ANY_HOST, "--promote-root", str(promote_root), "--set", "etl_code=true"]
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     """A server, and its credentials in the environment of this process and of the nodes that it starts from then on."""
@@ -43,19 +48,19 @@ def s3() -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def node(s3: S3Server) -> Iterator[NodeProcess]:
+def node(s3: S3Server, promote_root: Path) -> Iterator[NodeProcess]:
     """A node with the credentials of the S3 server. Never pause or kill it."""
     with (
         throwaway_folder() as folder,
-        NodeProcess(folder / "drive", arguments=[*_ARGUMENTS, *ANY_HOST], environment=_TOKEN) as running,
+        NodeProcess(folder / "drive", arguments=_of_nodes(promote_root), environment=_TOKEN) as running,
     ):
         yield running
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(s3: S3Server) -> Iterator[ClusterProcesses]:
+def shared_cluster(s3: S3Server, promote_root: Path) -> Iterator[ClusterProcesses]:
     """Three nodes with the credentials of the S3 server. Never pause or kill one."""
-    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=[*_ARGUMENTS, *ANY_HOST]) as running:
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=_of_nodes(promote_root)) as running:
         yield running
 
 

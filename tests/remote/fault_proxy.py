@@ -49,6 +49,8 @@ class Fault:
     length_delta: int = 0
     """What Content-Length says beyond the body that is sent: positive truncates, negative is overlong. The connection
     is closed after the body."""
+    flips: int | None = None
+    """Position of a byte of the body that is changed."""
     extra: bytes = b""
     """Bytes sent after the body, beyond its length. The connection is closed after them."""
     cut_after: int | None = None
@@ -411,6 +413,9 @@ class _Exchange:
         stops = self._stops()
         await self._send_piece(b"", stops, is_chunked)
         async for chunk in body:
+            at = -1 if self.fault.flips is None else self.fault.flips - self._request.sent_bytes
+            if 0 <= at < len(chunk):
+                chunk = chunk[:at] + bytes([chunk[at] ^ 1]) + chunk[at + 1 :]
             await self._send_piece(chunk, stops, is_chunked)
         if self.fault.extra:
             self._writer.write(_chunk(self.fault.extra) if is_chunked else self.fault.extra)

@@ -49,6 +49,15 @@ def test_a_put_is_uploaded_and_becomes_a_copy(back: Bucket, remote_bucket: Remot
     }
 
 
+def test_a_name_that_cannot_be_uploaded_is_refused(back: Bucket) -> None:
+    with pytest.raises(errors.InvalidName, match="control character"):
+        back.put("a\x01b", b"one")
+    assert [failure.name for failure in back.put_many([("a\x01b", b"1"), ("c", b"2")], on_error="return").failures] == [
+        "a\x01b"
+    ]
+    assert [info.name for info in back.objects()] == ["c"]
+
+
 @pytest.mark.slow
 def test_writes_are_acknowledged_while_the_remote_storage_is_down(
     client: Client, back: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy

@@ -40,10 +40,11 @@ async def of_a_promotion(cluster: LocalCluster, name: str, path: Path) -> object
     folder = OpenFolder(os.open(path.parent, os.O_RDONLY))
     replica_set = writes.replica_set(BUCKET)
     assert replica_set is not None
-    promotion = ClusterPromotion(node.store, writes, replica_set, Job(BUCKET), node.read)
+    heads = NodeStore(node, writes, None).heads  # type: ignore[arg-type]
+    promotion = ClusterPromotion(node.store, writes, replica_set, Job(BUCKET), node.read, heads)
     source = SourceFile(FoundFile(path.name, name, folder, path.name, folder, b"", len(DATA), 0))
     try:
-        return await promotion._put_large(replica_set, source)
+        return await promotion._put_large(source)
     finally:
         source.close()
 

@@ -177,8 +177,8 @@ def _together(members: Members, request: wire.PromoteRequest, nodes: list[bytes]
             node, ended = one
             if isinstance(ended, int):
                 files_seen[node] = ended
-            elif isinstance(ended, errors.AccessDenied) and not has_begun:
-                raise ended  # the token has no right to any of it
+            elif isinstance(ended, errors.AccessDenied | errors.Unsupported) and not has_begun:
+                raise ended  # by its token or its bucket, none of it can be done
             else:
                 yield _lost(members, node, ended)
     finally:

@@ -27,7 +27,7 @@ class Bucket(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., settling: bool = ..., remote: _Optional[_Union[Remote, _Mapping]] = ..., quota_bytes: _Optional[int] = ..., quota_objects: _Optional[int] = ...) -> None: ...
 
 class Remote(_message.Message):
-    __slots__ = ("url", "endpoint", "region", "profile", "validate_after_s", "cache_bytes", "write_back", "max_requests_per_s", "max_bytes_per_day", "inventory")
+    __slots__ = ("url", "endpoint", "region", "profile", "validate_after_s", "cache_bytes", "write_back", "max_requests_per_s", "max_bytes_per_day", "inventory", "verify_md5")
     URL_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class Remote(_message.Message):
     MAX_REQUESTS_PER_S_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_PER_DAY_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_MD5_FIELD_NUMBER: _ClassVar[int]
     url: str
     endpoint: str
     region: str
@@ -48,7 +49,8 @@ class Remote(_message.Message):
     max_requests_per_s: float
     max_bytes_per_day: int
     inventory: str
-    def __init__(self, url: _Optional[str] = ..., endpoint: _Optional[str] = ..., region: _Optional[str] = ..., profile: _Optional[str] = ..., validate_after_s: _Optional[float] = ..., cache_bytes: _Optional[int] = ..., write_back: bool = ..., max_requests_per_s: _Optional[float] = ..., max_bytes_per_day: _Optional[int] = ..., inventory: _Optional[str] = ...) -> None: ...
+    verify_md5: bool
+    def __init__(self, url: _Optional[str] = ..., endpoint: _Optional[str] = ..., region: _Optional[str] = ..., profile: _Optional[str] = ..., validate_after_s: _Optional[float] = ..., cache_bytes: _Optional[int] = ..., write_back: bool = ..., max_requests_per_s: _Optional[float] = ..., max_bytes_per_day: _Optional[int] = ..., inventory: _Optional[str] = ..., verify_md5: bool = ...) -> None: ...
 
 class CreateBucketRequest(_message.Message):
     __slots__ = ("name", "copies", "exist_ok", "min_copies", "remote", "quota_bytes", "quota_objects")

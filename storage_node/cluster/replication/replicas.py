@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import grpc.aio
 
-from ais_loader.errors import ClockOffset, InvalidRequest, LoaderError
+from ais_loader.errors import ClockOffset, InvalidRequest, LoaderError, SourceChanged, SourceUnreadable
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_contents_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_contents_pb2 as contents
@@ -33,6 +33,7 @@ from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Chann
 from storage_node.context.errors import ReplicaLost, refused
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node, Verdict, judge
+from storage_node.limits.tasks import OffLoop
 from storage_node.store.format import Version
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
@@ -161,6 +162,28 @@ class OwnCopy(HeldWrite):
         """`upload` is the staged object, or the error that prevented it; repair then creates this replica."""
         super().__init__(store)
         self.upload = upload
+
+    @classmethod
+    async def staged(
+        cls, store: Store, work: OffLoop, replica_set: ReplicaSet, name: str, stage: Callable[[], Upload]
+    ) -> OwnCopy | None:
+        """Stage the replica by `stage`; return None if this node is no owner. Raises errors of the source; for errors
+        of this node, other replicas make up."""
+
+        def staged() -> Upload | LoaderError:
+            try:
+                replica.require_bucket(store, replica_set.bucket.name, replica_set.bucket.uuid)
+                return stage()
+            except (SourceChanged, SourceUnreadable):
+                raise
+            except LoaderError as error:
+                return error
+
+        return cls(store, await work(staged)) if replica_set.is_owner(name) else None
+
+    def is_alone(self, replica_set: ReplicaSet) -> bool:
+        """Whether no other node needs the bytes."""
+        return isinstance(self.upload, Upload) and replica_set.bucket.copies == 1
 
     def _begin(self, header: Any) -> Upload | LoaderError:
         return self.upload

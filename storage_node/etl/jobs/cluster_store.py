@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from ais_loader import errors
 from ais_loader.errors import BucketNotFound, DriveFull, LoaderError, NodeUnavailable, NotFound
@@ -17,7 +18,6 @@ from ais_loader.wire.generated.ais_contents_pb2_grpc import ContentsStub
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.cluster.repair.source_reader import SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replicas import OwnCopy
 from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import ReplicaLost
@@ -26,7 +26,6 @@ from storage_node.etl.jobs.job_store import (
     Input,
     JobPage,
     OwnStore,
-    local_heads,
     local_inputs,
     put_messages,
     stage_content,
@@ -36,7 +35,7 @@ from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.names import bucket_not_found
-from storage_node.store.write import Upload
+from storage_node.store.read.heads import local_heads
 
 HEADS_TIMEOUT_S = 10.0
 _HEADS = 1000
@@ -190,22 +189,11 @@ class NodeStore:
         header = pb.PutHeader(
             bucket=bucket, name=name, metadata=metadata, size_bytes=content.size_bytes, checksum=content.checksum
         )
-        held: OwnCopy | None = None
-        if replica_set.is_owner(name):
-            held = OwnCopy(self._node.store, await self._node.read(self._stage, replica_set, header, content))
-        alone = held is not None and isinstance(held.upload, Upload) and replica_set.bucket.copies == 1
+        stage = partial(stage_content, self._node.store, bucket, name, metadata, content)
+        held = await OwnCopy.staged(self._node.store, self._node.read, replica_set, name, stage)
+        alone = held is not None and held.is_alone(replica_set)
         async with contextlib.aclosing(put_messages(content, self._node.read, with_data=not alone)) as messages:
             return stored_of(await self._writes.put(replica_set, header, messages, held))
-
-    def _stage(self, replica_set: ReplicaSet, header: pb.PutHeader, content: Content) -> Upload | LoaderError:
-        """Stage this node's own replica in one step, without copying the data. If it fails, other nodes store the
-        replicas."""
-        store = self._node.store
-        try:
-            require_bucket(store, header.bucket, replica_set.bucket.uuid)
-            return stage_content(store, header.bucket, header.name, dict(header.metadata), content)
-        except LoaderError as error:
-            return error
 
     async def delete(self, bucket: str, name: str, version: str) -> None:
         replica_set = self._writes.replica_set(bucket)

@@ -6,20 +6,23 @@ For a cluster, see cluster_store.py.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
 
-from ais_loader.errors import DriveFull, LoaderError, NotFound, ObjectNotFound, VersionConflict, from_node
+from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.etl.jobs.shares import Division
 from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.limits.tasks import OffLoop
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
+from storage_node.store.read.heads import local_heads
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.small_puts import put_small
 from storage_node.store.store import Store
@@ -27,13 +30,6 @@ from storage_node.store.write import Upload
 
 PAGE_NAMES = 1000
 _PIECE_BYTES = 1 << 20
-T = TypeVar("T")
-
-
-class OffLoop(Protocol):
-    """Runs a function that waits for drives, outside the event loop."""
-
-    def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
 
 
 class ListedSource(NamedTuple):
@@ -118,38 +114,10 @@ class OwnStore:
         return [one if isinstance(one, LoaderError) else stored_of(one) for one in done]
 
     async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:
-        def put() -> Stored:
-            return stored_of(stage_content(self._store, bucket, name, metadata, content).commit())
-
-        return await self._work(put)
+        return await self._work(lambda: stored_of(stage_content(self._store, bucket, name, metadata, content).commit()))
 
     async def delete(self, bucket: str, name: str, version: str) -> None:
-        def delete() -> None:
-            self._store.delete(bucket, name, condition=parse_condition(False, version))
-
-        await self._work(delete)
-
-
-def local_heads(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
-    """Look up names in this store. Raises BucketNotFound, Closed."""
-    store.bucket(bucket)
-    batch = StoreBatch(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
-    try:
-        return [_local_head(store, bucket, name, batch, position) for position, name in enumerate(names)]
-    finally:
-        batch.close()
-
-
-def _local_head(store: Store, bucket: str, name: str, batch: StoreBatch, position: int) -> Stored | LoaderError:
-    status, entry = batch.status[position], batch.record(position)
-    if status == batch_pb.OK and entry is not None:
-        return stored_of(entry)
-    if status == batch_pb.NOT_FOUND and (fault := batch.fault(position)) is not None:
-        return from_node(fault.kind or ObjectNotFound.kind, fault.message)
-    try:
-        return stored_of(store.head(bucket, name))
-    except LoaderError as error:
-        return error
+        await self._work(partial(self._store.delete, condition=parse_condition(False, version)), bucket, name)
 
 
 def local_inputs(store: Store, spool: Spool, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:

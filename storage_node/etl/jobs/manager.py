@@ -25,10 +25,8 @@ from ais_loader.errors import InvalidRequest, JobNotFound, LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
-from ais_loader.wire.object_info import Stored, info_of
-from storage_node.cluster.replication.put_groups import SMALL_BYTES
+from ais_loader.wire.object_info import info_of
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.job_tokens import JobTokens, beyond
 from storage_node.etl.jobs.run import JobRun
@@ -466,20 +464,7 @@ class JobManager:
         try:
             output = await self._transforms.run(call, origin, found.content, versions)
             metadata = stamp(f"{request.bucket}/{request.name}", found.version, stages_text(stages))
-            stored: Stored | LoaderError
-            if output.data is not None and output.size_bytes <= SMALL_BYTES:
-                small = objects_pb.SmallObject(
-                    bucket=request.to_bucket,
-                    name=request.to_name,
-                    data=bytes(output.data),
-                    checksum=output.checksum,
-                    metadata=metadata,
-                )
-                stored = (await self._store.put_small([small]))[0]
-                if isinstance(stored, LoaderError):
-                    raise stored
-            else:
-                stored = await self._store.put_large(request.to_bucket, request.to_name, metadata, output)
+            stored = await self._store.put_large(request.to_bucket, request.to_name, metadata, output)
         finally:
             found.content.close()
             if output is not None:

@@ -20,10 +20,12 @@ from ais_loader.errors import (
     NodeUnavailable,
     NotFound,
     OutcomeUnknown,
+    RemoteDenied,
     SnapshotReadOnly,
     StaleMap,
     TransformGone,
     TransformNotFound,
+    Unsupported,
 )
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
@@ -34,7 +36,7 @@ from ais_loader.wire.object_info import Stored
 from storage_node.cluster.replication.put_groups import SMALL_BYTES, PutGroups
 from storage_node.etl.jobs.job_store import Input, JobStore, ListedSource, is_gone, is_superseded
 from storage_node.etl.jobs.shares import Division, NodeShare
-from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, stages_text, stamp
+from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, source_version, stages_text, stamp
 from storage_node.etl.transform_http import METADATA
 from storage_node.etl.values import Content, Origin, ResultDestination, TransformRunner
 from storage_node.etl.worker.program import INLINE_BYTES
@@ -146,7 +148,7 @@ class JobRun:
                 try:
                     await self._pass(division)
                     failures = 0
-                except ENDS_THE_JOB as error:
+                except (*ENDS_THE_JOB, RemoteDenied, Unsupported) as error:  # of the listing, too
                     self._on_fatal(error)
                     await self.changed.wait()
                 except LoaderError as error:
@@ -316,7 +318,7 @@ class JobRun:
         """Return whether the result exists, and count it."""
         if source is None or result is None:
             return False
-        if not is_result(result.metadata, self._label(name), source.version, self._stages):
+        if not is_result(result.metadata, self._label(name), source_version(source), self._stages):
             return False
         counts = self.part.counts
         if result.metadata.get(JOB_KEY) == self.job.uuid.hex():

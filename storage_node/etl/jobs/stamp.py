@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from ais_loader.wire.object_info import Stored
+from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 
 SOURCE_KEY = "ais.etl-source"
 """BUCKET/NAME, or BUCKET@SNAPSHOT/NAME."""
@@ -34,6 +36,12 @@ def stamp(source: str, version: str, stages: str, job_uuid: bytes = b"") -> dict
     """Return the metadata of a result. `source`: BUCKET/NAME; `stages`: see `stages_text`."""
     metadata = {SOURCE_KEY: source, VERSION_KEY: version, STAGES_KEY: stages}
     return metadata | {JOB_KEY: job_uuid.hex()} if job_uuid else metadata
+
+
+def source_version(source: Stored) -> str:
+    """Return the version of a source in a stamp: a copy's is its remote object's, which outlives the copy."""
+    etag = source.metadata.get(REMOTE_ETAG)
+    return f"{ETAG_VERSION}{etag}" if etag else source.version
 
 
 def is_result(metadata: Mapping[str, str], source: str, version: str, stages: str) -> bool:

@@ -50,8 +50,9 @@ _NO_RANGES = ("Range request not supported", "non-partial response")
 class CloudDriver:
     """Requests to one bucket, container or web server. See `Driver`.
 
-    The checksums that S3 keeps (x-amz-checksum-*) cannot be verified: obstore does not expose them. TLS protects the
-    content in transit, lengths are checked, and obstore's requests are signed with the checksum of what they put.
+    The checksums that S3 keeps (x-amz-checksum-*) cannot be verified: obstore does not expose them, nor how an object
+    is encrypted, by which an ETag is an MD5 or not (`Remote.verify_md5`). TLS protects the content in transit, lengths
+    are checked, and obstore's requests are signed with the checksum of what they put.
 
     Raises RemoteDenied if the location's configuration is incomplete.
     """

@@ -7,9 +7,10 @@ one. An object that is gone from the remote storage is removed here.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
-from ais_loader.errors import ObjectNotFound, RemoteUnavailable, VersionConflict
+from ais_loader.errors import CorruptObject, ObjectNotFound, RemoteUnavailable, VersionConflict
 from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
@@ -17,6 +18,7 @@ from storage_node.remote.arriving.arrival import Arrival
 from storage_node.remote.arriving.object_intake import ObjectIntake
 from storage_node.remote.drivers.remote_object import RemoteChanged
 from storage_node.remote.tier_context import TierContext
+from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.format import CatalogEntry
 
 
@@ -63,7 +65,8 @@ class Loads:
         self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True, tries: int = 3
     ) -> None:
         """Fetch and store an object, unless the copy with this version and etag is current. With `make_room`, a full
-        drive has copies evicted, and the object is fetched once more. So is one that is replaced meanwhile."""
+        drive has copies evicted, and the object is fetched once more. So is one that is replaced meanwhile, or of which
+        other bytes came."""
         key = bucket.uuid, name
         self._write_back.require_kept(bucket, name)
         self._backends.require_budget(bucket)
@@ -71,7 +74,8 @@ class Loads:
             answer = await self._backends.of(bucket).get(name, unless_etag=etag)
         except ObjectNotFound:
             if version:
-                await self._delete_object(bucket, name, version)
+                with contextlib.suppress(ObjectNotFound, VersionConflict):  # somebody else has deleted or replaced it
+                    await self._delete_object(bucket.name, name, parse_condition(False, version), b"")
             raise
         if answer is None:
             self._copies.note_current(bucket, name, version)
@@ -79,12 +83,13 @@ class Loads:
         arrival: Arrival | None = None
         try:
             async with answer as arriving, self._space.room(bucket, name, arriving.info.size_bytes):
-                arrival = await self._arrivals.begin(key, arriving.info)
+                if not arriving.md5:  # otherwise nobody gets bytes that have not been compared
+                    arrival = await self._arrivals.begin(key, arriving.info)
                 info = await self._intake.store(bucket, arriving, arrival, version, make_room=make_room)
-        except RemoteChanged:
+        except (RemoteChanged, CorruptObject) as error:
             if not tries:
                 raise
-            again = {"make_room": make_room, "tries": tries - 1}
+            again = {"make_room": make_room, "tries": tries - 1 if isinstance(error, RemoteChanged) else 0}
         except VersionConflict:
             # Somebody else has stored or deleted the object; the reader looks again.
             if not version:

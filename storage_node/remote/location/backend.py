@@ -54,6 +54,7 @@ from storage_node.store.names import object_name_fault, shown_name
 MAX_CONDITIONAL_BYTES = 64 << 20
 """Larger objects are put in parts even with conditions. Conditions are then checked before the upload."""
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
+_MD5 = re.compile("[0-9a-f]{32}")
 _LEAST_PART_BYTES, _MOST_PARTS = 5 << 20, 9000
 """Limits of S3 for objects that are put in parts, the second rounded."""
 
@@ -109,7 +110,7 @@ class Backend:
 
     async def head(self, name: str) -> RemoteObject:
         """Return the description of an object. Raises ObjectNotFound."""
-        self._check(name)
+        self.check_name(name)
         return await self._requests.send("head", name, lambda driver: driver.head(name))
 
     async def get(self, name: str, *, unless_etag: str = "") -> RemoteRead | None:
@@ -117,7 +118,7 @@ class Backend:
 
         Raises ObjectNotFound.
         """
-        self._check(name)
+        self.check_name(name)
         # A tag that is made of the time and size is none that the storage can compare.
         if is_made_up(unless_etag) and (await self.head(name)).etag == unless_etag:
             return None
@@ -126,14 +127,16 @@ class Backend:
             opened = await self._requests.get(name, 0, first_bytes, if_none_match=known)
         except NotModified:
             return None
-        return RemoteRead(self, opened, first_bytes)
+        tag = opened.answer.info.etag.strip('"').lower()
+        is_md5 = self.remote.verify_md5 and _MD5.fullmatch(tag) is not None
+        return RemoteRead(self, opened, first_bytes, md5=tag if is_md5 else "")
 
     async def read_range(self, name: str, start: int, length: int, etag: str) -> memoryview:
         """Read `length` bytes of the version that has this tag.
 
         Raises ObjectNotFound, RemoteChanged if another version is there now, RangeError if it is shorter.
         """
-        self._check(name)
+        self.check_name(name)
         if not length:
             return memoryview(b"")
         content, position = bytearray(length), 0
@@ -234,7 +237,7 @@ class Backend:
         Unsupported for web servers.
         """
         self._check_writable("put")
-        self._check(name)
+        self.check_name(name)
         metadata = metadata or {}
         conditions = PutConditions(if_absent, if_etag)
         # Parts cost two requests more, one after another: not worth it for an object of two parts.
@@ -253,7 +256,7 @@ class Backend:
     async def delete(self, name: str) -> None:
         """Delete an object, if there is one. Raises Unsupported for web servers."""
         self._check_writable("delete")
-        self._check(name)
+        self.check_name(name)
         with contextlib.suppress(ObjectNotFound):
             await self._requests.send("delete", name, lambda driver: driver.delete(name))
 
@@ -406,7 +409,8 @@ class Backend:
             more = "at least " if came > size_bytes else ""
             raise ContentMismatch(f"{self._place(name)}: {more}{came:,} bytes came instead of {size_bytes:,}")
 
-    def _check(self, name: str) -> None:
+    def check_name(self, name: str) -> None:
+        """Raise InvalidName for a name that no remote object can have."""
         if fault := self.name_fault(name):
             raise InvalidName(f"{self._place(shown_name(name))!r}: {fault}")
 

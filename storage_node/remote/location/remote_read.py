@@ -7,10 +7,13 @@ once, each only if the object still has the same tag. A connection that breaks i
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol, Self
 
+from ais_loader.errors import CorruptObject
 from storage_node.remote.drivers.driver import CHUNK_BYTES, Buffer
 from storage_node.remote.drivers.remote_object import RemoteObject
 
@@ -32,11 +35,14 @@ class RangeSource(Protocol):
 class RemoteRead:
     """An object that is being read: a context manager, and an iterator of chunks of about 1 MiB.
 
-    Iteration raises RemoteUnavailable, RemoteDenied, and RemoteChanged if the object is replaced in the meantime.
+    Iteration raises RemoteUnavailable, RemoteDenied, RemoteChanged if the object is replaced in the meantime, and
+    CorruptObject instead of its last bytes if they have another MD5 than `md5`.
     """
 
-    def __init__(self, source: RangeSource, opened: OpenedAnswer, first_bytes: int) -> None:
+    def __init__(self, source: RangeSource, opened: OpenedAnswer, first_bytes: int, *, md5: str = "") -> None:
+        """`md5`: the digest in hexadecimal digits with which the content is compared; empty for none."""
         self.info: RemoteObject = opened.answer.info
+        self.md5, self._digest, self._hashed_bytes = md5, hashlib.md5(usedforsecurity=False), 0
         self._source = source
         self._opened = opened
         self._first_bytes = min(self.info.size_bytes, first_bytes)
@@ -50,7 +56,7 @@ class RemoteRead:
 
     def __aiter__(self) -> AsyncIterator[Buffer]:
         if self._chunks is None:
-            self._chunks = self._iterate()
+            self._chunks = self._verified()
         return self._chunks
 
     async def close(self) -> None:
@@ -62,8 +68,27 @@ class RemoteRead:
     async def read(self) -> bytes:
         """Return the whole content."""
         if (data := await self._source.whole(self._opened)) is not None:
+            await self._compare(data)
             return bytes(data)
         return b"".join([chunk async for chunk in self])
+
+    async def _verified(self) -> AsyncGenerator[Buffer, None]:
+        async with aclosing(self._iterate()) as chunks:
+            async for chunk in chunks:
+                await self._compare(chunk)
+                yield chunk
+
+    async def _compare(self, chunk: Buffer) -> None:
+        """Add bytes to the digest, and compare it if they are the last ones. Raises CorruptObject."""
+        if not self.md5:
+            return
+        await asyncio.to_thread(self._digest.update, chunk)
+        self._hashed_bytes += len(chunk)
+        if self._hashed_bytes == self.info.size_bytes and (came := self._digest.hexdigest()) != self.md5:
+            raise CorruptObject(
+                f"{self.info.name}: bytes with the MD5 {came} came, and its ETag is {self.md5}: nothing was stored. If "
+                "objects are encrypted by SSE-KMS or SSE-C there, set verify_md5=False"
+            )
 
     async def _iterate(self) -> AsyncGenerator[Buffer, None]:
         info, settings = self.info, self._source.settings

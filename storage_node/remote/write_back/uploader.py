@@ -11,7 +11,7 @@ from typing import Any
 from ais_loader.errors import ObjectNotFound, RemoteUnavailable, VersionConflict
 from ais_loader.wire.reserved import REMOTE_DELETED, REMOTE_ETAG, REMOTE_PENDING
 from storage_node.context.remote_buckets import RemoteBucket
-from storage_node.remote.copies.object_metadata import STAMP_KEY, metadata_of
+from storage_node.remote.copies.object_metadata import STAMP_KEY, metadata_of, remote_metadata
 from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.remote.location.backend import Backend
 from storage_node.remote.write_back.upload_plan import (
@@ -96,7 +96,7 @@ class Uploader:
         if upload.is_deletion:
             await backend.delete(upload.name)
             return None
-        metadata = _users(entry) | {STAMP_KEY: upload.stamp.encode()}
+        metadata = remote_metadata(entry.metadata) | {STAMP_KEY: upload.stamp.encode()}
         async with aclosing(self._chunks(bucket.name, upload)) as chunks:
             return await backend.put(
                 upload.name,

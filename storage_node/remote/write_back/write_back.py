@@ -306,8 +306,9 @@ class WriteBack:
         """Mark a put as one that is to be uploaded. A condition on the ETag of a cold object is replaced by one that
         there is no object here: the upload has to meet it. Waits for a drive if the put is conditional.
 
-        Raises InvalidRequest, and what `cold_etag` raises.
+        Raises InvalidName, InvalidRequest, and what `cold_etag` raises.
         """
+        self._backends.of(bucket).check_name(put.name)
         if etag := await self.cold_etag(bucket, put.name, put.condition.if_version):
             put.condition.if_version, put.condition.if_absent = "", True
         condition = condition_of(put)
