@@ -8,10 +8,10 @@ the two, the object has both names, and repeating the rename completes it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from ais_loader import errors
 from ais_loader.objects.compose_request import make_range, make_request
@@ -22,6 +22,8 @@ from ais_loader.values.changes import Failure, OnError, OnProgress, Tally
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 
+T = TypeVar("T")
+R = TypeVar("R")
 Copied: TypeAlias = ObjectInfo | errors.LoaderError | None
 """Result for one object of many: the copy, the error, or None for an object that was there already."""
 IN_FLIGHT = 4
@@ -156,7 +158,8 @@ def each_copied(
             f"prefixes {prefix!r} and {to!r} of one bucket overlap: objects would be copied on top of each other"
         )
 
-    def one(source: ObjectInfo, stored: ObjectInfo | None) -> ObjectInfo | None:
+    def one(pair: tuple[ObjectInfo, ObjectInfo | None]) -> ObjectInfo | None:
+        source, stored = pair
         if stored is not None and _is_equal(source, stored):
             made = stored
         else:
@@ -166,23 +169,32 @@ def each_copied(
             _delete_copied(transport, source)
         return made if remove or stored is None else None
 
-    waiting: deque[tuple[ObjectInfo, Future[ObjectInfo | None]]] = deque()
+    sources = transport.objects(bucket, prefix=prefix)
+    targets = transport.objects(to_bucket, prefix=to)
+    for (source, _), result in each_done(one, _paired(sources, len(prefix), targets, len(to))):
+        yield source, result
 
-    def first_done() -> tuple[ObjectInfo, Copied]:
-        source, running = waiting.popleft()
+
+def each_done(work: Callable[[T], R], items: Iterable[T]) -> Generator[tuple[T, R | errors.LoaderError], None, None]:
+    """Yield each item with its result or error, in order, with IN_FLIGHT at a time and as many more begun ahead.
+
+    A retryable error is raised. It, and the end of the iterator, cancel what has not begun, and wait for the rest.
+    """
+    waiting: deque[tuple[T, Future[R]]] = deque()
+
+    def first_done() -> tuple[T, R | errors.LoaderError]:
+        item, running = waiting.popleft()
         try:
-            return source, running.result()
+            return item, running.result()
         except errors.LoaderError as error:
             if error.retryable:
                 raise
-            return source, error
+            return item, error
 
-    sources = transport.objects(bucket, prefix=prefix)
-    targets = transport.objects(to_bucket, prefix=to)
     pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="ais-loader-copy")
     try:
-        for source, stored in _paired(sources, len(prefix), targets, len(to)):
-            waiting.append((source, pool.submit(one, source, stored)))
+        for item in items:
+            waiting.append((item, pool.submit(work, item)))
             if len(waiting) >= 2 * IN_FLIGHT:
                 yield first_done()
         while waiting:
