@@ -23,7 +23,6 @@ from ais_loader.transport.base import (
     EtlMethod,
     OpenedObject,
     PutSpec,
-    drive_row,
     object_info,
     require_bucket,
     require_text,
@@ -55,6 +54,7 @@ from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as snapshots_pb
 from ais_loader.wire.object_info import stored_of
+from ais_loader.wire.plain import plain
 from ais_loader.wire.remote import Remote
 
 T = TypeVar("T")
@@ -536,28 +536,9 @@ class NodeCalls:
         return answer
 
     def describe(self) -> dict[str, object]:
-        answer = self._call(lambda conn: conn.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
-        return {
-            "url": self.url,
-            "store_uuid": answer.store_uuid,
-            "version": answer.version,
-            "pid": answer.pid,
-            "lane": self._lane_kind(),
-            "open_sessions": answer.open_sessions,
-            "active_batches": answer.active_batches,
-            "reserved_bytes": answer.reserved_bytes,
-            "batches": answer.batches,
-            "entries": answer.entries,
-            "entry_bytes": answer.entry_bytes,
-            "pending_uploads": answer.pending_uploads,
-            "pending_upload_bytes": answer.pending_upload_bytes,
-            "oldest_pending_upload_s": answer.oldest_pending_upload_s,
-            "upload_conflicts": answer.upload_conflicts,
-            "etl_commands": dict(answer.etl_command),
-            "etl_sandbox": answer.etl_sandbox,
-            "limits": dict(answer.limits),
-            "drives": [drive_row(drive, drive.state) for drive in answer.drive],
-        }
+        described = plain(self._call(lambda conn: conn.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)))
+        renamed = {"drives": described.pop("drive"), "etl_commands": described.pop("etl_command")}
+        return {"url": self.url, "lane": self._lane_kind(), **described, **renamed}
 
     def _lane_kind(self) -> str:
         """Transport of the sessions: "unix" or "tcp" (a lane), or "grpc" without one and before the first session."""
