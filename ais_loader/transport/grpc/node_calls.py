@@ -9,6 +9,7 @@ The module is long because it has one short method for each call of a node.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -210,6 +211,20 @@ class NodeCalls:
                     raise
                 raise judged from error
 
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[Connection]:
+        """Lend the connection to open a stream. The process is not forked meanwhile."""
+        self._follow()
+        with GATE.call():
+            conn = self._connected()
+            with conn.in_use():
+                yield conn
+
+    def _streamed(self, call: Callable[[Connection], Any], silence_s: float = CALL_TIMEOUT_S) -> Iterator[Any]:
+        with self._opening() as conn:
+            answers = call(conn)
+        yield from streamed(conn, answers, silence_s)
+
     # -- buckets
 
     def create_bucket(self, name: str, settings: BucketSettings, *, exist_ok: bool) -> BucketInfo:
@@ -276,11 +291,8 @@ class NodeCalls:
 
     def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> PutAnswers:
         """Open one PutMany call: groups of objects in, their acknowledgements out."""
-        self._follow()
-        with GATE.call():
-            conn = self._connected()
-            with conn.in_use():
-                return PutAnswers(conn.objects.PutMany(messages), conn.translate)
+        with self._opening() as conn:
+            return PutAnswers(conn.objects.PutMany(messages), conn.translate)
 
     def compose(
         self,
@@ -364,11 +376,8 @@ class NodeCalls:
 
     def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
         """Open the call that streams an object. Also return the translation of its errors."""
-        self._follow()
-        with GATE.call():
-            conn = self._connected()
-            with conn.in_use():
-                return conn.objects.Get(request), lambda error: self._failed(conn, error)
+        with self._opening() as conn:
+            return conn.objects.Get(request), lambda error: self._failed(conn, error)
 
     def head(self, bucket: str, name: str, *, timeout_s: float) -> ObjectInfo:
         request = pb.HeadRequest(bucket=bucket, name=name)
@@ -443,10 +452,7 @@ class NodeCalls:
         self, request: remote_pb.RefreshInventoryRequest
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
         """Raises the node's error, NodeUnavailable, SilenceTimeout."""
-        conn = self._unlocked_connection()
-        with conn.in_use():
-            call = conn.remote.RefreshInventory(request)
-        yield from streamed(conn, call, CALL_TIMEOUT_S)
+        yield from self._streamed(lambda conn: conn.remote.RefreshInventory(request))
 
     def remote_usage(self) -> remote_pb.RemoteUsageResponse:
         answer: remote_pb.RemoteUsageResponse = self._call(
@@ -480,14 +486,11 @@ class NodeCalls:
         Raises the node's error about the whole promotion, NodeUnavailable, SilenceTimeout; files before that are
         promoted.
         """
-        conn = self._unlocked_connection()
-        with conn.in_use():
-            call = conn.promote.Run(request)
-        for response in streamed(conn, call, CALL_TIMEOUT_S):
+        for response in self._streamed(lambda conn: conn.promote.Run(request)):
             yield from map(_promoted, response.result)
             if response.done:
                 return int(response.files_seen)
-        raise errors.NodeUnavailable(f"{conn.endpoint}: it ended the promotion; promote again")
+        raise errors.NodeUnavailable(f"{self.url}: it ended the promotion; promote again")
 
     def etl(self, method: EtlMethod, request: Any) -> Any:
         timeout_s = CALL_TIMEOUT_S
@@ -497,10 +500,8 @@ class NodeCalls:
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         """Raises JobNotFound, NodeUnavailable, SilenceTimeout."""
-        conn = self._unlocked_connection()
-        with conn.in_use():
-            call = conn.etl.WatchJob(etl_pb.WatchJobRequest(name=name, wait=True))
-        yield from streamed(conn, call, JOB_SILENCE_S)
+        request = etl_pb.WatchJobRequest(name=name, wait=True)
+        yield from self._streamed(lambda conn: conn.etl.WatchJob(request), JOB_SILENCE_S)
 
     def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
         # No deadline: the transform has its own.
@@ -521,11 +522,8 @@ class NodeCalls:
         return SharedAnswers(self.session(), request)
 
     def open_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> LongBatch:
-        self._follow()
-        with GATE.call():
-            conn = self._connected()
-            with conn.in_use():
-                return LongBatch(conn.own_pool(), request, window_bytes, lambda error: self._failed(conn, error))
+        with self._opening() as conn:
+            return LongBatch(conn.own_pool(), request, window_bytes, lambda error: self._failed(conn, error))
 
     # -- the node itself
 
