@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.registry.calls import TransformCalls
+from storage_node.etl.registry.calls import TransformCalls, etl_calls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.etl.transform_http import TransformHttp
@@ -46,7 +46,7 @@ class EmbeddedEtl:
         self._etl = LocalEtl(store, registry, config, drive, read, TransformHttp())
         own = OwnStore(store, read, self._etl.spool)
         self._jobs = JobManager(b"", own, registry, self._etl.transforms)
-        self._calls = TransformCalls(self._etl, b"")
+        self._calls = etl_calls(TransformCalls(self._etl, b""), self._jobs)
         self._working = (
             asyncio.ensure_future(keep_going("passing buckets through transforms", self._jobs.run))
             if store.writable
@@ -59,34 +59,7 @@ class EmbeddedEtl:
         """Call a method of the Etl service. Raises LoaderError."""
         if not self._store.writable and method not in ("ListTransforms", "GetTransform", "ListJobs", "ListJobFailures"):
             raise StoreReadOnly("the store is open for reading only: whoever writes it makes transforms, and runs jobs")
-        return self._thread.run(self._called(method, request))
-
-    async def _called(self, method: str, request: Any) -> Any:
-        match method:
-            case "InitTransform":
-                return await self._calls.init(request)
-            case "ListTransforms":
-                return await self._calls.list()
-            case "GetTransform":
-                return await self._calls.get(request.name)
-            case "SetTransform":
-                return await self._calls.set(request)
-            case "DeleteTransform":
-                return await self._calls.delete(request.name)
-            case "StartJob":
-                return await self._jobs.start(request)
-            case "ListJobs":
-                return await self._jobs.list()
-            case "ListJobFailures":
-                return await self._jobs.failures(request.name)
-            case "StopJob":
-                return await self._jobs.stop(request.name)
-            case "DeleteJob":
-                return await self._jobs.delete(request.name)
-            case "CopyObject":
-                return await self._jobs.copy(request)
-            case _:
-                raise AssertionError(method)
+        return self._thread.run(self._calls[method](request))
 
     def watch(self, name: str) -> Iterator[pb.JobInfo]:
         """Yield the state of a job until it has ended. Raises JobNotFound."""

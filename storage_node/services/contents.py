@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectDeleted, ObjectNotFound
 from ais_loader.wire.generated import ais_contents_pb2 as pb
-from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.object_info import info_of
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
@@ -30,7 +29,7 @@ MAX_HEADS = 1000
 _MISSING = (ObjectNotFound.kind, ObjectDeleted.kind)
 
 
-class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
+class ContentsService:
     def __init__(self, node: Node, writes: WriteCoordinator, objects: ObjectWrites, tier: RemoteTier) -> None:
         self._node = node
         self._store = node.store
@@ -153,7 +152,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
             yield tally.objects
 
 
-class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
+class ContentsReplicaService:
     def __init__(self, node: Node) -> None:
         self._node = node
 

@@ -28,6 +28,7 @@ from storage_node.limits.tasks import results_of
 from storage_node.remote.tier import RemoteTier
 from storage_node.security.rights.batches import refused_objects
 from storage_node.security.rights.granted import GRANTED
+from storage_node.services.errors import Context
 from storage_node.services.put_writer import PutWriter
 from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.spooled import Spooled, spool_for
@@ -58,13 +59,8 @@ class ObjectWrites:
 
     # -- one object
 
-    async def put(
-        self, requests: AsyncIterator[pb.PutRequest], take_from_socket: Callable[[], None] | None
-    ) -> pb.ObjectInfo:
-        """Store the object of one PUT of a client. Raises LoaderError.
-
-        `take_from_socket`: See `PutWriter.store`.
-        """
+    async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
+        """Store the object of one PUT of a client. Raises LoaderError."""
         messages_of_client = aiter(requests)
         first = await anext(messages_of_client, None)
         bucket = ""
@@ -72,7 +68,7 @@ class ObjectWrites:
             bucket = first.header.bucket
             require_unreserved(first.header.metadata)
         async with aclosing(_all(first, messages_of_client)) as messages:
-            return await self.store(bucket, messages, take_from_socket)
+            return await self.store(bucket, messages, getattr(context, "take_from_socket", None))
 
     async def store(
         self,
@@ -81,7 +77,10 @@ class ObjectWrites:
         take_from_socket: Callable[[], None] | None = None,
     ) -> pb.ObjectInfo:
         """Store the object of one PUT; that of a remote bucket in the remote storage first, unless it is written back.
-        Raises LoaderError."""
+        Raises LoaderError.
+
+        `take_from_socket`: See `PutWriter.store`.
+        """
         if (remote := self._tier.buckets.find(bucket)) is None:
             return await self._put_writer.store(messages, take_from_socket)
         first = await anext(messages, None)
@@ -147,7 +146,13 @@ class ObjectWrites:
 
     # -- many small objects
 
-    async def put_many(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
+    async def PutMany(
+        self, requests: AsyncIterator[pb.PutManyRequest], context: Context
+    ) -> AsyncIterator[pb.PutManyResponse]:
+        async for request in requests:
+            yield await self._put_many(request)
+
+    async def _put_many(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
         """Put the objects of one message that its client may put. Raises LoaderError."""
         granted = GRANTED.get()
         refused = refused_objects(granted, request) if granted is not None else None
@@ -227,7 +232,7 @@ class ObjectWrites:
 
     # -- deleting
 
-    async def delete(self, request: pb.DeleteRequest) -> None:
+    async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         """Delete an object, and the remote object that it is a copy of. Raises LoaderError."""
         bucket, write_back = self._tier.buckets.find(request.bucket), self._tier.write_back
         if bucket is None:
@@ -247,6 +252,7 @@ class ObjectWrites:
                     await self._delete_remote_object(bucket, request)
                     with contextlib.suppress(ObjectNotFound):
                         await self._delete(request, _condition_of(request))
+        return pb.DeleteResponse()
 
     async def _delete(self, request: pb.DeleteRequest, condition: Condition | None, mark: bytes = b"") -> None:
         """Delete an object of the store. `mark`: metadata of a tombstone that is to be uploaded. Raises LoaderError."""
