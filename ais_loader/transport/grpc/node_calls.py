@@ -32,7 +32,7 @@ from ais_loader.transport.fork_safety import GATE, register_part
 from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
 from ais_loader.transport.grpc.download import Call
 from ais_loader.transport.grpc.put import PutAnswers, put_header, put_object
-from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog, answered, streamed, watched
+from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, answered, streamed, watched
 from ais_loader.transport.retry import WriteTries, of_a_repeat
 from ais_loader.transport.session.batch_stream import SharedAnswers
 from ais_loader.transport.session.long_batch import LongBatch
@@ -308,24 +308,14 @@ class NodeCalls:
         def send(conn: Connection) -> ObjectInfo:
             tries.begin()
             condition.write_id, condition.repeat_ms = tries.write_id, tries.repeat_ms
-            watchdog = Watchdog(CALL_TIMEOUT_S)
             call = conn.compose.Compose(request)
-            with watchdog.guard(call.cancel):
-                try:
-                    for answer in call:
-                        watchdog.note_progress()
-                        if moved is not None:
-                            moved(answer.moved_bytes)
-                        if answer.HasField("info"):
-                            return object_info(answer.info)
-                except Exception as error:
-                    if watchdog.fired:
-                        raise errors.SilenceTimeout(
-                            f"{conn.endpoint}: there was no progress for {CALL_TIMEOUT_S:g} s"
-                        ) from error
-                    raise
-                finally:
-                    call.cancel()
+            with watched(conn, call, has_others=False) as watchdog:
+                for answer in call:
+                    watchdog.note_progress()
+                    if moved is not None:
+                        moved(answer.moved_bytes)
+                    if answer.HasField("info"):
+                        return object_info(answer.info)
             raise errors.NodeUnavailable(f"{conn.endpoint}: the answer ended before it said what was stored")
 
         return self._call(send, replay=replay, tries=tries)
