@@ -175,19 +175,10 @@ def _assigned(text: str) -> tuple[str, Any]:
 
 
 def _properties(found: BucketInfo) -> dict[str, Any]:
-    remote = dataclasses.asdict(found.remote) if found.remote is not None else None
-    if remote is not None:
-        del remote["inventory"]  # an id for the store alone; `remote inventory` describes it
-    return {
-        "bucket": found.name,
-        "uuid": found.uuid,
-        "copies": found.copies,
-        "min_copies": found.min_copies,
-        "settling": found.settling,
-        "quota_bytes": found.quota_bytes,
-        "quota_objects": found.quota_objects,
-        "remote": remote,
-    }
+    properties = dataclasses.asdict(found)
+    if properties["remote"] is not None:
+        del properties["remote"]["inventory"]  # an id for the store alone; `remote inventory` describes it
+    return {"bucket": properties.pop("name"), **properties}
 
 
 def _show(found: BucketInfo, *, as_json: bool) -> None:

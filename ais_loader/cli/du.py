@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import asdict
 
 import click
 
@@ -45,7 +45,7 @@ def du(target: Target | None, depth: int | None, begins: bool, as_json: bool, st
     with OutputLines() as lines:
         for found in sums:
             if as_json:
-                lines.add(json.dumps(_fields(found)))
+                lines.add(json.dumps(asdict(found)))
             elif target is None and not depth:
                 lines.add(_line(found.size_bytes, found.objects, found.bucket))
             else:
@@ -64,19 +64,6 @@ def _add(found: BucketSummary, lines: OutputLines) -> None:
     for name, one in found.by_prefix.items():
         lines.add(_line(one.size_bytes, one.objects, f"{found.bucket}/{name}"))
     lines.add(_line(found.size_bytes, found.objects, f"{found.bucket}/{found.prefix} in all"))
-
-
-def _fields(found: BucketSummary) -> dict[str, Any]:
-    by_prefix = {name: {"objects": one.objects, "size_bytes": one.size_bytes} for name, one in found.by_prefix.items()}
-    return {
-        "bucket": found.bucket,
-        "prefix": found.prefix,
-        "objects": found.objects,
-        "size_bytes": found.size_bytes,
-        "by_prefix": by_prefix,
-        "complete": found.complete,
-        "silent": list(found.silent),
-    }
 
 
 def _line(size_bytes: int, objects: int, name: str) -> str:

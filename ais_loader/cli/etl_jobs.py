@@ -171,14 +171,9 @@ def _wait(found: TransformJob) -> None:
 def _show(found: TransformJob, lines: OutputLines, *, as_json: bool, failures: bool = False) -> None:
     failed = found.failures() if failures else None
     if as_json:
-        fields: dict[str, Any] = {
-            "name": found.name,
-            "bucket": found.bucket,
-            "to_bucket": found.to_bucket,
-            "state": found.state,
-            "problem": found.problem,
-            "counts": dataclasses.asdict(found.counts),
-        }
+        shown = ("name", "bucket", "to_bucket", "state", "problem")
+        fields: dict[str, Any] = {name: getattr(found, name) for name in shown}
+        fields["counts"] = dataclasses.asdict(found.counts)
         if failed is not None:
             fields["failures"] = [{"name": one.name, "kind": one.error.kind, "error": str(one.error)} for one in failed]
             fields["more_failures"] = failed.more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import IO, Any
 
 import click
@@ -175,16 +176,7 @@ def pending(as_json: bool, store: StoreChoice) -> None:
         for row in rows:
             errors = {name: str(error) for name, error in row.failures.items()}
             if as_json:
-                fields = {
-                    "node": row.node,
-                    "bucket": row.bucket,
-                    "count": row.count,
-                    "size_bytes": row.size_bytes,
-                    "oldest_s": round(row.oldest_s, 3),
-                    "conflicts": row.conflicts,
-                    "failures": errors,
-                }
-                lines.add(json.dumps(fields))
+                lines.add(json.dumps(asdict(row) | {"oldest_s": round(row.oldest_s, 3), "failures": errors}))
                 continue
             who = printable(row.bucket) + (f" ({printable(row.node)})" if row.node else "")
             size = size_text(row.size_bytes)
@@ -227,7 +219,8 @@ def inventory(target: Target, refresh: bool, drop: bool, as_json: bool, store: S
         else:
             found = shown
     with OutputLines() as lines:
-        lines.add(json.dumps(_inventory_fields(found)) if as_json else _inventory_text(target.bucket, found))
+        fields = asdict(found) | {"listed_at": found.listed_at.isoformat()}
+        lines.add(json.dumps(fields) if as_json else _inventory_text(target.bucket, found))
     if found.skipped:
         names = ", ".join(map(printable, found.skipped_names))
         note(f"{count_text(found.skipped, 'name')} left out, as no object here can have them, such as {names}")
@@ -238,17 +231,6 @@ def _inventory_text(bucket: str, found: InventoryInfo) -> str:
     where = f"{printable(bucket)}/{printable(found.prefix)}" if found.prefix else printable(bucket)
     size = size_text(found.size_bytes)
     return f"{where}: {count_text(found.count, 'object')}, {size}, listed {found.listed_at:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _inventory_fields(found: InventoryInfo) -> dict[str, Any]:
-    return {
-        "prefix": found.prefix,
-        "count": found.count,
-        "size_bytes": found.size_bytes,
-        "skipped": found.skipped,
-        "skipped_names": list(found.skipped_names),
-        "listed_at": found.listed_at.isoformat(),
-    }
 
 
 def _summed(client: Client) -> list[RemoteUsage]:
@@ -273,15 +255,6 @@ def _sum(one: RemoteUsage, other: RemoteUsage) -> RemoteUsage:
 
 
 def _fields(row: RemoteUsage) -> dict[str, Any]:
-    return {
-        "bucket": row.bucket,
-        "tenant": row.tenant,
-        "requests": row.requests,
-        "bytes_in": row.bytes_in,
-        "bytes_out": row.bytes_out,
-        "throttled": row.throttled,
-        "retried": row.retried,
-        "hedged": row.hedged,
-        "errors": row.errors,
-        "wait_s": round(row.wait_s, 3),
-    }
+    fields = asdict(row) | {"wait_s": round(row.wait_s, 3)}
+    del fields["node"]
+    return fields

@@ -13,8 +13,10 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ais_loader import errors
+from ais_loader.objects.bucket_part import BucketPart
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
 from ais_loader.objects.multipart import new_id, part_name, put_part, remove
+from ais_loader.objects.pinned import part_spans
 from ais_loader.objects.put_spec import require_ordinary
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget, WriteTries
@@ -39,54 +41,69 @@ class _Tail(NamedTuple):
     checksum: int
 
 
-def append(transport: Transport, bucket: str, name: str, data: Content, timeout_s: float) -> ObjectInfo:
-    """See Bucket.append."""
-    require_ordinary(name)
-    with _stored(transport, bucket, Source(data)) as tail:
-        give_up_at = time.monotonic() + timeout_s
-        overtaken = 0
-        while True:
-            tries = WriteTries()
-            condition = objects.PutCondition(write_id=tries.write_id)
-            kept: list[pb.ComposePart] = []
-            kept_bytes = 0
-            try:
-                info = transport.head(bucket, name)
-            except errors.ObjectNotFound:
-                condition.if_absent = True
-            else:
-                condition.if_version, kept_bytes = info.version, info.size_bytes
-                kept = [make_range(bucket, name, info.version, 0, kept_bytes)]
-            request = make_request(bucket, name, [*kept, tail.part], metadata=None if kept else {})
-            request.object.condition.CopyFrom(condition)
-            unanswered: errors.NodeUnavailable | None = None
-            patience = RetryBudget(_RETRY_S)
-            try:
-                with tries.raise_if_unknown():
-                    while True:
-                        try:
-                            return transport.compose(request, retry=False, tries=tries)
-                        except errors.NodeUnavailable as error:
-                            unanswered = error
-                            patience.pause(error)
-            except (errors.VersionConflict, errors.ObjectNotFound):
-                # Another writer was first, so the bytes have not been appended, unless the lost answer was a success.
-                if unanswered is not None and _is_appended(transport, bucket, name, kept_bytes, tail):
-                    unknown = f"{bucket}/{name}: it may have been appended: {unanswered}"
-                    raise errors.OutcomeUnknown(unknown) from unanswered
-                if time.monotonic() > give_up_at:
-                    raise
-            time.sleep(_BACKOFF.pause_s(overtaken))
-            overtaken += 1
+class BucketAppending(BucketPart):
+    """Appends."""
+
+    def append(self, name: str, data: Content, *, timeout_s: float = 60.0) -> ObjectInfo:
+        """Append bytes to an object atomically. An object that does not exist is created. The metadata do not change.
+
+        Readers see the old object or the new one. If several writers append at once, the bytes of each are there
+        afterwards, in some order. The store copies the whole object each time, so combine many small appends into one.
+
+        Args:
+            timeout_s: How long to retry while others write the same object, in seconds.
+
+        Raises VersionConflict when that time is over, and otherwise the errors of `put`. After OutcomeUnknown or
+        SilenceTimeout, the bytes may have been appended, but at most once.
+        """
+        transport, bucket = self._transport, self.name
+        require_ordinary(name)
+        with _stored(transport, bucket, Source(data)) as tail:
+            give_up_at = time.monotonic() + timeout_s
+            overtaken = 0
+            while True:
+                tries = WriteTries()
+                condition = objects.PutCondition(write_id=tries.write_id)
+                kept: list[pb.ComposePart] = []
+                kept_bytes = 0
+                try:
+                    info = transport.head(bucket, name)
+                except errors.ObjectNotFound:
+                    condition.if_absent = True
+                else:
+                    condition.if_version, kept_bytes = info.version, info.size_bytes
+                    kept = [make_range(bucket, name, info.version, 0, kept_bytes)]
+                request = make_request(bucket, name, [*kept, tail.part], metadata=None if kept else {})
+                request.object.condition.CopyFrom(condition)
+                unanswered: errors.NodeUnavailable | None = None
+                patience = RetryBudget(_RETRY_S)
+                try:
+                    with tries.raise_if_unknown():
+                        while True:
+                            try:
+                                return transport.compose(request, retry=False, tries=tries)
+                            except errors.NodeUnavailable as error:
+                                unanswered = error
+                                patience.pause(error)
+                except (errors.VersionConflict, errors.ObjectNotFound):
+                    # Another writer was first: the bytes have not been appended, unless the lost answer was a success.
+                    if unanswered is not None and _is_appended(transport, bucket, name, kept_bytes, tail):
+                        unknown = f"{bucket}/{name}: it may have been appended: {unanswered}"
+                        raise errors.OutcomeUnknown(unknown) from unanswered
+                    if time.monotonic() > give_up_at:
+                        raise
+                time.sleep(_BACKOFF.pause_s(overtaken))
+                overtaken += 1
 
 
 def _is_appended(transport: Transport, bucket: str, name: str, at: int, tail: _Tail) -> bool:
     """Whether these bytes are at the position where they were to be appended; later appends do not move them."""
     checksum = 0
     try:
-        there = Entry(bucket, name, None, at, tail.size_bytes)
-        for chunk in transport.get(there, verify=True, timeout_s=_GET_TIMEOUT_S):
-            checksum = crc32c(bytes(chunk), checksum)
+        for start, length in part_spans(at, tail.size_bytes):
+            there = Entry(bucket, name, None, start, length)
+            for chunk in transport.get(there, verify=True, timeout_s=_GET_TIMEOUT_S):
+                checksum = crc32c(bytes(chunk), checksum)
     except (errors.ObjectNotFound, errors.RangeError):
         return False
     return checksum == tail.checksum

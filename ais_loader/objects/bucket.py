@@ -1,40 +1,40 @@
 """Bucket as the client sees it: its objects are put, read, listed and deleted by name.
 
-The module is long because users read it: one class with signatures and their contracts; the implementation is in
-`objects/`.
+The module is long because users read it: signatures and their contracts. Methods that are more than a call of the
+store stand beside their implementation, in parts of the class: see `bucket_part`.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, Literal, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args, overload
 
 from ais_loader import errors
-from ais_loader.objects.bucket_composing import BucketComposing
+from ais_loader.name_matching import pattern_list
+from ais_loader.objects.append import BucketAppending
 from ais_loader.objects.bucket_transforming import BucketTransforming
-from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_many
+from ais_loader.objects.copy import BucketCopying
+from ais_loader.objects.delete import BucketDeleting
 from ais_loader.objects.download import download
-from ais_loader.objects.folders import put_folder
+from ais_loader.objects.folders import BucketFolders
 from ais_loader.objects.head_many import head_many
 from ais_loader.objects.listing import Listing, pinned_table, table_of_names
-from ais_loader.objects.metadata import set_metadata
+from ais_loader.objects.metadata import BucketMetadata
+from ais_loader.objects.multipart import BucketUploads
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader, opened_reader, spooled
 from ais_loader.objects.opened_batch import batch_of_names
-from ais_loader.objects.pinned import opened, opened_member, pinned_bytes, pinned_members
-from ais_loader.objects.put_many import iter_put_many, put_many
-from ais_loader.objects.put_spec import ToPut, check_version, put_spec
+from ais_loader.objects.pinned import object_bytes, opened, opened_member, pinned_members
+from ais_loader.objects.put_spec import check_version, put_spec
 from ais_loader.objects.remote.inventory import (
-    drop_inventory,
+    BucketInventory,
     forget_inventories,
-    inventory,
     kept_inventory,
-    refresh_inventory,
     table_of_inventory,
 )
-from ais_loader.objects.remote.warm import evict, flush, warm
+from ais_loader.objects.remote.warm import BucketWarming
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
 from ais_loader.transport.base import (
     PAGE_SIZE,
@@ -47,21 +47,15 @@ from ais_loader.transport.base import (
 )
 from ais_loader.values.batch import Batch
 from ais_loader.values.changes import (
-    DeleteSummary,
     DownloadSummary,
-    EvictSummary,
     OnError,
     OnProgress,
     PromoteSummary,
-    PutSummary,
-    WarmSummary,
-    check_on_error,
 )
 from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
 from ais_loader.values.entry_table import EntryTable
-from ais_loader.values.inventory import InventoryInfo
 from ais_loader.values.pipeline import Etl
-from ais_loader.values.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
+from ais_loader.values.promote import Overwrite, PromoteResult, PromoteSpec, Shared, promote_all
 from ais_loader.values.requests import (
     batch_options,
     checked_timeout_s,
@@ -77,7 +71,17 @@ if TYPE_CHECKING:
     from ais_loader.objects.client import Client
 
 
-class Bucket(BucketComposing, BucketTransforming):
+class Bucket(
+    BucketFolders,
+    BucketMetadata,
+    BucketDeleting,
+    BucketCopying,
+    BucketAppending,
+    BucketUploads,
+    BucketTransforming,
+    BucketWarming,
+    BucketInventory,
+):
     """A handle to the objects of one bucket. It is cheap to create and holds no resources."""
 
     def __init__(self, client: Client, name: str) -> None:
@@ -165,111 +169,6 @@ class Bucket(BucketComposing, BucketTransforming):
             self.name, name, source, metadata=metadata, checksum=checksum, if_absent=if_absent, if_version=if_version
         )
         return self._transport.put(spec, source)
-
-    def put_many(
-        self,
-        objects: Iterable[ToPut],
-        *,
-        if_absent: bool = False,
-        on_error: OnError = "raise",
-        progress: OnProgress | None = None,
-    ) -> PutSummary:
-        """Store many objects with few requests.
-
-        Args:
-            objects: N >= 0 tuples, either (name, data) or (name, data, metadata), with values as `put` takes them. They
-                are consumed as needed. If a name is repeated, the last object wins.
-            if_absent: As for `put`, applied to each object separately. An object that exists fails with
-                VersionConflict.
-            on_error: "raise" raises the first failure. All objects before it are stored. Of the objects after it, up to
-                a few thousand had already been sent, and any of them may be stored. "return" stores the other objects,
-                and the summary names those that failed.
-            progress: Called with a `Progress` after each object, in the order of `objects`, in this thread.
-
-        Returns:
-            A summary with the number of objects stored. If `objects` has a length, as a list does, the summary also has
-            their ObjectInfos, in order. For an iterator of any length, it keeps only the counts and the first 1,000
-            failures.
-
-        Raises:
-            The errors of `put`. With either `on_error`: TypeError for a value that cannot be stored, NodeUnavailable if
-            no node answers any more, and any exception that `objects` or `progress` raises. Objects consumed before
-            that may have been stored, and a note on the exception says how many certainly were.
-        """
-        return put_many(self._transport, self.name, objects, if_absent=if_absent, on_error=on_error, progress=progress)
-
-    @overload
-    def iter_put_many(
-        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["raise"] = "raise"
-    ) -> Generator[ObjectInfo, None, None]: ...
-
-    @overload
-    def iter_put_many(
-        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["yield"]
-    ) -> Generator[ObjectInfo | errors.LoaderError, None, None]: ...
-
-    def iter_put_many(
-        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["raise", "yield"] = "raise"
-    ) -> Generator[Any, None, None]:
-        """Yield the ObjectInfo of each object as it is stored, in order: `put_many` step by step.
-
-        `objects` may be endless. The generator is lazy: nothing is stored until you iterate. An object that it has
-        yielded is stored. It consumes up to a few thousand objects ahead, and when you close it, those may or may not
-        have been stored. With on_error="yield", the error of an object that failed is yielded in its place. Otherwise
-        like `put_many`.
-        """
-        check_on_error(on_error, "raise", "yield")
-        return iter_put_many(self._transport, self.name, objects, if_absent=if_absent, on_error=on_error)
-
-    def put_folder(
-        self,
-        folder: str | os.PathLike[str],
-        prefix: str = "",
-        *,
-        include: str | Sequence[str] = (),
-        exclude: str | Sequence[str] = (),
-        hidden: bool = False,
-        follow_links: bool = False,
-        skip_equal: bool = True,
-        if_absent: bool = False,
-        metadata: Mapping[str, str] | None = None,
-        on_error: OnError = "raise",
-        progress: OnProgress | None = None,
-    ) -> PutSummary:
-        """Store the files below a local folder with `put_many`: its file `a/b.wav` becomes the object `prefix/a/b.wav`.
-
-        Args:
-            folder: The folder. `~` is the home folder. If an embedded store's own folders are below it, they are left
-                out.
-            prefix: A folder of the bucket. "en" and "en/" mean the same.
-            include, exclude: One shell pattern, or several. A pattern with a slash is matched against the path
-                relative to `folder`, any other pattern against the file name alone.
-            hidden: Include files whose name begins with a dot, or that are in a folder whose name does.
-            follow_links: Follow symbolic links.
-            skip_equal: Skip files that are already stored as objects with the same bytes, so that you can call this
-                again to resume an interrupted upload. The files are read for the comparison.
-            if_absent, metadata, progress: As for `put_many`, applied to every object.
-            on_error: "raise" stores nothing if a file or folder cannot be read, and otherwise works as in `put_many`.
-                "return" stores the other files, and the summary names those that failed.
-
-        Raises InvalidRequest if there is no such folder, SourceUnreadable, OSError for a file that becomes unreadable,
-        and the errors of `put_many`.
-        """
-        return put_folder(
-            self._transport,
-            self.name,
-            folder,
-            prefix,
-            include=include,
-            exclude=exclude,
-            hidden=hidden,
-            follow_links=follow_links,
-            skip_equal=skip_equal,
-            if_absent=if_absent,
-            metadata=metadata,
-            on_error=on_error,
-            progress=progress,
-        )
 
     def download(
         self,
@@ -392,20 +291,26 @@ class Bucket(BucketComposing, BucketTransforming):
         The generator is lazy: nothing is promoted until you iterate, and closing it ends the promotion. Results come in
         no particular order. Arguments and errors are those of `promote`, except that it never raises PromoteIncomplete.
         """
-        return self._transport.promote(
-            promote_spec(
-                self.name,
-                path,
-                recursive=recursive,
-                prefix=prefix,
-                move=move,
-                shared=shared,
-                overwrite=overwrite,
-                include=include,
-                exclude=exclude,
-                node=node,
-            )
+        text = os.fspath(path)
+        if not isinstance(text, str) or not text or "\0" in text:
+            raise errors.InvalidRequest(f"{path!r}: need the path of a file or a folder")
+        if overwrite not in get_args(Overwrite):
+            raise errors.InvalidRequest(f"overwrite={overwrite!r}: need {', '.join(map(repr, get_args(Overwrite)))}")
+        if shared not in (True, False, "auto"):
+            raise errors.InvalidRequest(f'shared={shared!r}: need True, False or "auto"')
+        spec = PromoteSpec(
+            bucket=self.name,
+            path=text,
+            prefix=prefix,
+            recursive=recursive,
+            move=move,
+            overwrite=overwrite,
+            include=pattern_list("include", include),
+            exclude=pattern_list("exclude", exclude),
+            shared=shared,
+            node=node,
         )
+        return self._transport.promote(spec)
 
     def get(
         self,
@@ -439,9 +344,7 @@ class Bucket(BucketComposing, BucketTransforming):
             return b"".join(
                 item.data for item in self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify)
             )
-        if version is not None:
-            return pinned_bytes(self._transport, entry, verify=verify, timeout_s=timeout_s)
-        return b"".join(self._transport.get(entry, verify=verify, timeout_s=timeout_s))
+        return object_bytes(self._transport, entry, verify=verify, timeout_s=timeout_s)
 
     @overload
     def open(
@@ -564,21 +467,6 @@ class Bucket(BucketComposing, BucketTransforming):
         """Return whether an object of this name exists. Otherwise like `head_many`."""
         return self.exists_many([name])[0]
 
-    def set_metadata(self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None) -> ObjectInfo:
-        """Replace an object's metadata. This makes a new version of the object with the same bytes.
-
-        Keys that begin with "ais." are set by the store alone: those that the object has stay. They may be
-        passed as they are, such as in a changed copy of `ObjectInfo.metadata`.
-
-        The store copies the bytes, without sending them through this process. If another writer replaces the object
-        meanwhile, that writer's bytes are kept. With `if_version`, the object must have this version.
-
-        Raises ObjectNotFound, BucketNotFound, InvalidRequest, VersionConflict, DriveFull, NodeUnavailable.
-        """
-        if if_version is not None:
-            check_version(if_version)
-        return set_metadata(self._transport, self.name, name, metadata, if_version)
-
     def delete(self, name: str, *, if_version: str | None = None) -> None:
         """Delete an object. With `if_version`, delete it only if it has this version.
 
@@ -591,151 +479,6 @@ class Bucket(BucketComposing, BucketTransforming):
         if if_version is not None:
             check_version(if_version, or_etag=True)
         self._transport.delete(self.name, name, if_version=if_version)
-
-    def delete_many(
-        self, names: Iterable[str], *, on_error: OnError = "raise", progress: OnProgress | None = None
-    ) -> DeleteSummary:
-        """Delete many objects, thousands with one request.
-
-        Args:
-            names: N >= 0 names, consumed as needed. A name that is repeated is not found the second time.
-            on_error: "raise" raises the first failure. All objects before it are deleted, and of the up to 4,000 that
-                were sent in the same request, others may be. "return" deletes the other objects, and the summary names
-                those that failed.
-            progress: Called with a `Progress` after each object, in the order of `names`, in this thread.
-
-        Raises the errors of `delete`, and TypeError for a value that is not a name. If `names` or `progress` raises an
-        exception, a note on it says how many objects certainly had been deleted.
-        """
-        return delete_many(self._transport, self.name, names, on_error=on_error, progress=progress)
-
-    @overload
-    def iter_delete_many(
-        self, names: Iterable[str], *, on_error: Literal["raise"] = "raise"
-    ) -> Generator[str, None, None]: ...
-
-    @overload
-    def iter_delete_many(
-        self, names: Iterable[str], *, on_error: Literal["yield"]
-    ) -> Generator[str | errors.LoaderError, None, None]: ...
-
-    def iter_delete_many(
-        self, names: Iterable[str], *, on_error: Literal["raise", "yield"] = "raise"
-    ) -> Generator[Any, None, None]:
-        """Yield each name once its object is deleted, in order: `delete_many` step by step.
-
-        `names` may be endless. The generator is lazy: nothing is deleted until you iterate. Then up to 4,000 objects
-        are deleted with one request before the first of them is yielded. With on_error="yield", the error of a name
-        that failed is yielded in its place. Otherwise like `delete_many`.
-        """
-        check_on_error(on_error, "raise", "yield")
-        return iter_delete_many(self._transport, self.name, names, on_error=on_error)
-
-    def delete_prefix(
-        self, prefix: str, *, everything: bool = False, on_error: OnError = "raise", progress: OnProgress | None = None
-    ) -> DeleteSummary:
-        """Delete the objects whose names begin with `prefix`, holding one page of 1,000 names in memory at a time.
-
-        If it fails half-way, call it again. Objects that are stored meanwhile may be kept.
-
-        Args:
-            everything: Required for an empty prefix, which every name begins with.
-            on_error: An object that cannot be deleted does not stop the others. "raise" raises the error of the first
-                one at the end. "return" only reports failures in the summary.
-            progress: Called with a `Progress` after each object, in the order of names, in this thread.
-
-        Raises InvalidRequest, BucketNotFound, StoreReadOnly, NodeUnavailable, which end it immediately; others, such as
-        DriveFailed, at the end.
-        """
-        require_text(prefix, errors.InvalidRequest, "prefix")
-        if not prefix and not everything:
-            raise errors.InvalidRequest(
-                "an empty prefix selects all objects of the bucket: pass everything=True to delete them"
-            )
-        return delete_prefix(self._transport, self.name, prefix, on_error=on_error, progress=progress)
-
-    def warm(
-        self,
-        names: Iterable[str] | None = None,
-        *,
-        prefix: str = "",
-        pattern: str | Sequence[str] | None = None,
-        on_error: OnError = "raise",
-        progress: OnProgress | None = None,
-    ) -> WarmSummary:
-        """Store the objects of a remote bucket that are cold, before they are read.
-
-        Args:
-            names: N >= 0 names, consumed as needed; None for all remote objects whose names begin with `prefix`, and
-                match `pattern` if it is given.
-            pattern: A shell pattern such as "*.wav", or several patterns, of which at least one must match. A pattern
-                with a slash is matched against the whole name, any other pattern against what follows the last slash.
-            on_error: "raise" raises the first failure; of up to 500 names that were sent together, others may be
-                stored. "return" goes on, and the summary names the failures.
-            progress: Called with a `Progress` after each object, in the order of the names, in this thread.
-
-        Call it again to resume: what is stored and current costs no request to the remote storage. Raises
-        InvalidRequest for a bucket that is not a remote one, BucketNotFound, RemoteUnavailable, RemoteDenied, and
-        ObjectNotFound for a name that the remote storage does not have.
-        """
-        return warm(self._transport, self.name, names, prefix, pattern, on_error=on_error, progress=progress)
-
-    def evict(
-        self, names: Iterable[str] | None = None, *, prefix: str = "", pattern: str | Sequence[str] | None = None
-    ) -> EvictSummary:
-        """Remove stored copies of a remote bucket to free space. The remote objects stay, and are fetched again when
-        they are read.
-
-        Args:
-            names: Names of objects; None for all whose names begin with `prefix`, and match `pattern` if it is given.
-                Names that are not stored are ignored.
-            pattern: One shell pattern, or several, as for `warm`.
-
-        In a cluster, every node must answer. Objects that were put before the bucket was a remote one are kept. Raises
-        InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable, StoreReadOnly.
-        """
-        return evict(self._transport, self.name, names, prefix, pattern)
-
-    def flush(self, prefix: str = "", *, timeout_s: float = 600.0) -> None:
-        """Wait until everything that was put or deleted before is uploaded, in a bucket with `Remote(write="back")`.
-
-        Args:
-            prefix: Wait only for names that begin with this.
-
-        Raises VersionConflict for objects that others have changed in the remote storage, against the condition of the
-        write; RemoteUnavailable or RemoteDenied if something is not uploaded in time. Their messages name the first
-        objects. Raises InvalidRequest for a bucket that is not a remote one, and NodeUnavailable.
-        """
-        require_bucket(self.name)
-        flush(self._transport, self.name, prefix, timeout_s)
-
-    def refresh_inventory(self, prefix: str = "", *, progress: Callable[[int], object] | None = None) -> InventoryInfo:
-        """List a remote bucket once, and keep the list in the store. Listings and datasets then read it, until you
-        refresh or drop it, instead of asking the remote storage.
-
-        Args:
-            prefix: List only names that begin with it. The new inventory replaces the old one as a whole.
-            progress: A function that is called from time to time with the number of objects listed so far.
-
-        If it fails, the old inventory stays. Objects that are put or deleted through the store later are listed as they
-        are. Raises InvalidRequest for a bucket that is not a remote one, Unsupported for a web server,
-        RemoteUnavailable, RemoteDenied, NodeUnavailable, StoreReadOnly.
-        """
-        return refresh_inventory(self._transport, self.name, prefix, progress)
-
-    def inventory(self) -> InventoryInfo | None:
-        """Describe the inventory of a remote bucket; None if there is none.
-
-        Raises InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable.
-        """
-        return inventory(self._transport, self.name)
-
-    def drop_inventory(self) -> None:
-        """Remove the inventory of a remote bucket, if there is one: listings ask the remote storage again.
-
-        Raises InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable, StoreReadOnly.
-        """
-        drop_inventory(self._transport, self.name)
 
     def summary(self, prefix: str = "", *, depth: int = 1) -> BucketSummary:
         """Count the objects whose names begin with `prefix`, and their bytes, on the machines that store them.

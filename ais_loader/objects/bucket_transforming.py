@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
-from ais_loader.objects.bucket_composing import job_stages
+from ais_loader import errors
+from ais_loader.name_matching import pattern_list
+from ais_loader.objects.bucket_part import BucketPart
+from ais_loader.objects.copy import job_stages
 from ais_loader.transforms.transform_job import (
     OnJobProgress,
     PlannedResult,
     TransformJob,
-    job_message,
     plan_job,
     start_job,
 )
-from ais_loader.transport.base import Transport
 from ais_loader.values.pipeline import Etl
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from ais_loader.wire.job_names import JobNames, expand_template
 
 
-class BucketTransforming(ABC):
-    """The transforming part of `Bucket`."""
-
-    name: str
-
-    @property
-    @abstractmethod
-    def _transport(self) -> Transport: ...
+class BucketTransforming(BucketPart):
+    """Jobs that pass objects through transforms."""
 
     @overload
     def transform(
@@ -124,22 +121,33 @@ class BucketTransforming(ABC):
         TransformIncomplete if some objects failed (unless the job only inspects), or if the job was stopped or failed
         as a whole. The results that it made are stored.
         """
-        job = job_message(
-            self.name,
-            to_bucket,
-            job_stages(etl),
+        if not isinstance(concurrency, int) or not 0 <= concurrency < 1 << 16:
+            raise errors.InvalidRequest(
+                f"concurrency={concurrency!r}: need 0, which lets each node choose, or a positive number"
+            )
+        if isinstance(names, str):
+            names = expand_template(names)
+        if names is not None and not len(names):
+            raise errors.InvalidRequest("names=[]: need at least one, or None for all")
+        patterns = pattern_list("pattern", pattern)
+        job = pb.TransformJob(
+            name=name or f"job-{uuid.uuid4().hex[:8]}",
+            uuid=uuid.uuid4().bytes,
+            bucket=self.name,
+            to_bucket=to_bucket,
+            stage=job_stages(etl),
             prefix=prefix,
-            names=names,
-            pattern=pattern,
-            rename=rename,
+            pattern=patterns,
+            object=names or (),
             to_prefix=to_prefix,
             strip_prefix=strip_prefix,
+            extension=dict(rename or {}),
             inspect=inspect,
             continue_on_error=continue_on_error,
             concurrency=concurrency,
             synchronize=synchronize,
-            name=name,
         )
+        JobNames(job)
         if dry_run:
             return plan_job(self._transport, job)
         started = start_job(self._transport, job)

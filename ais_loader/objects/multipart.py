@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ais_loader import errors
+from ais_loader.objects.bucket_part import BucketPart
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.put_spec import PARTS_PREFIX, require_ordinary
 from ais_loader.transport.base import PutSpec, Transport
@@ -252,25 +253,77 @@ class MultipartUpload:
             raise _no_upload(self.id, self.name)
 
 
-def begin_upload(
-    transport: Transport, bucket: str, name: str, *, part_bytes: int | None, metadata: dict[str, str]
-) -> MultipartUpload:
-    require_ordinary(name)
-    if part_bytes is not None and part_bytes < 1:
-        raise errors.InvalidRequest(f"part_bytes={part_bytes}: need at least 1")
-    make_request(bucket, name, [], metadata=metadata)  # an upload that cannot be completed is not begun
-    upload_id = new_id()
-    _put_marker(transport, bucket, upload_id, name, part_bytes, metadata, {})
-    return MultipartUpload(transport, bucket, name, upload_id, part_bytes, metadata)
+class BucketUploads(BucketPart):
+    """Uploads in parts."""
 
+    def multipart(
+        self,
+        name: str,
+        *,
+        upload_id: str | None = None,
+        part_bytes: int | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> MultipartUpload:
+        """Begin to store an object in parts, or resume an upload.
 
-def resume_upload(transport: Transport, bucket: str, name: str, upload_id: str) -> MultipartUpload:
-    marker = _read_marker(transport, bucket, upload_id)
-    if marker is None:
-        raise _no_upload(upload_id, name)
-    if marker["name"] != name:
-        raise errors.InvalidRequest(f"upload {upload_id} belongs to the object {marker['name']!r}, not to {name!r}")
-    return MultipartUpload(transport, bucket, name, upload_id, marker["part_bytes"], marker["metadata"])
+        Args:
+            upload_id: The upload to resume (`MultipartUpload.id`). Any process may have begun it.
+            part_bytes: The size that every part but the last must have. None allows any size. Must not be given with
+                `upload_id`.
+            metadata: The object's metadata. Must not be given with `upload_id` either.
+
+        Raises InvalidName, BucketNotFound, InvalidRequest; ObjectNotFound for an upload that does not exist any more.
+        """
+        transport, bucket, kept = self._transport, self.name, dict(metadata or {})
+        if upload_id is not None:
+            if part_bytes is not None or metadata is not None:
+                raise errors.InvalidRequest(
+                    "part_bytes and metadata can be given only when an upload begins, not together with upload_id"
+                )
+            marker = _read_marker(transport, bucket, upload_id)
+            if marker is None:
+                raise _no_upload(upload_id, name)
+            if marker["name"] != name:
+                raise errors.InvalidRequest(
+                    f"upload {upload_id} belongs to the object {marker['name']!r}, not to {name!r}"
+                )
+            return MultipartUpload(transport, bucket, name, upload_id, marker["part_bytes"], marker["metadata"])
+        require_ordinary(name)
+        if part_bytes is not None and part_bytes < 1:
+            raise errors.InvalidRequest(f"part_bytes={part_bytes}: need at least 1")
+        make_request(bucket, name, [], metadata=kept)  # an upload that cannot be completed is not begun
+        upload_id = new_id()
+        _put_marker(transport, bucket, upload_id, name, part_bytes, kept, {})
+        return MultipartUpload(transport, bucket, name, upload_id, part_bytes, kept)
+
+    def uploads(self) -> Iterator[UploadInfo]:
+        """List uploads in parts that were neither completed nor aborted, and parts that were left behind, lazily."""
+        transport, bucket = self._transport, self.name
+        found = transport.objects(bucket, prefix=PARTS_PREFIX)
+        for upload_id, group in itertools.groupby(
+            found, key=lambda info: info.name[len(PARTS_PREFIX) :].partition("/")[0]
+        ):
+            group_infos = list(group)
+            stored = [info for info in group_infos if not info.name.endswith(_MARKER)]
+            marker = _read_marker(transport, bucket, upload_id) if len(stored) < len(group_infos) else None
+            yield UploadInfo(
+                upload_id,
+                marker["name"] if marker is not None else "",
+                len(stored),
+                sum(info.size_bytes for info in stored),
+                max(info.modified_ns for info in group_infos),
+            )
+
+    def sweep_uploads(self, older_than_s: float) -> list[UploadInfo]:
+        """Abort the uploads for which nothing was stored in the last `older_than_s` seconds, and return them.
+
+        Ages are measured by the wall clocks of the machines.
+        """
+        before_ns = time.time_ns() - int(older_than_s * 1e9)
+        old = [upload for upload in self.uploads() if upload.modified_ns < before_ns]
+        for upload in old:
+            MultipartUpload(self._transport, self.name, upload.name, upload.id, None, {}).abort()
+        return old
 
 
 def _put_marker(
@@ -293,31 +346,6 @@ def _read_marker(transport: Transport, bucket: str, upload_id: str) -> dict[str,
     except errors.ObjectNotFound:
         return None
     return marker
-
-
-def uploads(transport: Transport, bucket: str) -> Iterator[UploadInfo]:
-    """See Bucket.uploads."""
-    found = transport.objects(bucket, prefix=PARTS_PREFIX)
-    for upload_id, group in itertools.groupby(found, key=lambda info: info.name[len(PARTS_PREFIX) :].partition("/")[0]):
-        group_infos = list(group)
-        stored = [info for info in group_infos if not info.name.endswith(_MARKER)]
-        marker = _read_marker(transport, bucket, upload_id) if len(stored) < len(group_infos) else None
-        yield UploadInfo(
-            upload_id,
-            marker["name"] if marker is not None else "",
-            len(stored),
-            sum(info.size_bytes for info in stored),
-            max(info.modified_ns for info in group_infos),
-        )
-
-
-def sweep_uploads(transport: Transport, bucket: str, older_than_s: float) -> list[UploadInfo]:
-    """See Bucket.sweep_uploads."""
-    before_ns = time.time_ns() - int(older_than_s * 1e9)
-    old = [upload for upload in uploads(transport, bucket) if upload.modified_ns < before_ns]
-    for upload in old:
-        MultipartUpload(transport, bucket, upload.name, upload.id, None, {}).abort()
-    return old
 
 
 def _part(info: ObjectInfo) -> PartInfo:

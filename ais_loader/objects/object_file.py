@@ -36,8 +36,12 @@ KEPT_BYTES = 2 << 20
 _PEEKED_BYTES = 8 << 10
 
 
-class _ObjectStream(io.BufferedIOBase):
-    """The common base, which reads forward.
+class ObjectFile(io.BufferedIOBase):
+    """A read-only, buffered, seekable file, for tarfile, zipfile, soundfile, PIL, pyarrow, torch.load and anything else
+    that takes a binary file. It is thread-safe to the same extent as Python's own files: each call by itself.
+
+    Reading raises the errors of a batch: ObjectNotFound if the version that was opened is gone, NodeUnavailable,
+    SilenceTimeout, and CorruptObject. After an error the position is unchanged, and you can read again.
 
     `info` describes the version being read. For a member, it describes the archive, but with the member's size.
     """
@@ -48,9 +52,10 @@ class _ObjectStream(io.BufferedIOBase):
         self,
         transport: Transport,
         info: ObjectInfo,
-        timeout_s: float,
-        read_ahead_bytes: int,
-        verify: bool,
+        *,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = True,
         member: str | None = None,
         content: Callable[[], Buffer] | None = None,
     ) -> None:
@@ -65,6 +70,10 @@ class _ObjectStream(io.BufferedIOBase):
         self._position = 0
         self._content = content
         """Returns all of a small object, or nothing if it has to be read like others; None after it was called."""
+        self._kept: deque[tuple[int, memoryview]] = deque()
+        self._kept_bytes = 0
+        self._start, self._current = 0, memoryview(b"")
+        """The chunk that was read last, and where it begins."""
 
     @property
     def name(self) -> str:
@@ -74,26 +83,53 @@ class _ObjectStream(io.BufferedIOBase):
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
     def tell(self) -> int:
         self._require_open()
         return self._position
 
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        with self._lock:
+            self._require_open()
+            base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.info.size_bytes}.get(whence)
+            if base is None:
+                raise ValueError(f"whence={whence}: need io.SEEK_SET, io.SEEK_CUR or io.SEEK_END")
+            if base + offset < 0:
+                raise ValueError(f"seek to {base + offset}, before the beginning")
+            self._position = base + offset
+            return self._position
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return self.info.size_bytes
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Return bytes from the position on without moving it: at least one, unless at the end."""
+        with self._lock:
+            self._require_open()
+            if self._position >= self.info.size_bytes:
+                return b""
+            return bytes(self._chunk(max(size, 1))[:_PEEKED_BYTES])
+
     def read(self, size: int | None = -1, /) -> bytes:
         """Read up to `size` bytes, and fewer only at the end of the object. Raises the errors of a batch."""
         with self._lock:
-            self._require_open()
+            if self._content is not None:
+                self._begin()
+            at = self._position - self._start
             left = max(0, self.info.size_bytes - self._position)
-            if size is not None and size >= 0:
-                left = min(left, size)
-            return b"".join(self._parts(left))
+            size = left if size is None or size < 0 else min(size, left)
+            if at >= 0 and 0 < size <= len(self._current) - at:  # true for most reads
+                self._position += size
+                return bytes(self._current[at : at + size])
+            self._require_open()
+            return b"".join(self._parts(size))
 
     def read1(self, size: int = -1, /) -> bytes:
         """Read up to `size` bytes, from at most one chunk."""
-        with self._lock:
-            self._require_open()
-            left = max(0, self.info.size_bytes - self._position)
-            left = min(left, CHUNK_BYTES if size < 0 else size)
-            return bytes(self._take(left)) if left else b""
+        return bytes(self.view1(CHUNK_BYTES if size < 0 else size))
 
     def view1(self, size: int) -> memoryview:
         """Return up to `size` bytes as a view of what was received, without any copy; none at the end."""
@@ -124,11 +160,8 @@ class _ObjectStream(io.BufferedIOBase):
             while self._position < stop:
                 yield self._take(stop - self._position)
         except BaseException:
-            self._went_back(began)
+            self._position = began
             raise
-
-    def _went_back(self, position: int) -> None:
-        self._position = position
 
     def _take(self, most: int) -> memoryview:
         """Return one to `most` bytes from the position on, and move the position behind them."""
@@ -136,101 +169,16 @@ class _ObjectStream(io.BufferedIOBase):
         self._position += len(part)
         return part
 
-    def _chunk(self, wanted_bytes: int) -> memoryview:
-        """Return at least one byte, beginning at the position, which is not the end."""
-        raise io.UnsupportedOperation("read")
-
-    def _take_content(self) -> memoryview:
-        """Return all bytes of the object, if they are at hand."""
-        content, self._content = self._content, None
-        return memoryview(b"" if content is None else content())
-
-    def _require_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file")
-
-    def close(self) -> None:
-        if not self.closed:
-            if (ahead := getattr(self, "_ahead", None)) is not None:  # otherwise it was never opened
-                ahead.close()
-                self._content = None
-            super().close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name} at {self._position:,} of {self.info.size_bytes:,} bytes>"
-
-
-class ObjectFile(_ObjectStream):
-    """A read-only, buffered, seekable file, for tarfile, zipfile, soundfile, PIL, pyarrow, torch.load and anything else
-    that takes a binary file. It is thread-safe to the same extent as Python's own files: each call by itself.
-
-    Reading raises the errors of a batch: ObjectNotFound if the version that was opened is gone, NodeUnavailable,
-    SilenceTimeout, and CorruptObject. After an error the position is unchanged, and you can read again.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        info: ObjectInfo,
-        *,
-        timeout_s: float = 30.0,
-        read_ahead_bytes: int = READ_AHEAD_BYTES,
-        verify: bool = True,
-        member: str | None = None,
-        content: Callable[[], Buffer] | None = None,
-    ) -> None:
-        super().__init__(transport, info, timeout_s, read_ahead_bytes, verify, member, content)
-        self._kept: deque[tuple[int, memoryview]] = deque()
-        self._kept_bytes = 0
-        self._start, self._current = 0, memoryview(b"")
-        """The chunk that was read last, and where it begins."""
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        with self._lock:
-            self._require_open()
-            base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.info.size_bytes}.get(whence)
-            if base is None:
-                raise ValueError(f"whence={whence}: need io.SEEK_SET, io.SEEK_CUR or io.SEEK_END")
-            if base + offset < 0:
-                raise ValueError(f"seek to {base + offset}, before the beginning")
-            self._position = base + offset
-            return self._position
-
-    def size(self) -> int:
-        """Return the size in bytes."""
-        return self.info.size_bytes
-
-    def peek(self, size: int = 0, /) -> bytes:
-        """Return bytes from the position on without moving it: at least one, unless at the end."""
-        with self._lock:
-            self._require_open()
-            if self._position >= self.info.size_bytes:
-                return b""
-            return bytes(self._chunk(max(size, 1))[:_PEEKED_BYTES])
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        with self._lock:
-            if self._content is not None:
-                self._begin()
-            at = self._position - self._start
-            left = self.info.size_bytes - self._position
-            size = left if size is None or size < 0 else min(size, left)
-            if at >= 0 and 0 < size <= len(self._current) - at:  # true for most reads
-                self._position += size
-                return bytes(self._current[at : at + size])
-            return super().read(max(0, size))
-
     def _begin(self) -> None:
         """Keep the object as the chunk that was read last, if its bytes are at hand."""
-        chunk = self._take_content()
+        content, self._content = self._content, None
+        chunk = memoryview(b"" if content is None else content())
         if len(chunk):
             self._start, self._current = 0, chunk
             self._keep(0, chunk)
 
     def _chunk(self, wanted_bytes: int) -> memoryview:
+        """Return at least one byte, beginning at the position, which is not the end."""
         self._start, self._current = self._found(wanted_bytes)
         return self._current[self._position - self._start :]
 
@@ -256,48 +204,39 @@ class ObjectFile(_ObjectStream):
         while len(self._kept) > 1 and self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
     def close(self) -> None:
-        super().close()
-        self._kept = deque()
-        self._current = memoryview(b"")
+        if not self.closed:
+            if (ahead := getattr(self, "_ahead", None)) is not None:  # otherwise it was never opened
+                ahead.close()
+                self._content = None
+                self._kept = deque()
+                self._current = memoryview(b"")
+            super().close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} at {self._position:,} of {self.info.size_bytes:,} bytes>"
 
 
-class ObjectReader(_ObjectStream):
+class ObjectReader(ObjectFile):
     """A plain, forward-only stream of an object. `chunks()` yields views, without any copy."""
 
-    _rest = memoryview(b"")
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        raise io.UnsupportedOperation("seek")
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the rest of the object as views of at most 4 MiB. Raises the errors of a batch."""
-        while True:
-            with self._lock:
-                self._require_open()
-                left = self.info.size_bytes - self._position
-                if left <= 0:
-                    return
-                part = self._take(left)
+        while part := self.view1(self.info.size_bytes):
             yield part
 
-    def _take(self, most: int) -> memoryview:
-        part = super()._take(most)
-        self._rest = self._rest[len(part) :]
-        return part
-
-    def _went_back(self, position: int) -> None:
-        super()._went_back(position)
-        self._rest = memoryview(b"")
-        self._ahead.jump(position)
-
     def _chunk(self, wanted_bytes: int) -> memoryview:
-        if self._content is not None:
-            self._rest = self._take_content()[self._position :]
-        if not len(self._rest):
-            self._rest = self._ahead.next(self.info.size_bytes - self._position)  # a forward-only reader
-        return self._rest
-
-    def close(self) -> None:
-        super().close()
-        self._rest = memoryview(b"")
+        return super()._chunk(self.info.size_bytes - self._position)  # a forward-only reader needs all of the rest
 
 
 def opened_reader(

@@ -24,6 +24,7 @@ from ais_loader.transforms.transform_job import TransformJob
 from ais_loader.transport.base import Transport
 from ais_loader.values.pipeline import Stage
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from ais_loader.wire.plain import plain
 
 Communication: TypeAlias = Literal["hpush", "hpull", "ws"]
 _COMMUNICATION = {
@@ -330,22 +331,10 @@ def _info(message: pb.TransformInfo) -> TransformInfo:
         _KINDS[source],  # type: ignore[arg-type]
         shown[source],
         transform.stopped,
-        tuple(
-            NodeState(
-                node.node_uuid.hex(),
-                pb.NodeTransform.State.Name(node.state).lower(),  # type: ignore[arg-type]
-                node.problem,
-                node.workers,
-                node.objects,
-                node.failed,
-                node.input_bytes,
-                node.output_bytes,
-                node.busy_s,
-                node.cache_hits,
-                node.restarts,
-                tuple(node.error),
-                node.log,
-            )
-            for node in message.node
-        ),
+        tuple(map(_state, message.node)),
     )
+
+
+def _state(message: pb.NodeTransform) -> NodeState:
+    state = plain(message)
+    return NodeState(state.pop("node_uuid").hex(), errors=tuple(state.pop("error")), **state)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ais_loader import errors
-from ais_loader.name_matching import Patterns, pattern_list
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.changes import Failure
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from ais_loader.wire.job_names import JobNames, expand_template
+from ais_loader.wire.job_names import JobNames
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -230,54 +228,6 @@ class _Bar:
         self._bar.n = counts.transformed + counts.skipped + counts.failed
         self._bar.set_postfix(failed=counts.failed, refresh=False)
         self._bar.refresh()
-
-
-def job_message(
-    bucket: str,
-    to_bucket: str,
-    stages: Sequence[pb.JobStage],
-    *,
-    prefix: str = "",
-    names: Sequence[str] | str | None = None,
-    pattern: Patterns | None = None,
-    rename: Mapping[str, str] | None = None,
-    to_prefix: str = "",
-    strip_prefix: str = "",
-    inspect: bool = False,
-    continue_on_error: bool = True,
-    concurrency: int = 0,
-    synchronize: bool = False,
-    name: str | None = None,
-) -> pb.TransformJob:
-    """Build the message of a job. See `Bucket.transform`. Raises InvalidRequest, TypeError."""
-    if not isinstance(concurrency, int) or not 0 <= concurrency < 1 << 16:
-        raise errors.InvalidRequest(
-            f"concurrency={concurrency!r}: need 0, which lets each node choose, or a positive number"
-        )
-    if isinstance(names, str):
-        names = expand_template(names)
-    if names is not None and not len(names):
-        raise errors.InvalidRequest("names=[]: need at least one, or None for all")
-    patterns = pattern_list("pattern", pattern)
-    job = pb.TransformJob(
-        name=name or f"job-{uuid.uuid4().hex[:8]}",
-        uuid=uuid.uuid4().bytes,
-        bucket=bucket,
-        to_bucket=to_bucket,
-        stage=stages,
-        prefix=prefix,
-        pattern=patterns,
-        object=names or (),
-        to_prefix=to_prefix,
-        strip_prefix=strip_prefix,
-        extension=dict(rename or {}),
-        inspect=inspect,
-        continue_on_error=continue_on_error,
-        concurrency=concurrency,
-        synchronize=synchronize,
-    )
-    JobNames(job)
-    return job
 
 
 def start_job(transport: Transport, job: pb.TransformJob) -> TransformJob:

@@ -34,6 +34,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import stored_of
+from ais_loader.wire.plain import plain
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import require_unreserved
 
@@ -194,7 +195,10 @@ class Transport(Protocol):
         """
 
     def get(self, entry: Entry, *, verify: bool, timeout_s: float) -> Iterator[Buffer]:
-        """Yield the bytes of an entry without a version and transform: an object, a member, or one range of either."""
+        """Yield the bytes of an entry without a version and transform: an object, a member, or one range of either.
+
+        Raises the errors of a batch; ItemTooLarge, before any bytes, for what is to be read in parts.
+        """
 
     def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:
         """Return the transformed bytes of a request's only entry, a whole object, on the fastest path. Return None if
@@ -332,19 +336,7 @@ def pending_row(node: str, row: remote_pb.PendingBucket) -> PendingUploads:
 
 def usage_row(node: str, row: remote_pb.RemoteUsageRow) -> RemoteUsage:
     """Return the counters of one bucket and tenant, in the answer of `node`."""
-    return RemoteUsage(
-        node,
-        row.bucket,
-        row.tenant,
-        dict(row.requests),
-        row.bytes_in,
-        row.bytes_out,
-        row.throttled,
-        row.retried,
-        row.hedged,
-        row.errors,
-        row.wait_s,
-    )
+    return RemoteUsage(node, **plain(row))
 
 
 def drive_row(drive: Any, state: str) -> dict[str, object]:

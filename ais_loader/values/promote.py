@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from ais_loader import errors
-from ais_loader.name_matching import Patterns, pattern_list
 from ais_loader.values.changes import Failure, OnError, OnProgress, PromoteSummary, Tally, check_on_error
 from ais_loader.values.entry import ObjectInfo
 
@@ -47,41 +45,6 @@ class PromoteResult:
     """The object. None if the promotion failed."""
     error: errors.LoaderError | None = None
     """Why the promotion failed. None if it did not."""
-
-
-def promote_spec(
-    bucket: str,
-    path: str | os.PathLike[str],
-    *,
-    recursive: bool,
-    prefix: str,
-    move: bool,
-    shared: Shared,
-    overwrite: Overwrite,
-    include: Patterns,
-    exclude: Patterns,
-    node: str | None,
-) -> PromoteSpec:
-    """Raises InvalidRequest, TypeError."""
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise errors.InvalidRequest(f"{path!r}: need the path of a file or a folder")
-    if overwrite not in get_args(Overwrite):
-        raise errors.InvalidRequest(f"overwrite={overwrite!r}: need {', '.join(map(repr, get_args(Overwrite)))}")
-    if shared not in (True, False, "auto"):
-        raise errors.InvalidRequest(f'shared={shared!r}: need True, False or "auto"')
-    return PromoteSpec(
-        bucket=bucket,
-        path=text,
-        prefix=prefix,
-        recursive=recursive,
-        move=move,
-        overwrite=overwrite,
-        include=pattern_list("include", include),
-        exclude=pattern_list("exclude", exclude),
-        shared=shared,
-        node=node,
-    )
 
 
 def promote_all(

@@ -16,7 +16,7 @@ from .errors import S3Error
 
 log = logging.getLogger(__name__)
 AT_ONCE_BYTES = 1 << 20
-"""Largest body that is given to the store as bytes instead of a file."""
+"""Largest body that is kept in memory, and given to the store as bytes instead of a file."""
 IN_MEMORY_BYTES = 256 << 10
 """Memory for an archive that is written before its answer begins. Beyond, it is a temporary file."""
 _READ_BYTES = 256 << 10
@@ -48,72 +48,11 @@ class BodyMemory:
             self.free_bytes += size_bytes
 
 
-class _Pieces(io.RawIOBase):
-    """A file of bytes that are in memory, piece by piece."""
+class _Stored(io.FileIO):
+    """A temporary file that is read in pieces of at most _READ_BYTES."""
 
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = pieces
-        self._next, self._at = 0, 0
-        """The piece that is read next, and the position in it."""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return sum(map(len, self._pieces[: self._next])) + self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        if offset or whence:
-            raise io.UnsupportedOperation("only the beginning")
-        self._next = self._at = 0
-        return 0
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes, fewer at the end of a piece; all with -1."""
-        if size < 0:
-            return b"".join(iter(lambda: self.read(1 << 30), b""))
-        if self._next == len(self._pieces):
-            return b""
-        piece, at = self._pieces[self._next], self._at
-        if at + size >= len(piece):
-            self._next, self._at = self._next + 1, 0
-            return piece[at:]
-        self._at += size
-        return piece[at : at + size]
-
-
-class _Stored(io.RawIOBase):
-    """A file of bytes that are in a temporary file."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        if whence != io.SEEK_SET:
-            raise io.UnsupportedOperation("only from the beginning")
-        self._at = offset
-        return offset
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes, not more than _READ_BYTES at once; all with -1."""
-        if size < 0:
-            return b"".join(iter(lambda: self.read(_READ_BYTES), b""))
-        data = os.pread(self._fd, min(size, _READ_BYTES), self._at)
-        self._at += len(data)
-        return data
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size if size is None or size < 0 else min(size, _READ_BYTES))
 
 
 class BodySpool:
@@ -153,7 +92,8 @@ class BodySpool:
             raise S3Error("ServiceUnavailable", "the gateway cannot write temporary files; its log says why") from None
 
     def _fits(self, size_bytes: int) -> bool:
-        if (self._is_large and size_bytes) or not self._memory.take(size_bytes):
+        is_large = (self._is_large and size_bytes) or self.size_bytes > AT_ONCE_BYTES
+        if is_large or not self._memory.take(size_bytes):
             return False
         self._taken_bytes += size_bytes
         return True
@@ -173,20 +113,22 @@ class BodySpool:
         return self._pieces is not None
 
     def file(self) -> IO[bytes]:
-        """Return the bytes as a file at its beginning. Raises ValueError after `close`."""
+        """Return the bytes as a file at its beginning; one at a time can be read. Raises ValueError after `close`."""
         if self._pieces is not None:
-            return cast(IO[bytes], _Pieces(self._pieces))
+            return io.BytesIO(self.read())
         if self._file is None:
             raise ValueError("the spool is closed")
-        return cast(IO[bytes], _Stored(self._file.fileno()))
+        stored = _Stored(self._file.fileno(), closefd=False)
+        stored.seek(0)
+        return cast(IO[bytes], stored)
 
     def read(self) -> bytes:
         """Return the bytes."""
         return b"".join(self._pieces) if self._pieces is not None else self.file().read()
 
     def content(self) -> bytes | IO[bytes]:
-        """Return the bytes as `Bucket.put` takes them: at once if there are few, else as a file."""
-        return self.read() if self.is_in_memory and self.size_bytes <= AT_ONCE_BYTES else self.file()
+        """Return the bytes as `Bucket.put` takes them: at once if they are in memory, else as a file."""
+        return self.read() if self.is_in_memory else self.file()
 
     def close(self) -> None:
         """Remove the bytes. May be called again."""

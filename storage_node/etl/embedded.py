@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from ais_loader.errors import Closed, StoreReadOnly
@@ -22,7 +22,7 @@ from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.jobs.remote_store import RemoteStore
 from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.registry.calls import TransformCalls
+from storage_node.etl.registry.calls import TransformCalls, etl_calls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.etl.transform_http import TransformHttp
@@ -53,7 +53,7 @@ class EmbeddedEtl:
         buckets = RemoteBuckets(store, Membership(b""))
         own = RemoteStore(OwnStore(store, read, self._etl.spool), buckets, lambda: self._remote().tier, self._on_tier)
         self._jobs = JobManager(b"", own, registry, self._etl.transforms)
-        self._calls = TransformCalls(self._etl, b"")
+        self._calls = etl_calls(TransformCalls(self._etl, b""), self._jobs)
         self._working = (
             asyncio.ensure_future(keep_going("passing buckets through transforms", self._jobs.run))
             if store.writable
@@ -70,24 +70,7 @@ class EmbeddedEtl:
         """Call a method of the Etl service. Raises LoaderError."""
         if not self._store.writable and method not in ("ListTransforms", "GetTransform", "ListJobs", "ListJobFailures"):
             raise StoreReadOnly("the store is open for reading only: whoever writes it makes transforms, and runs jobs")
-        return self._thread.run(self._called(method, request))
-
-    async def _called(self, method: str, request: Any) -> Any:
-        calls, jobs = self._calls, self._jobs
-        lists = {"ListTransforms": calls.list, "ListJobs": jobs.list}
-        if method in lists:
-            return await lists[method]()
-        of_name: dict[str, Callable[[str], Awaitable[Any]]] = {
-            "GetTransform": calls.get,
-            "DeleteTransform": calls.delete,
-        }
-        of_name |= {"ListJobFailures": jobs.failures, "StopJob": jobs.stop, "DeleteJob": jobs.delete}
-        of_request: dict[str, Callable[[Any], Awaitable[Any]]] = {
-            "InitTransform": calls.init,
-            "SetTransform": calls.set,
-        }
-        of_request |= {"StartJob": jobs.start, "CopyObject": jobs.copy}
-        return await (of_name[method](request.name) if method in of_name else of_request[method](request))
+        return self._thread.run(self._calls[method](request))
 
     def watch(self, name: str) -> Iterator[pb.JobInfo]:
         """Yield the state of a job until it has ended. Raises JobNotFound."""

@@ -16,6 +16,7 @@ import grpc
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
+from ais_loader.wire.plain import plain
 from storage_node.context.channels import OPERATOR, Caller, resolved
 from storage_node.ops import peer_secret
 from storage_node.ops.ask_nodes import ask_as_client, ask_nodes, newest_map
@@ -217,30 +218,11 @@ def _that(drive: Drive) -> pb.DriveRequest:
 
 def described(drive: Drive) -> dict[str, object]:
     """Describe a drive as JSON; the keys are documented in docs/cluster.md."""
-    return {
-        "uuid": drive.uuid,
-        "path": drive.path,
-        "state": Drive.State.Name(drive.state).lower(),
-        "problem": drive.problem,
-        "objects_estimate": drive.objects_estimate,
-        "free_bytes": drive.free_bytes,
-        "size_bytes": drive.size_bytes,
-        "io_errors": drive.io_errors,
-        "bad_checksums": drive.bad_checksums,
-        "forgotten_in_s": drive.forgotten_in_s if drive.HasField("forgotten_in_s") else None,
-        "kept_because": drive.kept_because,
-        "device_busy_s": drive.device_busy_s if drive.HasField("device_busy_s") else None,
-        "device_read_bytes": drive.device_read_bytes,
-        "device_written_bytes": drive.device_written_bytes,
-    }
+    return plain(drive)
 
 
 def moving(drives: pb.ListDrivesResponse) -> dict[str, object]:
     """Describe the moves in progress inside a node, as JSON."""
-    return {
-        "moving": drives.moving,
-        "objects_left": drives.objects_left,
-        "objects_moved": drives.objects_moved,
-        "bytes_moved": drives.bytes_moved,
-        "refilling": drives.refilling,
-    }
+    described = plain(drives)
+    del described["drive"]
+    return described

@@ -15,6 +15,7 @@ from ais_loader.errors import StoreFormatError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
+from ais_loader.wire.plain import plain
 from storage_node.cluster.consensus.acceptor_store import decode
 from storage_node.ops import cluster_identity, drive_commands, peer_secret, ray_head
 from storage_node.ops.ask_nodes import NodeAnswer, ask_nodes, newest_map
@@ -157,31 +158,10 @@ def _repair(progress: replica_pb.ProgressResponse) -> dict[str, Any]:
     """Describe repair. `clean_version`: the newest map under which the node has found nothing to move; `doubtful_*`:
     replicas that it does not serve before they are up to date; `silent`: nodes that may have newer replicas than those
     it serves."""
-    return {
-        "clean_version": progress.clean_version,
-        "names_seen": progress.names_seen,
-        "names_before": progress.names_before,
-        "doubtful_names": progress.doubtful_names,
-        "doubtful_buckets": list(progress.doubtful_bucket),
-        "silent": list(progress.silent),
-        "objects_pushed": progress.objects_pushed,
-        "bytes_pushed": progress.bytes_pushed,
-        "names_fetched": progress.names_fetched,
-        "short_objects": dict(sorted(progress.short_objects.items())),
-        "short_writes": progress.short_writes,
-        "clock_offset_s": progress.clock_offset_s,
-        "clock_ahead_s": progress.clock_ahead_s,
-        "scrub": {
-            "damaged": progress.scrub.damaged,
-            "found": progress.scrub.found,
-            "mended": progress.scrub.mended,
-            "scrubbed_bytes": progress.scrub.scrubbed_bytes,
-            "pass_objects": progress.scrub.pass_objects,
-            "pass_bytes": progress.scrub.pass_bytes,
-            "finished_s": progress.scrub.finished_s,
-            "is_under_way": progress.scrub.is_under_way,
-        },
-    }
+    described = plain(progress)
+    del described["map_version"]
+    described["doubtful_buckets"] = described.pop("doubtful_bucket")
+    return described | {"short_objects": dict(sorted(progress.short_objects.items()))}
 
 
 def _shortages(progress: replica_pb.ProgressResponse) -> list[str]:
@@ -214,13 +194,11 @@ def _drive(drive: objects_pb.Drive) -> dict[str, Any]:
     works = drive.state == "ok"
     return drive_commands.described(
         pb.DriveCondition(
-            uuid=drive.uuid,
-            path=drive.path,
-            problem="" if works else drive.state,
-            state=pb.DriveCondition.ACTIVE if works else pb.DriveCondition.MISSING,
-            objects_estimate=drive.objects_estimate,
-            free_bytes=drive.free_bytes,
-            size_bytes=drive.size_bytes,
+            **plain(drive)
+            | {
+                "problem": "" if works else drive.state,
+                "state": pb.DriveCondition.ACTIVE if works else pb.DriveCondition.MISSING,
+            }
         )
     )
 

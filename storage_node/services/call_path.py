@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, SilenceTimeout
@@ -65,7 +66,7 @@ class CallPath:
 
 
 class Methods:
-    """Substitute for a server in the generated `add_..._to_server` functions: collects the methods that they add."""
+    """The methods of a node's services, each of the component that carries it out."""
 
     def __init__(self) -> None:
         self._by_path: dict[str, tuple[grpc.RpcMethodHandler, bool]] = {}
@@ -76,8 +77,21 @@ class Methods:
         """Add the methods of a service. `sizes`: pass streamed requests to the methods as `Received`."""
         self._by_path |= {f"/{service}/{name}": (handler, sizes) for name, handler in handlers.items()}
 
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Ignore the same methods in another form, which does not list them."""
+    def add(self, service: str, component: object = None, **calls: Callable[[Any], Any]) -> None:
+        """Add the methods of a service. Those that `component` does not have are `calls`, which take a request alone,
+        and return the answer or an awaitable."""
+        described = descriptor_pool.Default().FindServiceByName(f"{PACKAGE}.{service}")
+        handlers = {}
+        for method in described.methods:
+            kind = "_".join(
+                "stream" if many else "unary" for many in (method.client_streaming, method.server_streaming)
+            )
+            handlers[method.name] = getattr(grpc, f"{kind}_rpc_method_handler")(
+                getattr(component, method.name, None) or _of_request(calls[method.name]),
+                message_factory.GetMessageClass(method.input_type).FromString,
+                message_factory.GetMessageClass(method.output_type).SerializeToString,
+            )
+        self.add_registered_method_handlers(described.full_name, handlers)
 
     def of_lanes(self, roles: Role, path: CallPath) -> dict[str, grpc.RpcMethodHandler]:
         """Return the methods that lanes serve to one of these roles, by name."""
@@ -100,6 +114,14 @@ class Methods:
             unary_stream=None,
             **{f"stream_{response}": _ServedCall(path, call_of(path_on_wire), handler).serve},
         )
+
+
+def _of_request(call: Callable[[Any], Any]) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def answer(request: Any, context: Context) -> Any:
+        answered = call(request)
+        return await answered if inspect.isawaitable(answered) else answered
+
+    return answer
 
 
 class _Listed(grpc.GenericRpcHandler):  # type: ignore[misc]

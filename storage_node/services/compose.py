@@ -14,7 +14,6 @@ from typing import Any
 
 from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_compose_pb2 as pb
-from ais_loader.wire.generated import ais_compose_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
@@ -31,7 +30,7 @@ from storage_node.store.compose import check_parts, composed_metadata, done_earl
 PROGRESS_S = 1.0
 
 
-class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
+class ComposeService:
     def __init__(self, node: Node, writes: WriteCoordinator, object_writes: ObjectWrites, tier: RemoteTier) -> None:
         self._node = node
         self._tier = tier

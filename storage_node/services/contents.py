@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_contents_pb2 as pb
-from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.object_info import info_of
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
@@ -29,7 +28,7 @@ MAX_HEADS = 1000
 """Maximum number of names in one request to describe objects, each of which has metadata."""
 
 
-class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
+class ContentsService:
     def __init__(self, node: Node, writes: WriteCoordinator, tier: RemoteTier) -> None:
         self._node = node
         self._store = node.store
@@ -119,7 +118,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
             yield tally.objects
 
 
-class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
+class ContentsReplicaService:
     def __init__(self, node: Node) -> None:
         self._node = node
 

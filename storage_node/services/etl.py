@@ -38,27 +38,16 @@ FAILURES_TIMEOUT_S = 10.0
 T = TypeVar("T")
 
 
-class EtlService(ais_etl_pb2_grpc.EtlServicer):
+class EtlService:
+    """The calls of the Etl service that are not as in an embedded store."""
+
     def __init__(self, jobs: JobManager, calls: TransformCalls) -> None:
         self._jobs, self._calls = jobs, calls
-
-    async def InitTransform(self, request: pb.InitTransformRequest, context: Context) -> pb.TransformInfo:
-        return await self._calls.init(request)
-
-    async def ListTransforms(self, request: pb.ListTransformsRequest, context: Context) -> pb.ListTransformsResponse:
-        return await self._calls.list()
 
     async def GetTransform(self, request: pb.GetTransformRequest, context: Context) -> pb.TransformInfo:
         granted = GRANTED.get()
         sees_code = granted is not None and granted.scopes.may(Right.ETL_CODE, request.name)
         return await self._calls.get(request.name, with_code=sees_code or CALLER.get() is Role.OPERATOR)
-
-    async def SetTransform(self, request: pb.SetTransformRequest, context: Context) -> pb.TransformInfo:
-        return await self._calls.set(request)
-
-    async def DeleteTransform(self, request: pb.DeleteTransformRequest, context: Context) -> pb.DeleteTransformResponse:
-        await self._calls.delete(request.name)
-        return pb.DeleteTransformResponse()
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.JobInfo:
         granted = GRANTED.get()
@@ -68,32 +57,8 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
         async for info in self._jobs.watch(request):
             yield info
 
-    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
-        return await self._jobs.list()
-
-    async def ListJobFailures(self, request: pb.ListJobFailuresRequest, context: Context) -> pb.ListJobFailuresResponse:
-        return await self._jobs.failures(request.name)
-
-    async def StopJob(self, request: pb.StopJobRequest, context: Context) -> pb.JobInfo:
-        return await self._jobs.stop(request.name)
-
-    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Context) -> pb.DeleteJobResponse:
-        await self._jobs.delete(request.name)
-        return pb.DeleteJobResponse()
-
     async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
         return await self._jobs.copy(request)
-
-
-class EtlPeerService(ais_etl_pb2_grpc.EtlPeerServicer):
-    def __init__(self, jobs: JobManager, calls: TransformCalls) -> None:
-        self._jobs, self._calls = jobs, calls
-
-    async def State(self, request: pb.TransformStateRequest, context: Context) -> pb.TransformStateResponse:
-        return self._calls.state(request)
-
-    async def Part(self, request: pb.JobPartRequest, context: Context) -> pb.JobPartResponse:
-        return await self._jobs.answer(request)
 
 
 class EtlPeers:

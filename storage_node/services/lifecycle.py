@@ -14,18 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ais_loader.wire.generated import (
-    ais_cluster_pb2_grpc,
-    ais_compose_pb2_grpc,
-    ais_contents_pb2_grpc,
-    ais_etl_pb2_grpc,
-    ais_objects_pb2_grpc,
-    ais_promote_pb2_grpc,
-    ais_remote_pb2_grpc,
-    ais_replica_pb2_grpc,
-    ais_snapshot_copies_pb2_grpc,
-    ais_snapshots_pb2_grpc,
-)
 from storage_node.batch.session import BatchService
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import MapConfirmation
@@ -38,7 +26,7 @@ from storage_node.context.channels import read_secret
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.remote_store import RemoteStore
 from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.registry.calls import TransformCalls
+from storage_node.etl.registry.calls import TransformCalls, etl_calls
 from storage_node.etl.registry.registry import NodeRegistry
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.worker.stage import sandbox_warnings
@@ -53,17 +41,15 @@ from storage_node.services.call_lines import CallLines
 from storage_node.services.call_path import CallPath, Methods
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
-from storage_node.services.etl import EtlPeers, EtlPeerService, EtlService, jobs_of_node
-from storage_node.services.node import ClusterService, DriveService, NodeService, TokenService
-from storage_node.services.object_reads import ObjectReads
-from storage_node.services.object_writes import ObjectWrites
-from storage_node.services.objects import ObjectsService
+from storage_node.services.etl import EtlPeers, EtlService, jobs_of_node
+from storage_node.services.node import ClusterService, NodeService, drive_calls, token_calls
+from storage_node.services.object_reads import ObjectsService
 from storage_node.services.peer_check import PeerCheck
 from storage_node.services.pending_guard import PendingGuard
 from storage_node.services.promote import PromoteService
 from storage_node.services.put_writer import PutWriter
 from storage_node.services.remote import RemoteBucketsService, RemotePeerService
-from storage_node.services.replicas import RepairService, ReplicaService
+from storage_node.services.replicas import ReplicaService
 from storage_node.services.snapshots import SnapshotCopiesService, SnapshotsService
 from storage_node.services.token_gate import TokenGate
 
@@ -169,7 +155,7 @@ class NodeLifecycle:
             node, writes, put_writer.store_chunks, put_writer.store_group, put_writer.done_earlier, plans
         )
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
-        self._object_writes = ObjectWrites(node, put_writer, self.remote)
+        self._objects = ObjectsService(node, writes, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)
         job_store = RemoteStore(
             NodeStore(node, writes, etl.spool), self.remote.buckets, lambda: self.remote, lambda work: work
@@ -224,34 +210,35 @@ class NodeLifecycle:
 
     def _add_services(self, node: Node, version: str) -> None:
         """Register the calls of every component. The call table decides which listener serves them."""
-        methods, writes, snapshots = self.methods, self.writes, self.snapshots
+        add, writes, snapshots, repair = self.methods.add, self.writes, self.snapshots, self.repair
+        add("Buckets", BucketsService(node, PendingGuard(self.remote, node.membership, writes.channels)))
+        add("Objects", self._objects)
+        add("Node", NodeService(self.batches, version, self.remote))
+        add("Compose", ComposeService(node, writes, self._objects, self.remote))
+        add("Promote", self.promote)
+        add("Contents", ContentsService(node, writes, self.remote))
+        add("ContentsReplica", ContentsReplicaService(node))
+        add("Cluster", self.cluster)
+        add("Drives", **drive_calls(self.drives))
+        add("Tokens", **token_calls(self.revoked))
+        add("Replica", ReplicaService(node))
+        add(
+            "Repair",
+            Missed=repair.missed,
+            Relay=repair.relay,
+            RenewLease=repair.leases.renew,
+            Returned=repair.returned,
+            Push=repair.push,
+            TooFew=repair.too_few,
+            Progress=lambda _: repair.progress(),
+        )
+        add("Snapshots", SnapshotsService(node, snapshots.snapshots))
         copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
-        guard = PendingGuard(self.remote, node.membership, writes.channels)
-        ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node, guard), methods)
-        ais_objects_pb2_grpc.add_ObjectsServicer_to_server(
-            ObjectsService(ObjectReads(node, writes, self.remote), self._object_writes), methods
-        )
-        ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(self.batches, version, self.remote), methods)
-        ais_compose_pb2_grpc.add_ComposeServicer_to_server(
-            ComposeService(node, writes, self._object_writes, self.remote), methods
-        )
-        ais_promote_pb2_grpc.add_PromoteServicer_to_server(self.promote, methods)
-        contents = ContentsService(node, writes, self.remote)
-        ais_contents_pb2_grpc.add_ContentsServicer_to_server(contents, methods)
-        ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
-        ais_cluster_pb2_grpc.add_ClusterServicer_to_server(self.cluster, methods)
-        ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(self.drives), methods)
-        ais_cluster_pb2_grpc.add_TokensServicer_to_server(TokenService(self.revoked), methods)
-        ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), methods)
-        ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(self.repair), methods)
-        ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
-        ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
-        ais_remote_pb2_grpc.add_RemoteBucketsServicer_to_server(
-            RemoteBucketsService(node, self.remote, self.prefetcher), methods
-        )
-        ais_remote_pb2_grpc.add_RemotePeerServicer_to_server(RemotePeerService(self.remote), methods)
-        ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(self.jobs, self.calls), methods)
-        ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(self.jobs, self.calls), methods)
+        add("SnapshotCopies", copies)
+        add("RemoteBuckets", RemoteBucketsService(node, self.remote, self.prefetcher))
+        add("RemotePeer", RemotePeerService(self.remote))
+        add("Etl", EtlService(self.jobs, self.calls), **etl_calls(self.calls, self.jobs))
+        add("EtlPeer", State=self.calls.state, Part=self.jobs.answer)
 
     def parts(self, listeners: NodePart) -> list[NodePart]:
         """Return all parts in the order of their start. `listeners`: the open ports, as one of the parts."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from storage_node.batch.session import BatchService
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
@@ -73,7 +73,7 @@ class NodeService:
         )
 
 
-class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
+class ClusterService:
     """The Cluster service of one node.
 
     Args:
@@ -144,51 +144,31 @@ async def _refusing_invalid_maps(context: Context) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
-class DriveService(ais_cluster_pb2_grpc.DrivesServicer):
-    def __init__(self, manager: DriveManager) -> None:
-        self._manager = manager
+def drive_calls(manager: DriveManager) -> dict[str, Callable[[Any], Awaitable[pb.ListDrivesResponse]]]:
+    """Return the calls of the Drives service."""
 
-    async def ListDrives(self, request: pb.ListDrivesRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._manager.report()
-
-    async def AddDrive(self, request: pb.AddDriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._manager.add(request.path))
-
-    async def RetireDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._manager.retire(request.drive))
-
-    async def ReinstateDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._manager.reinstate(request.drive))
-
-    async def ForgetDrive(self, request: pb.ForgetDriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._manager.forget(request.drive, lost=request.lost))
-
-    async def DisableDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._manager.disable(request.drive))
-
-    async def EnableDrive(self, request: pb.EnableDriveRequest, context: Context) -> pb.ListDrivesResponse:
-        return await self._after(self._manager.enable(request.drive, request.path))
-
-    async def _after(self, change: Awaitable[None]) -> pb.ListDrivesResponse:
+    async def after(change: Awaitable[None]) -> pb.ListDrivesResponse:
         await change
-        return await self._manager.report()
+        return await manager.report()
+
+    return {
+        "ListDrives": lambda request: manager.report(),
+        "AddDrive": lambda request: after(manager.add(request.path)),
+        "RetireDrive": lambda request: after(manager.retire(request.drive)),
+        "ReinstateDrive": lambda request: after(manager.reinstate(request.drive)),
+        "ForgetDrive": lambda request: after(manager.forget(request.drive, lost=request.lost)),
+        "DisableDrive": lambda request: after(manager.disable(request.drive)),
+        "EnableDrive": lambda request: after(manager.enable(request.drive, request.path)),
+    }
 
 
-class TokenService(ais_cluster_pb2_grpc.TokensServicer):
-    """Revocation of clients' tokens, for operators."""
+def token_calls(revoked: RevokedTokens) -> dict[str, Callable[[Any], Awaitable[pb.ListRevokedTokensResponse]]]:
+    """Return the calls of the Tokens service, by which operators revoke tokens of clients."""
 
-    def __init__(self, revoked: RevokedTokens) -> None:
-        self._revoked = revoked
+    async def listed(request: pb.ListRevokedTokensRequest | pb.RevokeTokenRequest) -> pb.ListRevokedTokensResponse:
+        if isinstance(request, pb.RevokeTokenRequest):
+            await revoked.revoke(request.token.id, request.token.expires_s)
+        tokens = [pb.RevokedToken(id=one, expires_s=until_s) for one, until_s in revoked.all().items()]
+        return pb.ListRevokedTokensResponse(token=tokens, audience=revoked.audience)
 
-    async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Context) -> pb.ListRevokedTokensResponse:
-        await self._revoked.revoke(request.token.id, request.token.expires_s)
-        return self._listed()
-
-    async def ListRevokedTokens(
-        self, request: pb.ListRevokedTokensRequest, context: Context
-    ) -> pb.ListRevokedTokensResponse:
-        return self._listed()
-
-    def _listed(self) -> pb.ListRevokedTokensResponse:
-        listed = [pb.RevokedToken(id=one, expires_s=until_s) for one, until_s in self._revoked.all().items()]
-        return pb.ListRevokedTokensResponse(token=listed, audience=self._revoked.audience)
+    return {"RevokeToken": listed, "ListRevokedTokens": listed}

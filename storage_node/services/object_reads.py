@@ -1,4 +1,5 @@
-"""Object reads: objects of this node or of remote storage, their descriptions, and pages of objects and members."""
+"""Objects service: reads of objects of this node or of remote storage, their descriptions, and pages of objects and
+members. `ObjectWrites` has the others of its calls."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import info_of
-from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.context.node import Node
+from storage_node.limits.call_slots import tenant_of
 from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.descriptions import described
-from storage_node.remote.tier import RemoteTier
+from storage_node.services.errors import Context
+from storage_node.services.object_writes import ObjectWrites
 from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.read.object_reader import (
     MemberPage,
@@ -30,20 +31,17 @@ from storage_node.store.read.object_reader import (
 MAX_PAGE_SIZE = 10_000
 
 
-class ObjectReads:
+class ObjectsService(ObjectWrites):
     """Belongs to the node's event loop. Reads, and builds pages, on reader threads."""
 
-    def __init__(self, node: Node, writes: WriteCoordinator, tier: RemoteTier) -> None:
-        self._node, self._store, self._writes, self._tier = node, node.store, writes, tier
-
-    async def get(self, request: pb.GetRequest, tenant: str) -> AsyncGenerator[pb.GetResponse, None]:
+    async def Get(self, request: pb.GetRequest, context: Context) -> AsyncGenerator[pb.GetResponse, None]:
         """Yield the description of an object or member, then its bytes. Raises LoaderError."""
         read, bucket = self._node.read, self._tier.buckets.find(request.bucket)
         reader: StoredObjectReader | MemberReader
         if request.member:
             if bucket is not None:
                 await self._tier.reads.ensure(bucket, request.name)
-            reader = await self._node.open_archives(tenant, self._open, request)
+            reader = await self._node.open_archives(tenant_of(context), self._open, request)
         else:
             part = None
             if bucket is not None:
@@ -75,7 +73,7 @@ class ObjectReads:
             return open_member(self._store, request.bucket, request.name, request.member, **wanted)
         return open_object(self._store, request.bucket, request.name, **wanted)
 
-    async def head(self, request: pb.HeadRequest) -> pb.ObjectInfo:
+    async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         """Describe an object. Raises LoaderError."""
         bucket = self._tier.buckets.find(request.bucket)
         try:
@@ -92,7 +90,7 @@ class ObjectReads:
             entry = await self._node.read(self._store.head, request.bucket, request.name)
         return info_of(request.bucket, request.name, entry)
 
-    async def page(self, request: pb.ListRequest) -> pb.ListResponse:
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
         """Return a page of a listing. Raises LoaderError."""
         replicas, oldest = self._store.replicas, self._node.membership.lease.version
         look = functools.partial(
@@ -134,14 +132,14 @@ class ObjectReads:
         response.map_version = self._node.map_version
         return response
 
-    async def members(self, request: pb.ListMembersRequest, tenant: str) -> pb.ListMembersResponse:
+    async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
         """Return a page of an archive's members. Raises LoaderError."""
         page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
         wanted = WantedPage(request.prefix, request.first, page_size, request.version, PAGE_BYTES)
 
         async def stored() -> MemberPage:
             return await self._node.open_archives(
-                tenant, list_members, self._store, request.bucket, request.name, *wanted
+                tenant_of(context), list_members, self._store, request.bucket, request.name, *wanted
             )
 
         try:

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import require_unreserved
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
@@ -21,6 +22,7 @@ from storage_node.remote.bucket_writes import condition_of_deletion
 from storage_node.remote.tier import RemoteTier
 from storage_node.security.rights.batches import refused_objects
 from storage_node.security.rights.granted import GRANTED
+from storage_node.services.errors import Context
 from storage_node.services.put_writer import PutWriter
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
@@ -31,13 +33,19 @@ _CHUNK_END = b""
 class ObjectWrites:
     """Belongs to the node's event loop."""
 
-    def __init__(self, node: Node, put_writer: PutWriter, tier: RemoteTier) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, put_writer: PutWriter, tier: RemoteTier) -> None:
         self._node = node
+        self._store = node.store
+        self._writes = writes
         self._put_writer = put_writer
         self.done_earlier = put_writer.done_earlier
         self._tier = tier
 
     # -- one object
+
+    async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
+        """Store the object of one PUT of a client. Raises LoaderError."""
+        return await self.store(aiter(requests), getattr(context, "take_from_socket", None), of_client=True)
 
     async def store(
         self,
@@ -101,7 +109,13 @@ class ObjectWrites:
 
     # -- many small objects
 
-    async def put_many(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
+    async def PutMany(
+        self, requests: AsyncIterator[pb.PutManyRequest], context: Context
+    ) -> AsyncIterator[pb.PutManyResponse]:
+        async for request in requests:
+            yield await self._put_many(request)
+
+    async def _put_many(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
         """Put the objects of one message that its client may put. Raises LoaderError."""
         granted = GRANTED.get()
         refused = refused_objects(granted, request) if granted is not None else {}
@@ -123,13 +137,14 @@ class ObjectWrites:
 
     # -- deleting
 
-    async def delete(self, request: pb.DeleteRequest) -> None:
+    async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
         """Delete an object, and the remote object that it is a copy of. Raises LoaderError."""
         if (bucket := self._tier.buckets.find(request.bucket)) is not None:
             await self._tier.bucket_writes.delete(bucket, request)
         else:
             condition = condition_of_deletion(request)
             await self._tier.host.delete_object(request.bucket, request.name, condition, b"")
+        return pb.DeleteResponse()
 
 
 async def _all(

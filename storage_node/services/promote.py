@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from ais_loader.errors import BucketNotFound, Closed, LoaderError, SourceUnreadable, StaleMap
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as wire
-from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.placement import object_hash
 from storage_node.cluster.replication.coordinator import WriteCoordinator
@@ -46,7 +45,7 @@ BEAT_S = 2.0
 T = TypeVar("T")
 
 
-class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
+class PromoteService:
     def __init__(
         self, node: Node, membership: Membership, writes: WriteCoordinator, tier: RemoteTier, heads: Heads
     ) -> None:

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from ais_loader.errors import InvalidRequest, LoaderError, StaleMap
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.generated import ais_remote_pb2 as pb
-from ais_loader.wire.generated import ais_remote_pb2_grpc
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.ahead.prefetcher import Prefetcher
@@ -22,7 +21,7 @@ MAX_NAMES = 10_000
 """Maximum number of names in one message."""
 
 
-class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
+class RemoteBucketsService:
     def __init__(self, node: Node, tier: RemoteTier, prefetcher: Prefetcher) -> None:
         self._node = node
         self._tier = tier
@@ -84,7 +83,7 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         return pb.PendingUploadsResponse(bucket=write_back.rows(uuid, request.prefix))
 
 
-class RemotePeerService(ais_remote_pb2_grpc.RemotePeerServicer):
+class RemotePeerService:
     def __init__(self, tier: RemoteTier) -> None:
         self._tier = tier
 

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from ais_loader.errors import DriveFailed, InvalidRequest, Unsupported
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as copies_pb
-from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc, ais_snapshots_pb2_grpc
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from storage_node.cluster.replication.commit import SnapshotBarrier
 from storage_node.cluster.replication.replica import from_wire, require_bucket, to_state
@@ -28,7 +27,7 @@ from storage_node.store.store import Store
 from storage_node.store.write import check_content
 
 
-class SnapshotsService(ais_snapshots_pb2_grpc.SnapshotsServicer):
+class SnapshotsService:
     def __init__(self, node: Node, cluster: SnapshotCoordinator) -> None:
         self._node = node
         self._store = node.store
@@ -59,7 +58,7 @@ def _message(snapshot: Snapshot | cluster_pb.MapSnapshot) -> pb.Snapshot:
     )
 
 
-class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer):
+class SnapshotCopiesService:
     def __init__(
         self, node: Node, snapshot_barrier: SnapshotBarrier, convergence: Convergence, snapshots: SnapshotCoordinator
     ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from ais_loader import ObjectInfo, errors
-from ais_loader.objects.delete import delete_prefix
-from ais_loader.transport.base import Transport
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.client import Client
 
 
 class Names:
@@ -32,7 +33,7 @@ class Names:
 
 
 def deleting(store: Names) -> int:
-    return delete_prefix(cast(Transport, cast(Any, store)), "b", "a/").deleted
+    return Bucket(cast(Client, SimpleNamespace(_transport=store)), "b").delete_prefix("a/").deleted
 
 
 def test_what_fails_for_good_is_told_when_the_rest_has_gone_and_again_when_it_is_run_again() -> None:

@@ -24,7 +24,7 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.server import NodeServer
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsService
-from storage_node.services.objects import ObjectsService
+from storage_node.services.object_reads import ObjectsService
 from storage_node.settings.config import ServerConfig
 from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import BUCKET, LocalCluster, to_one_node

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ais_loader import errors
+from ais_loader.objects.bucket_part import BucketPart
 from ais_loader.transport.base import Transport, require_text
 from ais_loader.transport.remote_inventory import UNREADABLE, InventoryReader, readable
 from ais_loader.values.entry_table import EntryTable
@@ -21,49 +22,6 @@ from ais_loader.wire.remote import Remote
 
 _STORED_PAGE = 10_000
 _DELETED_AT_ONCE = 5000
-
-
-def refresh_inventory(
-    transport: Transport, bucket: str, prefix: str, progress: Callable[[int], object] | None
-) -> InventoryInfo:
-    """See `Bucket.refresh_inventory`."""
-    require_text(prefix, errors.InvalidRequest, "prefix")
-    remote = _remote_of(transport, bucket)
-    if not remote.can_list:
-        raise errors.Unsupported(f"{remote.url}: a web server has no listing; name the objects")
-    if not remote.inventory:
-        remote = replace(remote, inventory=secrets.token_hex(8))
-        transport.set_bucket(bucket, BucketSettings(remote=remote))
-    marks, old = changed_name(remote.inventory), []
-    changed = []
-    for info in transport.objects(bucket, prefix=PREFIX):
-        if info.name.startswith(marks):
-            changed.append((info.name, info.version))
-        elif info.name != current_name(remote.inventory):
-            old.append(info.name)
-    made = _made(transport, bucket, prefix, remote, progress)
-    for name, version in changed:
-        try:
-            transport.delete(bucket, name, if_version=version)
-        except (errors.VersionConflict, errors.NotFound):
-            continue  # the object has been changed again
-    _delete(transport, bucket, old)
-    return made
-
-
-def inventory(transport: Transport, bucket: str) -> InventoryInfo | None:
-    """See `Bucket.inventory`."""
-    remote = _remote_of(transport, bucket)
-    found = InventoryReader.open(transport, bucket, remote)
-    return None if found is None else _info_of(found.description)
-
-
-def drop_inventory(transport: Transport, bucket: str) -> None:
-    """See `Bucket.drop_inventory`."""
-    remote = _remote_of(transport, bucket)
-    if remote.inventory:
-        transport.set_bucket(bucket, BucketSettings(remote=replace(remote, inventory="")))
-    _delete_hidden(transport, bucket, "")
 
 
 def kept_inventory(transport: Transport, bucket: str, remote: Remote) -> Remote:
@@ -177,3 +135,64 @@ def _delete(transport: Transport, bucket: str, names: Iterable[str]) -> None:
         for error in transport.delete_names(bucket, group):
             if error is not None and not isinstance(error, errors.NotFound):
                 raise error
+
+
+class BucketInventory(BucketPart):
+    """The inventory of a remote bucket."""
+
+    def refresh_inventory(self, prefix: str = "", *, progress: Callable[[int], object] | None = None) -> InventoryInfo:
+        """List a remote bucket once, and keep the list in the store. Listings and datasets then read it, until you
+        refresh or drop it, instead of asking the remote storage.
+
+        Args:
+            prefix: List only names that begin with it. The new inventory replaces the old one as a whole.
+            progress: A function that is called from time to time with the number of objects listed so far.
+
+        If it fails, the old inventory stays. Objects that are put or deleted through the store later are listed as they
+        are. Raises InvalidRequest for a bucket that is not a remote one, Unsupported for a web server,
+        RemoteUnavailable, RemoteDenied, NodeUnavailable, StoreReadOnly.
+        """
+        transport, bucket = self._transport, self.name
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        remote = _remote_of(transport, bucket)
+        if not remote.can_list:
+            raise errors.Unsupported(f"{remote.url}: a web server has no listing; name the objects")
+        if not remote.inventory:
+            remote = replace(remote, inventory=secrets.token_hex(8))
+            transport.set_bucket(bucket, BucketSettings(remote=remote))
+        marks, old = changed_name(remote.inventory), []
+        changed = []
+        for info in transport.objects(bucket, prefix=PREFIX):
+            if info.name.startswith(marks):
+                changed.append((info.name, info.version))
+            elif info.name != current_name(remote.inventory):
+                old.append(info.name)
+        made = _made(transport, bucket, prefix, remote, progress)
+        for name, version in changed:
+            try:
+                transport.delete(bucket, name, if_version=version)
+            except (errors.VersionConflict, errors.NotFound):
+                continue  # the object has been changed again
+        _delete(transport, bucket, old)
+        return made
+
+    def inventory(self) -> InventoryInfo | None:
+        """Describe the inventory of a remote bucket; None if there is none.
+
+        Raises InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable.
+        """
+        transport, bucket = self._transport, self.name
+        remote = _remote_of(transport, bucket)
+        found = InventoryReader.open(transport, bucket, remote)
+        return None if found is None else _info_of(found.description)
+
+    def drop_inventory(self) -> None:
+        """Remove the inventory of a remote bucket, if there is one: listings ask the remote storage again.
+
+        Raises InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable, StoreReadOnly.
+        """
+        transport, bucket = self._transport, self.name
+        remote = _remote_of(transport, bucket)
+        if remote.inventory:
+            transport.set_bucket(bucket, BucketSettings(remote=replace(remote, inventory="")))
+        _delete_hidden(transport, bucket, "")

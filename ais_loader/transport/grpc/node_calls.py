@@ -9,6 +9,7 @@ The module is long because it has one short method for each call of a node.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -23,16 +24,14 @@ from ais_loader.transport.base import (
     EtlMethod,
     OpenedObject,
     PutSpec,
-    drive_row,
     object_info,
     require_bucket,
     require_text,
 )
 from ais_loader.transport.fork_safety import GATE, register_part
 from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
-from ais_loader.transport.grpc.download import Call
 from ais_loader.transport.grpc.put import PutAnswers, put_header, put_object
-from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog, answered, streamed, watched
+from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, answered, streamed, watched
 from ais_loader.transport.retry import WriteTries, of_a_repeat
 from ais_loader.transport.session.batch_stream import SharedAnswers
 from ais_loader.transport.session.long_batch import LongBatch
@@ -55,6 +54,7 @@ from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as snapshots_pb
 from ais_loader.wire.object_info import stored_of
+from ais_loader.wire.plain import plain
 from ais_loader.wire.remote import Remote
 
 T = TypeVar("T")
@@ -210,6 +210,20 @@ class NodeCalls:
                     raise
                 raise judged from error
 
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[Connection]:
+        """Lend the connection to open a stream. The process is not forked meanwhile."""
+        self._follow()
+        with GATE.call():
+            conn = self._connected()
+            with conn.in_use():
+                yield conn
+
+    def _streamed(self, call: Callable[[Connection], Any], silence_s: float = CALL_TIMEOUT_S) -> Iterator[Any]:
+        with self._opening() as conn:
+            answers = call(conn)
+        yield from streamed(conn, answers, silence_s)
+
     # -- buckets
 
     def create_bucket(self, name: str, settings: BucketSettings, *, exist_ok: bool) -> BucketInfo:
@@ -276,11 +290,8 @@ class NodeCalls:
 
     def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> PutAnswers:
         """Open one PutMany call: groups of objects in, their acknowledgements out."""
-        self._follow()
-        with GATE.call():
-            conn = self._connected()
-            with conn.in_use():
-                return PutAnswers(conn.objects.PutMany(messages), conn.translate)
+        with self._opening() as conn:
+            return PutAnswers(conn.objects.PutMany(messages), conn.translate)
 
     def compose(
         self,
@@ -296,24 +307,14 @@ class NodeCalls:
         def send(conn: Connection) -> ObjectInfo:
             tries.begin()
             condition.write_id, condition.repeat_ms = tries.write_id, tries.repeat_ms
-            watchdog = Watchdog(CALL_TIMEOUT_S)
             call = conn.compose.Compose(request)
-            with watchdog.guard(call.cancel):
-                try:
-                    for answer in call:
-                        watchdog.note_progress()
-                        if moved is not None:
-                            moved(answer.moved_bytes)
-                        if answer.HasField("info"):
-                            return object_info(answer.info)
-                except Exception as error:
-                    if watchdog.fired:
-                        raise errors.SilenceTimeout(
-                            f"{conn.endpoint}: there was no progress for {CALL_TIMEOUT_S:g} s"
-                        ) from error
-                    raise
-                finally:
-                    call.cancel()
+            with watched(conn, call, has_others=False) as watchdog:
+                for answer in call:
+                    watchdog.note_progress()
+                    if moved is not None:
+                        moved(answer.moved_bytes)
+                    if answer.HasField("info"):
+                        return object_info(answer.info)
             raise errors.NodeUnavailable(f"{conn.endpoint}: the answer ended before it said what was stored")
 
         return self._call(send, replay=replay, tries=tries)
@@ -361,14 +362,6 @@ class NodeCalls:
         data, described = found
         info = ObjectInfo(request.bucket[0], request.name[0], *stored_of(described))
         return OpenedObject(info, (lambda: data) if len(data) else None)
-
-    def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
-        """Open the call that streams an object. Also return the translation of its errors."""
-        self._follow()
-        with GATE.call():
-            conn = self._connected()
-            with conn.in_use():
-                return conn.objects.Get(request), lambda error: self._failed(conn, error)
 
     def head(self, bucket: str, name: str, *, timeout_s: float) -> ObjectInfo:
         request = pb.HeadRequest(bucket=bucket, name=name)
@@ -443,10 +436,7 @@ class NodeCalls:
         self, request: remote_pb.RefreshInventoryRequest
     ) -> Iterator[remote_pb.RefreshInventoryResponse]:
         """Raises the node's error, NodeUnavailable, SilenceTimeout."""
-        conn = self._unlocked_connection()
-        with conn.in_use():
-            call = conn.remote.RefreshInventory(request)
-        yield from streamed(conn, call, CALL_TIMEOUT_S)
+        yield from self._streamed(lambda conn: conn.remote.RefreshInventory(request))
 
     def remote_usage(self) -> remote_pb.RemoteUsageResponse:
         answer: remote_pb.RemoteUsageResponse = self._call(
@@ -480,14 +470,11 @@ class NodeCalls:
         Raises the node's error about the whole promotion, NodeUnavailable, SilenceTimeout; files before that are
         promoted.
         """
-        conn = self._unlocked_connection()
-        with conn.in_use():
-            call = conn.promote.Run(request)
-        for response in streamed(conn, call, CALL_TIMEOUT_S):
+        for response in self._streamed(lambda conn: conn.promote.Run(request)):
             yield from map(_promoted, response.result)
             if response.done:
                 return int(response.files_seen)
-        raise errors.NodeUnavailable(f"{conn.endpoint}: it ended the promotion; promote again")
+        raise errors.NodeUnavailable(f"{self.url}: it ended the promotion; promote again")
 
     def etl(self, method: EtlMethod, request: Any) -> Any:
         timeout_s = CALL_TIMEOUT_S
@@ -497,10 +484,8 @@ class NodeCalls:
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         """Raises JobNotFound, NodeUnavailable, SilenceTimeout."""
-        conn = self._unlocked_connection()
-        with conn.in_use():
-            call = conn.etl.WatchJob(etl_pb.WatchJobRequest(name=name, wait=True))
-        yield from streamed(conn, call, JOB_SILENCE_S)
+        request = etl_pb.WatchJobRequest(name=name, wait=True)
+        yield from self._streamed(lambda conn: conn.etl.WatchJob(request), JOB_SILENCE_S)
 
     def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
         # No deadline: the transform has its own.
@@ -521,11 +506,8 @@ class NodeCalls:
         return SharedAnswers(self.session(), request)
 
     def open_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> LongBatch:
-        self._follow()
-        with GATE.call():
-            conn = self._connected()
-            with conn.in_use():
-                return LongBatch(conn.own_pool(), request, window_bytes, lambda error: self._failed(conn, error))
+        with self._opening() as conn:
+            return LongBatch(conn.own_pool(), request, window_bytes, lambda error: self._failed(conn, error))
 
     # -- the node itself
 
@@ -536,28 +518,9 @@ class NodeCalls:
         return answer
 
     def describe(self) -> dict[str, object]:
-        answer = self._call(lambda conn: conn.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
-        return {
-            "url": self.url,
-            "store_uuid": answer.store_uuid,
-            "version": answer.version,
-            "pid": answer.pid,
-            "lane": self._lane_kind(),
-            "open_sessions": answer.open_sessions,
-            "active_batches": answer.active_batches,
-            "reserved_bytes": answer.reserved_bytes,
-            "batches": answer.batches,
-            "entries": answer.entries,
-            "entry_bytes": answer.entry_bytes,
-            "pending_uploads": answer.pending_uploads,
-            "pending_upload_bytes": answer.pending_upload_bytes,
-            "oldest_pending_upload_s": answer.oldest_pending_upload_s,
-            "upload_conflicts": answer.upload_conflicts,
-            "etl_commands": dict(answer.etl_command),
-            "etl_sandbox": answer.etl_sandbox,
-            "limits": dict(answer.limits),
-            "drives": [drive_row(drive, drive.state) for drive in answer.drive],
-        }
+        described = plain(self._call(lambda conn: conn.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)))
+        renamed = {"drives": described.pop("drive"), "etl_commands": described.pop("etl_command")}
+        return {"url": self.url, "lane": self._lane_kind(), **described, **renamed}
 
     def _lane_kind(self) -> str:
         """Transport of the sessions: "unix" or "tcp" (a lane), or "grpc" without one and before the first session."""

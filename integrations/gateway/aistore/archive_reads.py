@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import tarfile
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ais_loader.errors import MemberNotFound
 from ais_loader.extras import needs
-from ais_loader.values.entry import MemberInfo
+from ais_loader.objects.archive import BatchArchive
+from ais_loader.values.entry import Item
 
-from ..reading import Reading
+from ..reading import Reading, begun
 from ..request import Response
 from .errors import AISError
 from .request import AisRequest
 
 _MAX_PATTERN = 1000
-_BLOCK = tarfile.BLOCKSIZE
-_ENTRIES = 1000
-_CHUNK_BYTES = 1 << 20
 _MODES = ("regexp", "prefix", "suffix", "substr", "wdskey")
 
 
@@ -47,9 +43,9 @@ def get_matching(request: AisRequest) -> Response:
     found = [member for member in bucket.members(request.name) if matches(member.name)]
     if not found:
         raise AISError(404, f"a member that matches does not exist in {request.url}", "ErrNotFound")
-    chunks = _packed(request, found)
-    first = next(chunks)  # what the client may not read is refused with a status
-    return Response(200, {"content-type": "application/x-tar"}, _with_first(first, chunks))
+    entries = [replace(member.entry(), bucket=request.bucket) for member in found]
+    chunks = begun(_Matching(request.client.get_batch(entries), "tar"))
+    return Response(200, {"content-type": "application/x-tar"}, chunks)
 
 
 def _matcher(pattern: str, mode: str) -> Callable[[str], bool]:
@@ -102,32 +98,8 @@ def _key_of(name: str) -> str:
     return folder + slash + base.partition(".")[0]
 
 
-def _with_first(first: bytes, chunks: Generator[bytes, None, None]) -> Iterator[bytes]:
-    with closing(chunks):
-        yield first
-        yield from chunks
+class _Matching(BatchArchive):
+    """Members of one archive, by the names that they have in it."""
 
-
-def _packed(request: AisRequest, members: list[MemberInfo]) -> Generator[bytes, None, None]:
-    size_bytes = 0
-    for at in range(0, len(members), _ENTRIES):
-        entries = [replace(member.entry(), bucket=request.bucket) for member in members[at : at + _ENTRIES]]
-        pending: list[bytes] = []
-        pending_bytes = 0
-        with request.client.get_batch(entries) as batch:
-            for item in batch:
-                header = tarfile.TarInfo(item.entry.member or "")
-                header.size = len(item.data)
-                header.mode = 0o644
-                packed = header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-                pending += [packed, item.tobytes(), bytes(-header.size % _BLOCK)]
-                pending_bytes += sum(map(len, pending[-3:]))
-                if pending_bytes >= _CHUNK_BYTES:
-                    yield b"".join(pending)
-                    size_bytes += pending_bytes
-                    pending, pending_bytes = [], 0
-        if pending:
-            yield b"".join(pending)
-            size_bytes += pending_bytes
-    end = 2 * _BLOCK
-    yield bytes(end + -(size_bytes + end) % tarfile.RECORDSIZE)
+    def name_of(self, item: Item, size_bytes: int) -> str:
+        return item.entry.member or ""

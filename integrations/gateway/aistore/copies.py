@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
-from ais_loader.objects.copy import IN_FLIGHT, each_copied
+from ais_loader.objects.copy import each_copied, each_done
 from ais_loader.objects.multipart import MultipartUpload
 from ais_loader.transport.base import BucketInfo
 from ais_loader.values.entry import ObjectInfo
@@ -106,10 +104,6 @@ def copied(
     source: Bucket, target: Bucket, names: Iterable[str], copying: Copying, *, missing_fails: bool
 ) -> JobOutcome:
     """Copy objects by their names. One that fails does not stop the others. Raises retryable errors, Stopped."""
-    made, size_bytes = 0, 0
-    failure: errors.LoaderError | None = None
-    waiting: deque[Future[ObjectInfo]] = deque()
-
     drops_copies = copying.is_latest and keeps_copies(source)
 
     def one(name: str) -> ObjectInfo:
@@ -119,30 +113,8 @@ def copied(
             source.evict([name])
         return source.copy(name, copying.name(name), to_bucket=target.name)
 
-    def take_first() -> None:
-        nonlocal made, size_bytes, failure
-        try:
-            info = waiting.popleft().result()
-            made, size_bytes = made + 1, size_bytes + info.size_bytes
-        except errors.ObjectNotFound as error:
-            failure = failure or (error if missing_fails else None)
-        except errors.LoaderError as error:
-            if error.retryable:
-                raise
-            failure = failure or error
-
-    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="gateway-copy")
-    try:
-        for name in names:
-            if name.startswith(copying.prefix):
-                waiting.append(pool.submit(one, name))
-            if len(waiting) >= 2 * IN_FLIGHT:
-                take_first()
-        while waiting:
-            take_first()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-    return JobOutcome.of(made, size_bytes, failure)
+    with closing(each_done(one, (name for name in names if name.startswith(copying.prefix)))) as results:
+        return JobOutcome.of_results((result for _, result in results), missing_fails=missing_fails)
 
 
 def copy_bucket(request: AisRequest) -> Response:
@@ -180,11 +152,8 @@ def synchronized(
     if not copying.synchronizes or copying.is_dry or outcome.error or source.name == target.name:
         return outcome
     surplus = _surplus(source, target, copying) if names is None else _missing(source, names, copying)
-    failure: errors.LoaderError | None = None
-    for result in target.iter_delete_many(stopping.until(surplus), on_error="yield"):
-        if isinstance(result, errors.LoaderError) and not isinstance(result, errors.ObjectNotFound):
-            failure = failure or result
-    return JobOutcome.of(outcome.objects, outcome.size_bytes, failure)
+    deleted = JobOutcome.of_results(target.iter_delete_many(stopping.until(surplus), on_error="yield"))
+    return replace(outcome, error=deleted.error)
 
 
 def _surplus(source: Bucket, target: Bucket, copying: Copying) -> Iterator[str]:
@@ -210,17 +179,8 @@ def _missing(source: Bucket, names: Iterable[str], copying: Copying) -> Iterator
 def _all_copied(
     source: Bucket, target: Bucket, prefix: str, to: str, stopping: Stopping, *, remove: bool
 ) -> JobOutcome:
-    done, size_bytes = 0, 0
-    failure: errors.LoaderError | None = None
-    transport = source._transport
-    with closing(each_copied(transport, source.name, prefix, target.name, to, remove=remove)) as results:
-        for _, result in results:
-            stopping.check()
-            if isinstance(result, errors.LoaderError):
-                failure = failure or result
-            elif result is not None:
-                done, size_bytes = done + 1, size_bytes + result.size_bytes
-    return JobOutcome.of(done, size_bytes, failure)
+    with closing(each_copied(source._transport, source.name, prefix, target.name, to, remove=remove)) as results:
+        return JobOutcome.of_results((result for _, result in stopping.until(results)), missing_fails=True)
 
 
 def move_bucket(request: AisRequest) -> Response:

@@ -95,13 +95,7 @@ def delete_objects(request: AisRequest) -> Response:
     bucket, chosen = _bucket(request), selection(request)
 
     def action(stopping: Stopping) -> JobOutcome:
-        deleted, failure = 0, None
-        for result in bucket.iter_delete_many(stopping.until(chosen.of(bucket)), on_error="yield"):
-            if not isinstance(result, errors.LoaderError):
-                deleted += 1
-            elif not isinstance(result, errors.ObjectNotFound):
-                failure = failure or result
-        return JobOutcome.of(deleted, 0, failure)
+        return JobOutcome.of_results(bucket.iter_delete_many(stopping.until(chosen.of(bucket)), on_error="yield"))
 
     return answer_when_done(request.recent_jobs, request.action, action)
 

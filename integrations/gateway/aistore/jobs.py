@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from ais_loader import errors
 from ais_loader.transforms.transform_job import TransformJob
+from ais_loader.values.entry import ObjectInfo
 
 from ..request import Response
 from .cluster import TARGET
@@ -70,6 +71,20 @@ class JobOutcome:
     @classmethod
     def of(cls, objects: int, size_bytes: int, error: BaseException | None) -> JobOutcome:
         return cls(objects, size_bytes, "" if error is None else type(error).__name__)
+
+    @classmethod
+    def of_results(
+        cls, results: Iterable[ObjectInfo | str | errors.LoaderError | None], *, missing_fails: bool = False
+    ) -> JobOutcome:
+        """Count what was done to many objects; None stands for nothing to do, and a missing object fails at will."""
+        done, size_bytes, failure = 0, 0, None
+        for result in results:
+            if not isinstance(result, errors.LoaderError):
+                done += result is not None
+                size_bytes += result.size_bytes if isinstance(result, ObjectInfo) else 0
+            elif missing_fails or not isinstance(result, errors.ObjectNotFound):
+                failure = failure or result
+        return cls.of(done, size_bytes, failure)
 
     @property
     def ending(self) -> str:

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.registry import check_transform, deleted, in_new_version, initialized, set_stopped
 from storage_node.store.names import transform_not_found
+
+
+def etl_calls(transforms: TransformCalls, jobs: JobManager) -> dict[str, Callable[[Any], Coroutine[Any, Any, Any]]]:
+    """Return the calls of the Etl service that have one answer, by name."""
+
+    async def delete_job(request: pb.DeleteJobRequest) -> pb.DeleteJobResponse:
+        await jobs.delete(request.name)
+        return pb.DeleteJobResponse()
+
+    return {
+        "InitTransform": transforms.init,
+        "ListTransforms": transforms.list,
+        "GetTransform": lambda request: transforms.get(request.name),
+        "SetTransform": transforms.set,
+        "DeleteTransform": transforms.delete,
+        "StartJob": jobs.start,
+        "ListJobs": lambda request: jobs.list(),
+        "ListJobFailures": lambda request: jobs.failures(request.name),
+        "StopJob": lambda request: jobs.stop(request.name),
+        "DeleteJob": delete_job,
+        "CopyObject": jobs.copy,
+    }
 
 
 class TransformCalls:
@@ -36,7 +60,7 @@ class TransformCalls:
             self._etl.transforms.follow()
         return await self._info(request.transform.name)
 
-    async def list(self) -> pb.ListTransformsResponse:
+    async def list(self, request: pb.ListTransformsRequest) -> pb.ListTransformsResponse:
         return pb.ListTransformsResponse(transform=await self._infos(list(self._etl.registry.all()), with_log=False))
 
     async def get(self, name: str, *, with_code: bool = False) -> pb.TransformInfo:
@@ -50,11 +74,12 @@ class TransformCalls:
         self._etl.transforms.follow()
         return await self._info(request.name)
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, request: pb.DeleteTransformRequest) -> pb.DeleteTransformResponse:
         """Delete a transform. Raises TransformNotFound."""
-        self._found(name)
-        await self._etl.registry.change(deleted(name))
+        self._found(request.name)
+        await self._etl.registry.change(deleted(request.name))
         self._etl.transforms.follow()
+        return pb.DeleteTransformResponse()
 
     def state(self, request: pb.TransformStateRequest) -> pb.TransformStateResponse:
         wanted = set(request.name)
