@@ -76,7 +76,7 @@ class Membership:
 
     def learn(self, map_: pb.ClusterMap) -> int:
         """Use a committed map if it is newer; return the version that is known then. Raises ValueError."""
-        view = ClusterView(map_)
+        view = ClusterView(map_, self.view)
         with self._lock:
             if self.view is not None and view.map.cluster_uuid != self.view.map.cluster_uuid:
                 raise ValueError("the map of another cluster")

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 
 from ais_loader.errors import LoaderError
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.map_delta import carried, delta_of
 from storage_node.batch.session import BatchService
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.drives.manager import DriveManager
@@ -21,10 +23,13 @@ from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.worker.stage import sandbox_state
 from storage_node.remote.tier import RemoteTier
+from storage_node.security.rights.granted import GRANTED
 from storage_node.services.call_table import CALLER, PACKAGE, Role
 from storage_node.services.errors import Context
 from storage_node.settings.command_template import parse_text
 
+RECENT_MAPS = 8
+"""Maps before the newest one that a node keeps in memory, to send what has changed since instead of the map."""
 _GET_MAP = f"/{PACKAGE}.Cluster/GetMap"
 
 
@@ -95,14 +100,41 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         self._membership = membership
         self._acceptor_store = acceptor_store
         self._of_clients = pb.ClusterMap()
+        self._recent: tuple[pb.ClusterMap, ...] = ()
+        self._deltas: dict[tuple[int, int, bool], pb.MapDelta] = {}
+        """By both versions, and whether they are for nodes and operators."""
+        membership.on_change(self._keep)
+
+    def _keep(self, _: ClusterView) -> None:
+        """Keep the map that a new one replaces."""
+        if self._membership.view is not None:
+            self._recent = (*self._recent, self._membership.view.map)[-RECENT_MAPS:]
+        self._deltas = {}
 
     async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
         is_inside = await self._is_inside(_GET_MAP, context)
         view = self._membership.view
         response = pb.GetMapResponse(node_uuid=self._membership.node_uuid, peer_endpoint=self._peer_endpoint())
-        if is_inside is not None and view is not None and view.version > request.known_version:
-            response.map.CopyFrom(view.map if is_inside else self._for_clients(view.map))
+        if is_inside is not None and view is not None:
+            response.version = view.version
+            if view.version > request.known_version:
+                delta = self._delta(view.map, request.known_version, is_inside=is_inside)
+                if delta is not None:
+                    response.delta.CopyFrom(delta)
+                else:
+                    response.map.CopyFrom(view.map if is_inside else self._for_clients(view.map))
         return response
+
+    def _delta(self, map_: pb.ClusterMap, known_version: int, *, is_inside: bool) -> pb.MapDelta | None:
+        """Return what has changed since a recent version; None for others, and for clients that see some buckets."""
+        base = next((one for one in self._recent if one.version == known_version), None)
+        if base is None or GRANTED.get() is not None:
+            return None
+        deltas, key = self._deltas, (known_version, map_.version, is_inside)
+        if key not in deltas:
+            pair = (base, map_) if is_inside else (_bare(base), self._for_clients(map_))
+            deltas[key] = delta_of(*pair)
+        return deltas[key]
 
     def _for_clients(self, map_: pb.ClusterMap) -> pb.ClusterMap:
         """Return what clients need for routing: the map without the code and the jobs of ETL, which may be megabytes.
@@ -110,16 +142,16 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         No new map is ever derived from it: callers that may propose or teach a map identify themselves in every call.
         """
         if (self._of_clients.cluster_uuid, self._of_clients.version) != (map_.cluster_uuid, map_.version):
-            bare = pb.ClusterMap()
-            bare.CopyFrom(map_)
-            bare.ClearField("transform")
-            bare.ClearField("job")
-            self._of_clients = bare
+            self._of_clients = _bare(map_)
         return self._of_clients
 
     async def Learn(self, request: pb.LearnRequest, context: Context) -> pb.LearnResponse:
         async with _refusing_invalid_maps(context):
-            return pb.LearnResponse(version=await self._node.learn(request.map))
+            view = self._membership.view
+            map_ = carried(request, view.map if view is not None else None)
+            # A delta to another map is that of a change before the one known here.
+            known_version = self._membership.map_version if map_ is None else await self._node.learn(map_)
+            return pb.LearnResponse(version=known_version)
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
         async with _refusing_invalid_maps(context):
@@ -132,6 +164,14 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
     async def Witness(self, request: pb.WitnessRequest, context: Context) -> pb.WitnessResponse:
         state = self._acceptor_store.state
         return pb.WitnessResponse(accepted=witnessed(state, request.version, request.digest))
+
+
+def _bare(map_: pb.ClusterMap) -> pb.ClusterMap:
+    bare = pb.ClusterMap()
+    bare.CopyFrom(map_)
+    bare.ClearField("transform")
+    bare.ClearField("job")
+    return bare
 
 
 @contextlib.asynccontextmanager
