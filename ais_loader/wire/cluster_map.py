@@ -161,15 +161,9 @@ class ClusterView:
         self.position = {node.uuid: at for at, node in enumerate(self.nodes)}
         self.buckets: dict[str, pb.MapBucket] = {} if before is None else dict(before.buckets)
         self.buckets |= {bucket.name: bucket for bucket in new}
-        self.with_snapshots: list[pb.MapBucket] = [
-            *(() if before is None else before.with_snapshots),
-            *(bucket for bucket in new if bucket.snapshot),
-        ]
-        self.settling: list[pb.MapBucket] = [
-            *(() if before is None else before.settling),
-            *(bucket for bucket in new if bucket.former_copies),
-        ]
-        """Buckets whose number of copies is being changed."""
+        self.special: list[pb.MapBucket] = [] if before is None else list(before.special)
+        self.special += [bucket for bucket in new if bucket.snapshot or bucket.former_copies]
+        """Buckets with snapshots, or whose number of copies is being changed."""
         self.pinned = {
             name: pb.MapBucket(
                 name=name,
@@ -178,13 +172,13 @@ class ClusterView:
                 min_copies=bucket.min_copies,
                 former_copies=bucket.former_copies,
             )
-            for bucket in self.with_snapshots
+            for bucket in self.special
             for name in (f"{bucket.name}@{one.name}" for one in bucket.snapshot if not one.maker)
         }
         """Buckets as they were, by bucket@snapshot; read like other buckets, at the same nodes."""
         if len(self.position) != len(self.nodes) or any(len(node.uuid) != 16 for node in self.nodes):
             raise ValueError("every node of a map needs a 16-byte uuid of its own")
-        if any(one.cut >> 62 for bucket in self.with_snapshots for one in bucket.snapshot):
+        if any(one.cut >> 62 for bucket in self.special for one in bucket.snapshot):
             raise ValueError("a cut of a map's snapshots is a number that no version clock gives")
         if any(not 0 < node.weight < float("inf") for node in self.nodes):
             raise ValueError("every node of a map needs a finite weight above 0")
@@ -201,14 +195,14 @@ class ClusterView:
             else None
         )
         """Where objects were before nodes began to join or leave; None if none does."""
-        self.is_changing = self.former is not None or bool(self.settling)
+        self.is_changing = self.former is not None or any(bucket.former_copies for bucket in self.special)
         """Whether replicas may be in places where they do not belong, or be missing where they do."""
 
     @functools.cached_property
     def copied(self) -> dict[bytes, pb.MapBucket]:
         """Buckets with replicas on more than one node, by uuid."""
         copied = {bucket.uuid: bucket for bucket in self.buckets.values() if bucket.copies > 1}
-        return copied | {bucket.uuid: bucket for bucket in self.settling if most_copies(bucket) > 1}
+        return copied | {bucket.uuid: bucket for bucket in self.special if most_copies(bucket) > 1}
 
     @functools.cached_property
     def _by_uuid(self) -> dict[bytes, pb.MapBucket]:

@@ -24,9 +24,9 @@ def checksum_of(map_: pb.ClusterMap) -> int:
 
 def delta_of(base: pb.ClusterMap, map_: pb.ClusterMap) -> pb.MapDelta:
     """Return the delta from `base` to `map_`."""
-    delta = pb.MapDelta(base_version=base.version, checksum=checksum_of(map_))
-    delta.inserted.cluster_uuid, delta.inserted.version = map_.cluster_uuid, map_.version
-    delta.inserted.ballot.CopyFrom(map_.ballot)
+    ballot = map_.ballot if map_.HasField("ballot") else None
+    inserted = pb.ClusterMap(cluster_uuid=map_.cluster_uuid, version=map_.version, ballot=ballot)
+    delta = pb.MapDelta(base_version=base.version, checksum=checksum_of(map_), inserted=inserted)
     for number, name in _LISTS.items():
         if name == "bucket" and (added := added_buckets(base, map_)) is not None:
             delta.inserted.bucket.extend(added)
@@ -59,7 +59,9 @@ def applied(delta: pb.MapDelta, base: pb.ClusterMap) -> pb.ClusterMap | None:
         elements.extend(getattr(delta.inserted, name))
         elements.extend(left)
     map_.version = delta.inserted.version
-    map_.ballot.CopyFrom(delta.inserted.ballot)
+    map_.ClearField("ballot")
+    if delta.inserted.HasField("ballot"):
+        map_.ballot.CopyFrom(delta.inserted.ballot)
     return map_ if checksum_of(map_) == delta.checksum else None
 
 

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 
 from ais_loader.errors import LoaderError
-from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
@@ -28,8 +27,6 @@ from storage_node.services.call_table import CALLER, PACKAGE, Role
 from storage_node.services.errors import Context
 from storage_node.settings.command_template import parse_text
 
-RECENT_MAPS = 8
-"""Maps before the newest one that a node keeps in memory, to send what has changed since instead of the map."""
 _GET_MAP = f"/{PACKAGE}.Cluster/GetMap"
 
 
@@ -100,16 +97,6 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         self._membership = membership
         self._acceptor_store = acceptor_store
         self._of_clients = pb.ClusterMap()
-        self._recent: tuple[pb.ClusterMap, ...] = ()
-        self._deltas: dict[tuple[int, int, bool], pb.MapDelta] = {}
-        """By both versions, and whether they are for nodes and operators."""
-        membership.on_change(self._keep)
-
-    def _keep(self, _: ClusterView) -> None:
-        """Keep the map that a new one replaces."""
-        if self._membership.view is not None:
-            self._recent = (*self._recent, self._membership.view.map)[-RECENT_MAPS:]
-        self._deltas = {}
 
     async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
         is_inside = await self._is_inside(_GET_MAP, context)
@@ -117,24 +104,13 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         response = pb.GetMapResponse(node_uuid=self._membership.node_uuid, peer_endpoint=self._peer_endpoint())
         if is_inside is not None and view is not None:
             response.version = view.version
-            if view.version > request.known_version:
-                delta = self._delta(view.map, request.known_version, is_inside=is_inside)
-                if delta is not None:
-                    response.delta.CopyFrom(delta)
-                else:
-                    response.map.CopyFrom(view.map if is_inside else self._for_clients(view.map))
+            newest = view.map if is_inside else self._for_clients(view.map)
+            base = next((one for one in self._membership.recent if one.version == request.known_version), None)
+            if view.version > request.known_version and base is not None and GRANTED.get() is None:
+                response.delta.CopyFrom(delta_of(base if is_inside else _bare(base), newest))
+            elif view.version > request.known_version:  # also to a client that sees some of the buckets
+                response.map.CopyFrom(newest)
         return response
-
-    def _delta(self, map_: pb.ClusterMap, known_version: int, *, is_inside: bool) -> pb.MapDelta | None:
-        """Return what has changed since a recent version; None for others, and for clients that see some buckets."""
-        base = next((one for one in self._recent if one.version == known_version), None)
-        if base is None or GRANTED.get() is not None:
-            return None
-        deltas, key = self._deltas, (known_version, map_.version, is_inside)
-        if key not in deltas:
-            pair = (base, map_) if is_inside else (_bare(base), self._for_clients(map_))
-            deltas[key] = delta_of(*pair)
-        return deltas[key]
 
     def _for_clients(self, map_: pb.ClusterMap) -> pb.ClusterMap:
         """Return what clients need for routing: the map without the code and the jobs of ETL, which may be megabytes.
@@ -149,9 +125,8 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         async with _refusing_invalid_maps(context):
             view = self._membership.view
             map_ = carried(request, view.map if view is not None else None)
-            # A delta to another map is that of a change before the one known here.
-            known_version = self._membership.map_version if map_ is None else await self._node.learn(map_)
-            return pb.LearnResponse(version=known_version)
+            # A delta from another map is an earlier change than the latest one here.
+            return pb.LearnResponse(version=await self._node.learn(map_) if map_ else self._membership.map_version)
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
         async with _refusing_invalid_maps(context):

@@ -134,9 +134,7 @@ class Buckets:
         with self._record.lock:
             record = self._record.current
             if missing := {name: bucket for name, bucket in wanted.items() if name not in record.buckets}:
-                self._record.commit(
-                    record.with_buckets(missing), whoever=True
-                )  # a missing drive gets it when it is back
+                self._record.commit(record.with_buckets(missing), whoever=True)  # a missing drive gets it later
 
     def set(self, name: str, settings: BucketSettings) -> BucketRecord:
         """See `Store.set_bucket`."""

@@ -30,11 +30,6 @@ from storage_node.store.growing_file import GrowingFile, whole_lines
 from storage_node.store.store import Store
 
 FORMAT_VERSION = 2
-_PARTS: dict[str, type[pb.Ballot] | type[pb.ClusterMap]] = {
-    "promise": pb.Ballot,
-    "accepted": pb.ClusterMap,
-    "committed": pb.ClusterMap,
-}
 Response = TypeVar("Response", pb.PrepareResponse, pb.AcceptResponse)
 T = TypeVar("T")
 
@@ -190,28 +185,17 @@ def roots_of(store: Store) -> list[Path | None]:
 
 def encode(store_uuid: str, state: AcceptorState, before: AcceptorState | None = None) -> bytes:
     """Encode a state as a line of the file; with the state `before`, only what has changed since."""
-    found: dict[str, Any] = {} if before is not None else {"store_uuid": store_uuid}
-    for name in _PARTS:
+    base = before.committed if before is not None else None
+    found: dict[str, Any] = {"store_uuid": store_uuid}
+    for name in ("promise", "accepted", "committed"):
         part = getattr(state, name)
-        if before is None or part is not getattr(before, name):
-            found[name] = _encoded(part, before, may_be_accepted=name == "committed")
+        if before is not None and part is getattr(before, name):
+            continue
+        is_delta = base is not None and isinstance(part, pb.ClusterMap)
+        message = delta_of(base, part) if base is not None and isinstance(part, pb.ClusterMap) else part
+        text = None if message is None else base64.b64encode(message.SerializeToString(deterministic=True)).decode()
+        found[name] = {"delta": text} if is_delta else text
     return encode_checked("cluster", FORMAT_VERSION, found) + b"\n"
-
-
-def _encoded(
-    part: pb.ClusterMap | pb.Ballot | None, before: AcceptorState | None, *, may_be_accepted: bool
-) -> str | bool | dict[str, str] | None:
-    if part is None:
-        return None
-    encoded = part.SerializeToString(deterministic=True)
-    if isinstance(part, pb.ClusterMap) and before is not None:
-        accepted = before.accepted if may_be_accepted else None
-        if accepted is not None and accepted.SerializeToString(deterministic=True) == encoded:
-            return True
-        if before.committed is not None:
-            encoded = delta_of(before.committed, part).SerializeToString()
-            return {"delta": base64.b64encode(encoded).decode()}
-    return base64.b64encode(encoded).decode()
 
 
 def decode(data: bytes, source: Path, store_uuid: str) -> AcceptorState:
@@ -220,23 +204,24 @@ def decode(data: bytes, source: Path, store_uuid: str) -> AcceptorState:
         found: dict[str, Any] = {}
         for line in whole_lines(data):
             fields = decode_checked("cluster", FORMAT_VERSION, line, source)
-            if (writer := fields.pop("store_uuid", store_uuid)) != store_uuid:
+            if (writer := fields.pop("store_uuid")) != store_uuid:
                 raise StoreFormatError(f"{source}: written by the node with store {writer}")
-            found |= {name: _decoded(name, value, found) for name, value in fields.items()}
-        return AcceptorState(**{name: found[name] for name in _PARTS})
+            base = found.get("committed")
+            found |= {name: _decoded(name, value, base) for name, value in fields.items()}
+        return AcceptorState(found["promise"], found["accepted"], found["committed"])
     except (ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
         raise StoreFormatError(f"{source}: not what a node keeps of its cluster: {error}") from error
 
 
-def _decoded(name: str, value: Any, before: dict[str, Any]) -> pb.ClusterMap | pb.Ballot | None:
-    if value is None or value is True:
-        return before["accepted"] if value else None
-    if isinstance(value, dict):
-        delta = pb.MapDelta.FromString(base64.b64decode(value["delta"], validate=True))
-        if (map_ := applied(delta, before["committed"])) is None:
-            raise ValueError("a change of another map")
-        return map_
-    return _PARTS[name].FromString(base64.b64decode(value, validate=True))
+def _decoded(name: str, value: Any, base: Any) -> pb.ClusterMap | pb.Ballot | None:
+    if value is None:
+        return None
+    data = base64.b64decode(value["delta"] if isinstance(value, dict) else value, validate=True)
+    if not isinstance(value, dict):
+        return pb.Ballot.FromString(data) if name == "promise" else pb.ClusterMap.FromString(data)
+    if (map_ := applied(pb.MapDelta.FromString(data), base)) is None:
+        raise ValueError("a change of another map")
+    return map_
 
 
 def _read(root: Path, store_uuid: str) -> AcceptorState | None:

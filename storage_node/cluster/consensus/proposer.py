@@ -198,7 +198,10 @@ class Proposer:
         yield from self._teach(base, old)
         ballot = self._fresh_ballot(base)
         voters = {uuid for uuid in old if uuid in self._nodes and self._nodes[uuid].version >= base.version}
-        promised, begun = yield from self._prepare(base, ballot, voters, old)
+        promised, begun_by = yield from self._prepare_each(
+            base, ballot, voters, lambda promised: 2 * len(promised) > len(old)
+        )
+        begun = begun_by.values()
         self._require_majority(promised, base, "promised")
         for map_ in begun:
             if map_.cluster_uuid != base.cluster_uuid or map_.version > base.version + 1:
@@ -270,14 +273,6 @@ class Proposer:
     def _fresh_ballot(self, base: pb.ClusterMap | None) -> pb.Ballot:
         self._highest_ballot = max(self._highest_ballot, base.ballot.number if base is not None else 0) + 1
         return pb.Ballot(number=self._highest_ballot, proposer=self.draw())
-
-    def _prepare(
-        self, base: pb.ClusterMap, ballot: pb.Ballot, voters: set[bytes], old: set[bytes]
-    ) -> Generator[Ask | Pause, Answers, tuple[set[bytes], list[pb.ClusterMap]]]:
-        promised, begun_by = yield from self._prepare_each(
-            base, ballot, voters, lambda promised: len(promised) * 2 > len(old)
-        )
-        return promised, list(begun_by.values())
 
     def _prepare_each(
         self, base: pb.ClusterMap, ballot: pb.Ballot, voters: set[bytes], enough: Callable[[set[bytes]], bool]

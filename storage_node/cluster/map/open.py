@@ -63,7 +63,7 @@ def sync_snapshots(store: Store, view: ClusterView) -> None:
     """
     of_map = {uuid for uuid in store.record.current.snapshots if view.bucket_with_uuid(bytes.fromhex(uuid)) is not None}
     wanted: dict[str, dict[str, SnapshotRecord]] = {uuid: {} for uuid in of_map}
-    for bucket in view.with_snapshots:
+    for bucket in view.special:
         wanted[bucket.uuid.hex()] = {
             unfinished_name(one.name) if one.maker else one.name: SnapshotRecord(
                 one.cut, one.created_ns, one.objects, one.size_bytes, of_cluster=True

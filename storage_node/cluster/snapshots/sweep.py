@@ -49,7 +49,7 @@ class SnapshotSweep:
                 except LoaderError as error:
                     log.info("what deleted snapshots have kept stays for now: %s", error)
             view = self._membership.view
-            buckets = view.with_snapshots if view is not None else ()
+            buckets = view.special if view is not None else ()
             made = [(bucket, one) for bucket in buckets for one in bucket.snapshot if one.maker]
             for bucket, one in made:
                 if view is not None and await self._is_abandoned(view, bucket.uuid, one):
