@@ -164,6 +164,9 @@ class ClusterView:
         self.special: list[pb.MapBucket] = [] if before is None else list(before.special)
         self.special += [bucket for bucket in new if bucket.snapshot or bucket.former_copies]
         """Buckets with snapshots, or whose number of copies is being changed."""
+        self.copied: dict[bytes, pb.MapBucket] = {} if before is None else dict(before.copied)
+        self.copied |= {bucket.uuid: bucket for bucket in new if most_copies(bucket) > 1}
+        """Buckets with replicas on more than one node, by uuid."""
         self.pinned = {
             name: pb.MapBucket(
                 name=name,
@@ -197,12 +200,6 @@ class ClusterView:
         """Where objects were before nodes began to join or leave; None if none does."""
         self.is_changing = self.former is not None or any(bucket.former_copies for bucket in self.special)
         """Whether replicas may be in places where they do not belong, or be missing where they do."""
-
-    @functools.cached_property
-    def copied(self) -> dict[bytes, pb.MapBucket]:
-        """Buckets with replicas on more than one node, by uuid."""
-        copied = {bucket.uuid: bucket for bucket in self.buckets.values() if bucket.copies > 1}
-        return copied | {bucket.uuid: bucket for bucket in self.special if most_copies(bucket) > 1}
 
     @functools.cached_property
     def _by_uuid(self) -> dict[bytes, pb.MapBucket]:

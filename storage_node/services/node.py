@@ -126,7 +126,8 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
             view = self._membership.view
             map_ = carried(request, view.map if view is not None else None)
             # A delta from another map is an earlier change than the latest one here.
-            return pb.LearnResponse(version=await self._node.learn(map_) if map_ else self._membership.map_version)
+            known = self._membership.map_version
+            return pb.LearnResponse(version=known if map_ is None else await self._node.learn(map_))
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
         async with _refusing_invalid_maps(context):

@@ -52,9 +52,10 @@ def witnessed(state: AcceptorState, version: int, of: bytes) -> bool:
 
 def removals(known: pb.ClusterMap, new: pb.ClusterMap) -> str:
     """Describe what a later map lacks, for people; empty if nothing."""
-    buckets = {bucket.uuid: bucket for bucket in new.bucket}
+    is_grown = added_buckets(known, new) is not None
+    buckets = {bucket.uuid: bucket for bucket in new.bucket} if not is_grown else {}
     nodes = {node.uuid for node in new.node}
-    for bucket in known.bucket if added_buckets(known, new) is None else ():
+    for bucket in known.bucket if not is_grown else ():
         after = buckets.get(bucket.uuid)
         if after is None or after.name != bucket.name:
             return f"bucket {bucket.name!r}"

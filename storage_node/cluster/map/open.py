@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView, added_buckets
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.context.membership import Membership
 from storage_node.store.names import unfinished_name
@@ -52,7 +54,8 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
             # The bucket was deleted and created again while this node was down; or it is empty, left by a map that was
             # never used.
             store.delete_bucket(bucket.name, force=bucket.name in known, of_cluster=True)
-    restore_buckets(store, view)
+    _create(store, view.map.bucket if added is None else added)
+    sync_snapshots(store, view)
 
 
 def sync_snapshots(store: Store, view: ClusterView) -> None:
@@ -78,6 +81,9 @@ def restore_buckets(store: Store, view: ClusterView) -> None:
 
     Raises LoaderError.
     """
-    missing = {name: view.buckets[name] for name in view.buckets.keys() - store.buckets().keys()}
-    store.follow_buckets({name: BucketRecord(bucket.uuid.hex(), bucket.copies) for name, bucket in missing.items()})
+    _create(store, view.map.bucket)
     sync_snapshots(store, view)
+
+
+def _create(store: Store, buckets: Iterable[pb.MapBucket]) -> None:
+    store.follow_buckets({bucket.name: BucketRecord(bucket.uuid.hex(), bucket.copies) for bucket in buckets})
