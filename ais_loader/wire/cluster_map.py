@@ -15,6 +15,7 @@ generators" (2014).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -149,12 +150,23 @@ class ClusterView:
     Raises ValueError for a map that no cluster can have.
     """
 
-    def __init__(self, map_: pb.ClusterMap) -> None:
-        self.map = map_
+    def __init__(self, map_: pb.ClusterMap, before: ClusterView | None = None) -> None:
+        """`before`: an earlier version, from which a view of a map that only adds buckets is made in less time."""
+        added = added_buckets(before.map, map_) if before is not None else None
+        before = before if added is not None else None
+        new = list(map_.bucket) if added is None else added
+        self.map: pb.ClusterMap = map_
         self.nodes: Sequence[pb.MapNode] = list(map_.node)
         self.version = map_.version
         self.position = {node.uuid: at for at, node in enumerate(self.nodes)}
-        self.buckets = {bucket.name: bucket for bucket in map_.bucket}
+        self.buckets: dict[str, pb.MapBucket] = {} if before is None else dict(before.buckets)
+        self.buckets |= {bucket.name: bucket for bucket in new}
+        self.special: list[pb.MapBucket] = [] if before is None else list(before.special)
+        self.special += [bucket for bucket in new if bucket.snapshot or bucket.former_copies]
+        """Buckets with snapshots, or whose number of copies is being changed."""
+        self.copied: dict[bytes, pb.MapBucket] = {} if before is None else dict(before.copied)
+        self.copied |= {bucket.uuid: bucket for bucket in new if most_copies(bucket) > 1}
+        """Buckets with replicas on more than one node, by uuid."""
         self.pinned = {
             name: pb.MapBucket(
                 name=name,
@@ -163,13 +175,13 @@ class ClusterView:
                 min_copies=bucket.min_copies,
                 former_copies=bucket.former_copies,
             )
-            for bucket in map_.bucket
+            for bucket in self.special
             for name in (f"{bucket.name}@{one.name}" for one in bucket.snapshot if not one.maker)
         }
         """Buckets as they were, by bucket@snapshot; read like other buckets, at the same nodes."""
         if len(self.position) != len(self.nodes) or any(len(node.uuid) != 16 for node in self.nodes):
             raise ValueError("every node of a map needs a 16-byte uuid of its own")
-        if any(one.cut >> 62 for bucket in map_.bucket for one in bucket.snapshot):
+        if any(one.cut >> 62 for bucket in self.special for one in bucket.snapshot):
             raise ValueError("a cut of a map's snapshots is a number that no version clock gives")
         if any(not 0 < node.weight < float("inf") for node in self.nodes):
             raise ValueError("every node of a map needs a finite weight above 0")
@@ -186,15 +198,19 @@ class ClusterView:
             else None
         )
         """Where objects were before nodes began to join or leave; None if none does."""
-        self.is_changing = self.former is not None or any(bucket.former_copies for bucket in map_.bucket)
+        self.is_changing = self.former is not None or any(bucket.former_copies for bucket in self.special)
         """Whether replicas may be in places where they do not belong, or be missing where they do."""
+
+    @functools.cached_property
+    def _by_uuid(self) -> dict[bytes, pb.MapBucket]:
+        return {bucket.uuid: bucket for bucket in self.buckets.values()}
 
     def to_read(self, name: str) -> pb.MapBucket | None:
         """Return a bucket or one of its snapshots."""
         return self.buckets.get(name) or self.pinned.get(name)
 
     def bucket_with_uuid(self, bucket_uuid: bytes) -> pb.MapBucket | None:
-        return next((bucket for bucket in self.buckets.values() if bucket.uuid == bucket_uuid), None)
+        return self._by_uuid.get(bucket_uuid)
 
     def holders(self, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
         """Return the nodes that readers ask for each name, most likely first: its owners, then its former ones.
@@ -242,9 +258,27 @@ class ClusterView:
 # The owners by a smaller number of copies are the first ones of those by a larger number.
 
 
+def added_buckets(before: pb.ClusterMap, after: pb.ClusterMap) -> list[pb.MapBucket] | None:
+    """Return copies of the buckets that a map has behind those of another; None if it lacks or changes one of these.
+
+    Most maps add a bucket. Comparing the serialized lists takes a tenth of the time of comparing their elements.
+    """
+    first, found = _bucket_bytes(before), _bucket_bytes(after)
+    return list(pb.ClusterMap.FromString(found[len(first) :]).bucket) if found.startswith(first) else None
+
+
+def _bucket_bytes(map_: pb.ClusterMap) -> bytes:
+    only = pb.ClusterMap()
+    only.CopyFrom(map_)
+    for field, _ in map_.ListFields():
+        if field.name != "bucket":
+            only.ClearField(field.name)
+    return only.SerializeToString(deterministic=True)
+
+
 def most_copies(bucket: pb.MapBucket) -> int:
     """Return the number of hosts, in rank order, that may have replicas accounted for by the map."""
-    return max([bucket.copies, *bucket.former_copies])
+    return max(bucket.copies, *former) if (former := bucket.former_copies) else bucket.copies
 
 
 def sure_copies(bucket: pb.MapBucket) -> int:

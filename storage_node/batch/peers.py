@@ -116,9 +116,9 @@ class PeerPool:
         if (peer := self._peers.get(endpoint)) is not None:
             peer.failed(PeerSilent(f"{endpoint} was silent while others answered"))
 
-    async def newer_map(self, endpoint: str, known_version: int) -> cluster_pb.ClusterMap | None:
+    async def newer_map(self, endpoint: str, known: cluster_pb.ClusterMap) -> cluster_pb.ClusterMap | None:
         """Return a peer's map if it is newer and the peer answers."""
-        return await self._peer(endpoint).newer_map(known_version)
+        return await self._peer(endpoint).newer_map(known)
 
     async def close(self) -> None:
         """End all sessions permanently. Open streams see their peer as unavailable."""
@@ -228,9 +228,9 @@ class Peer:
             self._channel = self._caller.aio_channel(self.endpoint, _OPTIONS)
         return self._channel
 
-    async def newer_map(self, known_version: int) -> cluster_pb.ClusterMap | None:
+    async def newer_map(self, known: cluster_pb.ClusterMap) -> cluster_pb.ClusterMap | None:
         try:
-            return await newer_map(self._connected(), known_version, self._timeout_s)
+            return await newer_map(self._connected(), known, self._timeout_s)
         finally:
             self.rest()
 

@@ -28,6 +28,7 @@ from ais_loader.wire.channel_options import CHANNEL_OPTIONS, PROXY
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.map_delta import carried
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
 from ais_loader.wire.reserved import ERROR_KIND_KEY, NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
 from ais_loader.wire.suspects import Suspects
@@ -304,16 +305,19 @@ class Channels:
         await asyncio.gather(*(channel.close() for channel in channels), *self._draining, return_exceptions=True)
 
 
-async def newer_map(channel: Any, known_version: int, timeout_s: float) -> cluster_pb.ClusterMap | None:
-    """Return the map of the node at the other end, if it is newer and the node answers."""
+async def newer_map(
+    channel: Any, known: cluster_pb.ClusterMap | None, timeout_s: float
+) -> cluster_pb.ClusterMap | None:
+    """Return the map of the node at the other end, if it is newer than this one and the node answers."""
     stub = cluster_rpc.ClusterStub(channel)
+    version = known.version if known is not None else 0
     try:
-        answer: cluster_pb.GetMapResponse = await stub.GetMap(
-            cluster_pb.GetMapRequest(known_version=known_version), timeout=timeout_s
-        )
+        answer = await stub.GetMap(cluster_pb.GetMapRequest(known_version=version), timeout=timeout_s)
+        if (map_ := carried(answer, known)) is None:
+            map_ = (await stub.GetMap(cluster_pb.GetMapRequest(), timeout=timeout_s)).map
     except grpc.aio.AioRpcError:
         return None
-    return answer.map if answer.HasField("map") else None
+    return map_ if map_.version > version else None
 
 
 def require_secrets(config: ServerConfig, *, makes_own: bool, has_tls: bool = False) -> None:

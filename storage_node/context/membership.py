@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterable
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 
+RECENT_MAPS = 8
+
 
 class Membership:
     """The map of one node; `view` is None while the node belongs to no cluster."""
@@ -38,6 +40,8 @@ class Membership:
         self.node_uuid = node_uuid
         self.view = view
         """Replaced, never modified: read it once and use that value throughout."""
+        self.recent: tuple[pb.ClusterMap, ...] = ()
+        """The latest maps before it, from which changes are sent."""
         self.lease = MapLease(self)
         self._lock = threading.Lock()
         self._listeners: list[Callable[[ClusterView], None]] = []
@@ -76,7 +80,7 @@ class Membership:
 
     def learn(self, map_: pb.ClusterMap) -> int:
         """Use a committed map if it is newer; return the version that is known then. Raises ValueError."""
-        view = ClusterView(map_)
+        view = ClusterView(map_, self.view)
         with self._lock:
             if self.view is not None and view.map.cluster_uuid != self.view.map.cluster_uuid:
                 raise ValueError("the map of another cluster")
@@ -84,6 +88,8 @@ class Membership:
                 # Listeners run first, so that whoever sees the new map finds its buckets.
                 for listener in self._listeners:
                     listener(view)
+                if self.view is not None:
+                    self.recent = (*self.recent[1 - RECENT_MAPS :], self.view.map)
                 self.view = view
                 for follower in self._followers:
                     follower()

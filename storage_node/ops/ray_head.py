@@ -31,8 +31,8 @@ from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
 from ais_loader.wire.own_folder import OwnFolder
 from storage_node.ops.ports import free_port
+from storage_node.store.growing_file import write_atomically
 from storage_node.store.permissions import private
-from storage_node.store.store_record import write_atomically
 
 FOLDER_NAME = ".cluster"
 LOOPBACK = "127.0.0.1"

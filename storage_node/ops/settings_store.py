@@ -13,8 +13,8 @@ from typing import Any
 
 from storage_node.ops.ray_head import FOLDER_NAME
 from storage_node.settings.sources import WrongSetting
+from storage_node.store.growing_file import write_atomically
 from storage_node.store.permissions import trusted_bytes
-from storage_node.store.store_record import write_atomically
 
 
 @dataclass(frozen=True, slots=True)

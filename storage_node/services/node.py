@@ -12,6 +12,7 @@ import grpc
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.map_delta import carried, delta_of
 from storage_node.batch.session import BatchService
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.drives.manager import DriveManager
@@ -21,6 +22,7 @@ from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.worker.stage import sandbox_state
 from storage_node.remote.tier import RemoteTier
+from storage_node.security.rights.granted import GRANTED
 from storage_node.services.call_table import CALLER, PACKAGE, Role
 from storage_node.services.errors import Context
 from storage_node.settings.command_template import parse_text
@@ -100,8 +102,14 @@ class ClusterService:
         is_inside = await self._is_inside(_GET_MAP, context)
         view = self._membership.view
         response = pb.GetMapResponse(node_uuid=self._membership.node_uuid, peer_endpoint=self._peer_endpoint())
-        if is_inside is not None and view is not None and view.version > request.known_version:
-            response.map.CopyFrom(view.map if is_inside else self._for_clients(view.map))
+        if is_inside is not None and view is not None:
+            response.version = view.version
+            newest = view.map if is_inside else self._for_clients(view.map)
+            base = next((one for one in self._membership.recent if one.version == request.known_version), None)
+            if view.version > request.known_version and base is not None and GRANTED.get() is None:
+                response.delta.CopyFrom(delta_of(base if is_inside else _bare(base), newest))
+            elif view.version > request.known_version:  # also to a client that sees some of the buckets
+                response.map.CopyFrom(newest)
         return response
 
     def _for_clients(self, map_: pb.ClusterMap) -> pb.ClusterMap:
@@ -110,16 +118,16 @@ class ClusterService:
         No new map is ever derived from it: callers that may propose or teach a map identify themselves in every call.
         """
         if (self._of_clients.cluster_uuid, self._of_clients.version) != (map_.cluster_uuid, map_.version):
-            bare = pb.ClusterMap()
-            bare.CopyFrom(map_)
-            bare.ClearField("transform")
-            bare.ClearField("job")
-            self._of_clients = bare
+            self._of_clients = _bare(map_)
         return self._of_clients
 
     async def Learn(self, request: pb.LearnRequest, context: Context) -> pb.LearnResponse:
         async with _refusing_invalid_maps(context):
-            return pb.LearnResponse(version=await self._node.learn(request.map))
+            view = self._membership.view
+            map_ = carried(request, view.map if view is not None else None)
+            # A delta from another map is an earlier change than the latest one here.
+            known = self._membership.map_version
+            return pb.LearnResponse(version=known if map_ is None else await self._node.learn(map_))
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
         async with _refusing_invalid_maps(context):
@@ -132,6 +140,14 @@ class ClusterService:
     async def Witness(self, request: pb.WitnessRequest, context: Context) -> pb.WitnessResponse:
         state = self._acceptor_store.state
         return pb.WitnessResponse(accepted=witnessed(state, request.version, request.digest))
+
+
+def _bare(map_: pb.ClusterMap) -> pb.ClusterMap:
+    bare = pb.ClusterMap()
+    bare.CopyFrom(map_)
+    bare.ClearField("transform")
+    bare.ClearField("job")
+    return bare
 
 
 @contextlib.asynccontextmanager

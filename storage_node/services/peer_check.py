@@ -208,8 +208,8 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         view = self._membership.view
         nodes = [node for node in view.nodes if node.uuid != self._membership.node_uuid] if view is not None else []
         for node in nodes[:PEERS_ASKED]:
-            known = self._membership.view.version if self._membership.view is not None else 0
-            if known >= version:
+            known = self._membership.view.map if self._membership.view is not None else None
+            if known is not None and known.version >= version:
                 return
             map_ = await newer_map(self._channels.to(node.peer_endpoint), known, LEARN_TIMEOUT_S / PEERS_ASKED)
             if map_ is not None:

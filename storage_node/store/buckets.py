@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Mapping
 
 from ais_loader.errors import (
     AccessDenied,
@@ -106,13 +107,11 @@ class Buckets:
         settings: BucketSettings = BucketSettings(),  # noqa: B008  # frozen
         *,
         exist_ok: bool = False,
-        bucket_uuid: str | None = None,
     ) -> BucketRecord:
         """See `Store.create_bucket`."""
         self._drives.require_open()
         check_bucket_name(name)
-        if bucket_uuid is None:
-            _require_one_copy(settings)
+        _require_one_copy(settings)
         found = self.find(name)
         with self._record.lock:
             record = self._record.current
@@ -122,13 +121,20 @@ class Buckets:
                     return found
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             self._drives.require_writable()
-            of_cluster = bucket_uuid is not None  # the cluster repeats it to drives that miss it now
-            bucket = BucketRecord(bucket_uuid or draw_bucket_uuid().hex(), settings.copies or 1).with_settings(settings)
+            bucket = BucketRecord(draw_bucket_uuid().hex()).with_settings(settings)
             _require_settable(bucket)
             if bucket.has_quota:
                 self._count(bucket)
-            self._record.commit(record.with_bucket(name, bucket), whoever=of_cluster)
-            return self._record.current.buckets[name]
+            self._record.commit(record.with_buckets({name: bucket}))
+            return bucket
+
+    def follow(self, wanted: Mapping[str, BucketRecord]) -> None:
+        """See `Store.follow_buckets`."""
+        self._drives.require_writable()
+        with self._record.lock:
+            record = self._record.current
+            if missing := {name: bucket for name, bucket in wanted.items() if name not in record.buckets}:
+                self._record.commit(record.with_buckets(missing), whoever=True)  # a missing drive gets it later
 
     def set(self, name: str, settings: BucketSettings) -> BucketRecord:
         """See `Store.set_bucket`."""
@@ -141,7 +147,7 @@ class Buckets:
                 _require_settable(changed)
                 if changed.has_quota and not found.has_quota:
                     self._count(changed)
-                self._record.commit(self._record.current.with_bucket(name, changed))
+                self._record.commit(self._record.current.with_buckets({name: changed}))
                 if found.has_quota and not changed.has_quota:
                     self._count_no_more(changed)
             return self._record.current.buckets[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,9 +91,16 @@ def _power_of_x8(exponent: int, polynomial: Polynomial = CRC32C) -> int:
 
 
 def encode_checked(kind: str, version: int, fields: dict[str, Any]) -> bytes:
-    """Encode the fields of a small file under the key `kind`: a JSON text with its checksum and a format version."""
-    body = json.dumps(fields, sort_keys=True)
+    """Encode the fields of a small file under the key `kind`: a JSON text with its checksum and a format version.
+
+    Fields may be dataclasses.
+    """
+    body = json.dumps(fields, sort_keys=True, default=_fields_of)
     return json.dumps({"format": version, "checksum": crc32c(body.encode()), kind: body}).encode()
+
+
+def _fields_of(part: Any) -> dict[str, Any]:
+    return {field.name: getattr(part, field.name) for field in fields(part)}
 
 
 def decode_checked(kind: str, version: int, data: bytes, source: Path) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Quotas:
         limits = {
             bucket.uuid_bytes: _Limit(name, Use(bucket.quota_objects, bucket.quota_bytes))
             for name, bucket in record.buckets.items()
-            if bucket.has_quota
+            if bucket.quota_bytes or bucket.quota_objects  # `has_quota`, which takes twice as long
         }
         with self._lock:
             self._limits = limits

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -217,14 +217,19 @@ class Store(Closing):
         settings: BucketSettings = BucketSettings(),  # noqa: B008  # frozen
         *,
         exist_ok: bool = False,
-        bucket_uuid: str | None = None,
     ) -> BucketRecord:
-        """Create a bucket. `bucket_uuid`: it is this node's part of a cluster's bucket, with uuid and copies from the
-        cluster.
+        """Create a bucket.
 
         Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
-        return self._buckets.create(name, settings, exist_ok=exist_ok, bucket_uuid=bucket_uuid)
+        return self._buckets.create(name, settings, exist_ok=exist_ok)
+
+    def follow_buckets(self, wanted: Mapping[str, BucketRecord]) -> None:
+        """Create this node's parts of a cluster's buckets, with one write of the record. Names that exist stay.
+
+        Raises StoreReadOnly, Closed, DriveFull, DriveFailed.
+        """
+        self._buckets.follow(wanted)
 
     def set_bucket(self, name: str, settings: BucketSettings) -> BucketRecord:
         """Change settings that are not None; an empty `remote` removes it, and so does 0 a quota.

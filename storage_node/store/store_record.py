@@ -1,16 +1,18 @@
 """Store record (superblock): the drives that form the store, and its buckets. Small, and stored whole on every drive.
 
 A change is committed once a majority of the drives has it; opening uses the highest (epoch, revision) found. It is one
-JSON file per drive, replaced atomically and synced, with a checksum of its own.
+growing file per drive, of lines in JSON, each with a checksum of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import compress, filterfalse
+from operator import is_not
 from pathlib import Path
+from typing import Any
 
 from ais_loader.errors import StoreFormatError
 from ais_loader.wire.bucket_settings import BucketSettings
@@ -18,11 +20,11 @@ from ais_loader.wire.remote import Remote
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.segment_format import SEGMENT_FORMAT
+from storage_node.store.growing_file import GrowingFile, whole_lines
 from storage_node.store.names import SNAPSHOT_MARK
-from storage_node.store.permissions import private
 
 FILE_NAME = "record.json"
-RECORD_VERSION = 11
+RECORD_VERSION = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +180,9 @@ class StoreRecord:
         """Whether it is the record with which the store was created: no bucket has ever existed."""
         return self.order == (1, 1)
 
-    def with_bucket(self, name: str, bucket: BucketRecord) -> StoreRecord:
-        """Add a bucket, or replace it by one with other settings."""
-        return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
+    def with_buckets(self, buckets: Mapping[str, BucketRecord]) -> StoreRecord:
+        """Add buckets, or replace them by ones with other settings."""
+        return replace(self, revision=self.revision + 1, buckets={**self.buckets, **buckets})
 
     def with_etl(self, etl: str) -> StoreRecord:
         return replace(self, revision=self.revision + 1, etl=etl)
@@ -277,41 +279,52 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
     return tuple(era for era, after in zip(former, following, strict=True) if set(era) != set(after))
 
 
-def encode(record: StoreRecord) -> bytes:
-    fields = {**asdict(record), "segments": SEGMENT_FORMAT}
-    for key in ("revoked_tokens", "audit"):  # versions that do not know them read a record without any
-        if not fields[key]:
-            del fields[key]
-    for bucket in fields["buckets"].values():  # nor quotas
-        for key in ("quota_bytes", "quota_objects"):
-            if not bucket[key]:
-                del bucket[key]
-        if bucket["remote"] is not None and not bucket["remote"]["verify_md5"]:
-            del bucket["remote"]["verify_md5"]
-    return encode_checked("record", RECORD_VERSION, fields)
+_FIELDS = [one.name for one in fields(StoreRecord)]
+_MAPPINGS = ("buckets", "gone", "snapshots", "revoked_tokens", "audit")
+
+
+def encode(record: StoreRecord, before: StoreRecord | None = None) -> bytes:
+    """Encode a record as a line; with the record `before`, only what has changed since."""
+    found: dict[str, Any] = {} if before is not None else {"segments": SEGMENT_FORMAT}
+    for name in _FIELDS:
+        value, known = getattr(record, name), None if before is None else getattr(before, name)
+        if value == known:
+            continue
+        if known is not None and name in _MAPPINGS:
+            is_new = map(is_not, value.values(), map(known.get, value))  # no loop of Python over all buckets
+            value = dict(compress(value.items(), is_new)) | dict.fromkeys(filterfalse(value.__contains__, known))
+        found[name] = value
+    return encode_checked("record", RECORD_VERSION, found) + b"\n"
 
 
 def decode(data: bytes, source: Path) -> StoreRecord:
     """Decode a record. Raises StoreFormatError for anything that `encode` did not write."""
     try:
-        fields = decode_checked("record", RECORD_VERSION, data, source)
-        if (segments := fields.pop("segments")) != SEGMENT_FORMAT:
+        found: dict[str, Any] = {name: {} for name in _MAPPINGS}
+        for line in whole_lines(data):
+            for name, value in decode_checked("record", RECORD_VERSION, line, source).items():
+                if name not in _MAPPINGS:
+                    found[name] = value
+                    continue
+                found[name].update(value)
+                for key in [key for key, one in value.items() if one is None]:
+                    del found[name][key]
+        if (segments := found.pop("segments")) != SEGMENT_FORMAT:
             raise StoreFormatError(
                 f"{source}: segments of format {segments}; this version reads format {SEGMENT_FORMAT}"
             )
-        for bucket in fields["buckets"].values():
-            bucket.pop("reframe", None)  # a setting of earlier versions
+        for bucket in found["buckets"].values():
             bucket["remote"] = None if bucket["remote"] is None else Remote(**bucket["remote"])
-        fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
-        fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
-        fields["retiring"], fields["trimming"] = tuple(fields["retiring"]), tuple(fields["trimming"])
-        fields["former"] = tuple(map(tuple, fields["former"]))
-        fields["snapshots"] = {
+        found["buckets"] = {name: BucketRecord(**bucket) for name, bucket in found["buckets"].items()}
+        for name in ("drives", "purging", "retiring", "trimming"):
+            found[name] = tuple(found[name])
+        found["former"] = tuple(map(tuple, found["former"]))
+        found["snapshots"] = {
             bucket_uuid: {name: SnapshotRecord(**one) for name, one in named.items()}
-            for bucket_uuid, named in fields["snapshots"].items()
+            for bucket_uuid, named in found["snapshots"].items()
         }
-        fields["audit"] = {place: AuditEnd(**end) for place, end in fields.get("audit", {}).items()}
-        record = StoreRecord(**fields)
+        found["audit"] = {place: AuditEnd(**end) for place, end in found["audit"].items()}
+        record = StoreRecord(**found)
         if not 0 < record.epoch < 1 << 32 or any(cut >> 62 for cuts in record.cuts.values() for cut in cuts):
             raise ValueError("an epoch, or a snapshot's cut, that there cannot be")
         return record
@@ -330,6 +343,8 @@ class CommitMark:
     def __init__(self) -> None:
         self.latest = object()
         """A new object after each commit. Comparing it with an earlier one shows whether there was a commit."""
+        self.file = GrowingFile(encode, lambda: failpoint("record.staged"))
+        """The record in this folder."""
 
     def committed(self) -> None:
         self.latest = object()
@@ -345,9 +360,10 @@ def commit_mark(folder: Path) -> CommitMark:
 
 
 def write(folder: Path, record: StoreRecord) -> None:
-    """Replace the record of one drive, atomically and durably. Raises OSError."""
-    write_atomically(folder / FILE_NAME, encode(record), before_rename=lambda: failpoint("record.staged"))
-    commit_mark(folder).committed()
+    """Write the record of one drive, atomically and durably. Raises OSError."""
+    mark = commit_mark(folder)
+    mark.file.write(folder / FILE_NAME, record)
+    mark.committed()
     failpoint("record.one_drive")
 
 
@@ -358,33 +374,3 @@ def read(folder: Path) -> StoreRecord | None:
         return decode(path.read_bytes(), path)
     except FileNotFoundError:
         return None
-
-
-def write_atomically(path: Path, data: bytes, before_rename: Callable[[], None] | None = None) -> None:
-    """Write, sync, rename, sync the folder: afterwards the file is either the old one or the new one, whole.
-
-    Only its owner may read it.
-    """
-    staged = path.with_name(path.name + ".new")
-    try:
-        with open(staged, "wb", opener=private) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if before_rename is not None:
-            before_rename()
-        os.rename(staged, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            staged.unlink()
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

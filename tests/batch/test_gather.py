@@ -160,9 +160,9 @@ class Peers:
             raise PeerUnavailable("scripted")
         return PeerStream(endpoint, part, self.timeout_s, begin=peer.open, failed=lambda error: None)
 
-    async def newer_map(self, endpoint: str, known_version: int) -> cluster_pb.ClusterMap | None:
+    async def newer_map(self, endpoint: str, known: cluster_pb.ClusterMap) -> cluster_pb.ClusterMap | None:
         newest = self.view().map
-        return newest if newest.version > known_version else None
+        return newest if newest.version > known.version else None
 
     def failing_s(self, endpoint: str) -> float:
         return 0.0

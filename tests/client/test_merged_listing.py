@@ -3,8 +3,10 @@ missing while objects go from node to node and maps change."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -249,7 +251,8 @@ class World:
 @settings(max_examples=examples(300))
 @given(seed=st.integers(0, 1 << 32))
 @pytest.mark.parametrize("alone", [False, True], ids=["objects", "names"])
-def test_nothing_is_missing_whatever_moves_while_it_is_listed(seed: int, alone: bool) -> None:
+@pytest.mark.parametrize("side_by_side", [False, True], ids=["in turn", "side by side"])
+def test_nothing_is_missing_whatever_moves_while_it_is_listed(seed: int, alone: bool, side_by_side: bool) -> None:
     clock = [100.0]
     names = [f"{at:02}" for at in range(20)]
     world = World(Random(seed), names, clock)
@@ -259,11 +262,40 @@ def test_nothing_is_missing_whatever_moves_while_it_is_listed(seed: int, alone: 
             world.known[int(first)] = world.version
         return world.map()
 
+    def begin(call: Callable[[], Any]) -> Callable[[], Any]:
+        """Some calls end before later ones begin, and others only when they are waited for."""
+        if not side_by_side or world.random.random() < 0.5:
+            return call
+        answer = call()
+        return lambda: answer
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listing.time, "monotonic", lambda: clock[0])
         patch.setattr(time, "sleep", lambda _: None)
         if alone:
-            found = names_of(world.page, newest, map_=world.map(), retry_s=1e9)
+            found = names_of(world.page, newest, map_=world.map(), retry_s=1e9, begin=begin)
         else:
-            found = [one.name for one in objects_of(world.page, newest, map_=world.map(), retry_s=1e9)]
+            found = [one.name for one in objects_of(world.page, newest, map_=world.map(), retry_s=1e9, begin=begin)]
     assert found == names
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_all_nodes_are_asked_for_a_page_before_one_has_answered_and_for_no_second_one(count: int) -> None:
+    nodes = Nodes(*([info(f"{name:02}-{at}") for name in range(6)] for at in range(count)))
+    all_asked = threading.Barrier(count)
+    outstanding, most = [0] * count, [0] * count
+
+    def page(map_: ListedMap, at: int, after: str) -> ListedPage:
+        outstanding[at] += 1
+        most[at] = max(most[at], outstanding[at])
+        if not after:
+            all_asked.wait(timeout=30.0)  # breaks if another node is asked only after this one has answered
+        found = nodes.page(map_, at, after)
+        outstanding[at] -= 1
+        return found
+
+    map_ = map_of([f"host-{at}" for at in range(count)])
+    with ThreadPoolExecutor(count) as pool:
+        found = objects_of(page, lambda _: map_, map_=map_, retry_s=0.05, begin=lambda call: pool.submit(call).result)
+    assert [one.name for one in found] == sorted(f"{name:02}-{at}" for name in range(6) for at in range(count))
+    assert most == [1] * count

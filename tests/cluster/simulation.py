@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.map_delta import carried, delta_of
 from storage_node.cluster.consensus import acceptor
 from storage_node.cluster.consensus.acceptor import AcceptorState, MapRefused
 from storage_node.cluster.consensus.effects import Ask, Edit, NoAnswer, Pause, Request, Response, Steps
@@ -36,10 +37,20 @@ class SimulatedNode:
     def handle(self, request: Request) -> Response | NoAnswer:
         try:
             if isinstance(request, pb.GetMapRequest):
-                return pb.GetMapResponse(map=self.state.committed, node_uuid=self.uuid)
+                known = self.state.committed
+                answer = pb.GetMapResponse(node_uuid=self.uuid, version=known.version if known is not None else 0)
+                base = self.history.get(request.known_version)
+                if known is not None and known.version > request.known_version:
+                    answer.map.CopyFrom(known)
+                    if base is not None:
+                        answer.ClearField("map")
+                        answer.delta.CopyFrom(delta_of(base, known))
+                return answer
             if isinstance(request, pb.LearnRequest):
-                self.state = acceptor.learn(self.state, request.map)
-                self.history[request.map.version] = request.map
+                map_ = carried(request, self.state.committed)
+                if map_ is not None:
+                    self.state = acceptor.learn(self.state, map_)
+                    self.history[map_.version] = map_
                 assert self.state.committed is not None
                 return pb.LearnResponse(version=self.state.committed.version)
             if request.node_uuid != self.uuid:
@@ -97,8 +108,14 @@ class Network:
         )
 
     def start(self, name: str, edit: Edit, endpoints: list[str], timeout_s: float = 300.0) -> Running:
+        maps = [map_ for node in self.nodes.values() for map_ in node.history.values()]
         proposer = Proposer(
-            endpoints, edit, lambda: self.time_s, draw=lambda: self.random.randbytes(16), jitter=self.random
+            endpoints,
+            edit,
+            lambda: self.time_s,
+            draw=lambda: self.random.randbytes(16),
+            jitter=self.random,
+            known=self.random.choice([None, *maps]),
         )
         running = self.running[name] = Running(name, proposer.run(timeout_s))
         self._go_on(running)
@@ -127,7 +144,8 @@ class Network:
             node = self.nodes[message.endpoint]
             response = node.handle(message.body)  # type: ignore[arg-type]
             if isinstance(message.body, pb.AcceptRequest) and getattr(response, "accepted", False):
-                map_ = message.body.map
+                map_ = node.state.accepted
+                assert map_ is not None
                 key = map_.version, acceptor.ballot_order(map_.ballot)
                 self.votes.setdefault(key, (map_, set()))[1].add(node.uuid)
             self.bag.append(Message(message.proposer, message.ask, message.endpoint, response, False))

@@ -9,13 +9,12 @@ from agreement_kit import endpoints_of, known_map, make_cluster, node_at, nodes_
 
 from ais_loader.errors import DriveFailed
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.consensus.acceptor import MapRefused
+from storage_node.cluster.consensus.acceptor import AcceptorState, MapRefused
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket
-from storage_node.store import store_record as records
-from storage_node.store.drive.identity import CLUSTER_FILE_NAME
+from storage_node.store.growing_file import GrowingFile
 
 STORE = "5" * 32
 
@@ -34,14 +33,14 @@ def roots(tmp_path: Path) -> list[Path | None]:
 
 def fail_on(monkeypatch: pytest.MonkeyPatch, *broken: Path | None) -> None:
     """Writes to these drives fail from now on, and to no others."""
-    write = records.write_atomically
+    write = GrowingFile.write
 
-    def maybe(path: Path, data: bytes) -> None:
+    def maybe(file: GrowingFile[AcceptorState], path: Path, value: AcceptorState) -> None:
         if path.parent in broken:
             raise OSError(5, "Input/output error")
-        write(path, data)
+        write(file, path, value)
 
-    monkeypatch.setattr(records, "write_atomically", maybe)
+    monkeypatch.setattr(GrowingFile, "write", maybe)
 
 
 def test_a_promise_is_on_every_drive_before_it_is_given(roots: list[Path | None]) -> None:
@@ -78,8 +77,10 @@ def test_a_drive_that_missed_a_promise_does_not_lower_it(
         fail_on(patch, roots[0])
         acceptor_store.prepare(ask(5))
     assert not AcceptorStore(STORE, roots).prepare(ask(4)).promised
-    contents = {(root / CLUSTER_FILE_NAME).read_bytes() for root in roots if root is not None}
-    assert len(contents) == 1, "brought up to date at the start"
+    for root in roots:
+        assert AcceptorStore(STORE, [root, None, None]).state.promise == ask(5).ballot, (
+            "brought up to date at the start"
+        )
 
 
 def test_too_few_drives_to_know_what_was_promised_do_not_vote(roots: list[Path | None]) -> None:

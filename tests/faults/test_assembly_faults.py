@@ -27,6 +27,7 @@ from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
 from storage_node.store.replica_state import clock_s
 from storage_node.store.store import Store
+from storage_node.store.store_record import BucketRecord
 from tests.cluster_processes import ClusterProcesses
 from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import BUCKET, Answer, to_one_node
@@ -94,7 +95,7 @@ class Gathering:
 
 def fill(drive: Path) -> None:
     with Store.open([drive], mode="a") as store:
-        store.create_bucket(BUCKET, bucket_uuid=BUCKET_UUID.hex())
+        store.follow_buckets({BUCKET: BucketRecord(BUCKET_UUID.hex())})
         uploads = [store.stage(BUCKET, name, [data], {}) for name, data in OBJECTS.items()]
         for at, upload in enumerate(uploads):
             upload.assign(Version(1, 1 + at))  # the same on both nodes

@@ -18,6 +18,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as objects_rpc
+from storage_node.cluster.consensus.acceptor_store import decode
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket, create_cluster, delete_bucket
@@ -215,6 +216,7 @@ def test_a_bucket_deleted_and_made_again_while_a_node_was_down_is_a_new_one_ther
 def test_a_file_lost_on_one_drive_is_restored_from_the_other(cluster: Cluster, damage: str) -> None:
     node = cluster.nodes[0]
     one, other = (drive / "cluster.json" for drive in node.drives)
+    uuid = ask_map(node).node_uuid.hex()
     old = one.read_bytes()
     map_ = change_map(cluster.endpoints, create_bucket("b"), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
     node.kill()
@@ -225,8 +227,9 @@ def test_a_file_lost_on_one_drive_is_restored_from_the_other(cluster: Cluster, d
     else:
         one.write_bytes(old if damage == "old" else kept[:-20])
     node.start()
-    assert one.read_bytes() == other.read_bytes() == kept
-    assert ask_map(node).map == map_
+    states = [decode(file.read_bytes(), file, uuid) for file in (one, other)]
+    assert states[0] == states[1] == decode(kept, other, uuid)
+    assert ask_map(node).map == states[0].committed == map_
 
 
 def test_a_node_whose_drives_have_all_lost_it_does_not_start(cluster: Cluster) -> None:

@@ -175,25 +175,30 @@ def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
         bucket_uuid, store_uuid, drives = store.bucket(BUCKET).uuid, store.store_uuid, store.record.current.drives
     identity = json.loads((tmp_path / "drive" / "drive.json").read_text())
     assert identity == {"format": 2, "drive_uuid": drives[0], "store_uuid": store_uuid}
-    outer = json.loads((tmp_path / "drive" / "record.json").read_text())
-    assert (outer["format"], outer["checksum"]) == (11, crc32c(outer["record"].encode()))
-    assert json.loads(outer["record"]) == {
+    lines = [json.loads(line) for line in (tmp_path / "drive" / "record.json").read_text().splitlines()]
+    assert all((line["format"], line["checksum"]) == (12, crc32c(line["record"].encode())) for line in lines)
+    whole, *_, change = (json.loads(line["record"]) for line in lines)
+    bucket = {"uuid": bucket_uuid, "copies": 1, "remote": None, "quota_bytes": 0, "quota_objects": 0}
+    assert change == {"revision": 2, "buckets": {BUCKET: bucket}}
+    assert whole == {
         "store_uuid": store_uuid,
         "drives": list(drives),
         "epoch": 1,
-        "revision": 2,
+        "revision": 1,
         "purging": [],
-        "buckets": {BUCKET: {"uuid": bucket_uuid, "copies": 1, "remote": None}},
+        "buckets": {},
         "retiring": [],
         "former": [],
         "gone": {},
         "snapshots": {},
         "trimming": [],
         "etl": "",
+        "revoked_tokens": {},
+        "audit": {},
         "segments": 2,
     }
     described = set(re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE))
-    assert set(json.loads(outer["record"])) <= described
+    assert set(whole) <= described
 
 
 def test_a_drive_holds_the_files_described_and_no_others(tmp_path: Path) -> None:

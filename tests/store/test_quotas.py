@@ -15,7 +15,6 @@ from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNo
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.remote import Remote
 from storage_node.store import format as fmt
-from storage_node.store import store_record as records
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.drive import Drive
 from storage_node.store.fsck.fsck import check, rebuild, repair
@@ -249,13 +248,10 @@ def test_a_remote_bucket_has_no_quota_and_a_bucket_with_one_is_not_made_remote(t
         assert store.bucket(BUCKET).remote is None
 
 
-def test_a_record_without_quotas_is_that_of_earlier_versions(tmp_path: Path) -> None:
+def test_a_quota_that_was_removed_is_not_counted_any_more(tmp_path: Path) -> None:
     with store_at(tmp_path / "a") as store:
-        assert b"quota" not in (tmp_path / "a" / records.FILE_NAME).read_bytes()
         store.set_bucket(BUCKET, BucketSettings(quota_objects=5))
-        assert b"quota_objects" in (tmp_path / "a" / records.FILE_NAME).read_bytes()
         store.set_bucket(BUCKET, BucketSettings(quota_objects=0))
-        assert b"quota" not in (tmp_path / "a" / records.FILE_NAME).read_bytes()
         assert not list(store.drive_set.live()[0].catalog.scan(fmt.USAGE_PREFIX))
 
 

@@ -160,10 +160,10 @@ class LateStream(FramedStream):
 
 def _map_of(node: NodeCalls, timeout_s: float) -> cluster_pb.ClusterMap | None:
     try:
-        answer = node.cluster_map(0, timeout_s=timeout_s)
+        map_ = node.cluster_map(None, timeout_s=timeout_s)
     except errors.Unsupported:
         return None
-    return answer.map if answer.HasField("map") else None
+    return map_ if map_.version else None
 
 
 def _after_fork_in_child() -> None:

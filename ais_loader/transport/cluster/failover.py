@@ -174,7 +174,7 @@ class Members:
             before = self.view
             if map_.version <= before.version or map_.cluster_uuid != before.map.cluster_uuid:
                 return False
-            self.view = ClusterView(map_)
+            self.view = ClusterView(map_, before)
             return True
 
     def refresh(self, *, first: bytes | None = None, force: bool = False) -> bool:
@@ -190,8 +190,8 @@ class Members:
         if first in self.view.position:
             assert first is not None
             nodes = [first, *(node for node in nodes if node != first)]
-        answers: queue.SimpleQueue[tuple[bytes, cluster_pb.GetMapResponse | None]] = queue.SimpleQueue()
-        known, waiting, answered, newer = self.view.version, 0, 0, False
+        answers: queue.SimpleQueue[cluster_pb.ClusterMap | None] = queue.SimpleQueue()
+        known, waiting, answered, newer = self.view.map, 0, 0, False
         ends_at = now + MAP_TIMEOUT_S
         while True:
             while nodes and waiting + answered < _MAP_REQUESTS_AT_ONCE and not newer:
@@ -204,19 +204,19 @@ class Members:
             if not waiting or newer:
                 return newer
             try:
-                _, answer = answers.get(timeout=max(0.0, ends_at - time.monotonic()))
+                answer = answers.get(timeout=max(0.0, ends_at - time.monotonic()))
             except queue.Empty:
                 return newer
             waiting -= 1
             if answer is not None:
                 answered += 1
                 ends_at = min(ends_at, time.monotonic() + _OTHERS_S)
-                newer = answer.HasField("map") and self.learn(answer.map)
+                newer = self.learn(answer)
 
     def _request_map(
-        self, node: bytes, known: int, answers: queue.SimpleQueue[tuple[bytes, cluster_pb.GetMapResponse | None]]
+        self, node: bytes, known: cluster_pb.ClusterMap, answers: queue.SimpleQueue[cluster_pb.ClusterMap | None]
     ) -> None:
-        answer: cluster_pb.GetMapResponse | None = None
+        answer: cluster_pb.ClusterMap | None = None
         try:
             answer = self.calls(node).cluster_map(known, timeout_s=MAP_TIMEOUT_S)
         except (errors.NodeUnavailable, errors.SilenceTimeout):
@@ -224,7 +224,7 @@ class Members:
         except errors.LoaderError:  # it has no map, or the client has been closed
             pass
         finally:
-            answers.put((node, answer))
+            answers.put(answer)
 
     # -- life
 

@@ -1,9 +1,10 @@
 """Merged listing of several nodes: every name once, in order, in its newest version, complete by one map.
 
-The listing proceeds in ranges of names. A range ends where some node's answer ends, so that all nodes have listed it
-completely. The answers count if all nodes knew the same map when they listed: objects move between nodes only by a map,
-and a node that has removed an object by a newer map reports that version. If a node knows a newer map, the range begins
-again, with the nodes of that map.
+All nodes are asked for a page side by side, so a listing takes as long as its slowest node, and holds a page of each.
+It proceeds in ranges of names. A range ends where some node's answer ends, so that all nodes have listed it completely.
+The answers count if all nodes knew the same map when they listed: objects move between nodes only by a map, and a node
+that has removed an object by a newer map reports that version. If a node knows a newer map, the range begins again,
+with the nodes of that map.
 
 The nodes are not listed at the same instant. An object that moves from a node that has not been listed yet to one that
 already has would be missed. So a range is listed twice, on all nodes before any is listed again, if objects may have
@@ -21,7 +22,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeAlias, cast
 
 from ais_loader.errors import (
     BucketNotFound,
@@ -113,6 +114,10 @@ class _EarlierPasses:
         return name not in self.in_doubt and (self.end is None or name <= self.end)
 
 
+Answer: TypeAlias = tuple[ListedPage, float]
+"""A page, and the monotonic time when it arrived."""
+
+
 class _NewerMap(Exception):
     """A node acts by a newer map than this listing."""
 
@@ -133,6 +138,7 @@ class MergedListing:
     Args:
         page_of: returns a page of one node (by its position in the map) with the names after a given one.
         newest: requests and returns the newest map. It asks the given node first, unless that is None.
+        begin: starts a call, and returns a call that waits for its result. By default, calls run one after another.
         start_after: only names after this one are listed.
 
     Raises NodeUnavailable, SilenceTimeout, DriveFailed if more hosts are silent than there are further copies, StaleMap
@@ -147,9 +153,11 @@ class MergedListing:
         map_: ListedMap,
         retry_s: float,
         start_after: str = "",
+        begin: Callable[[Callable[[], Answer]], Callable[[], Answer]] = lambda call: call,
     ) -> None:
         self._page_of = page_of
         self._newest = newest
+        self._begin_call = begin
         self._patience = RetryBudget(retry_s)
         self._after = start_after
         """Everything up to here has been listed."""
@@ -162,6 +170,8 @@ class MergedListing:
         self._feeds: list[_Feed] = [_Feed(at, self._after) for at in range(len(map_.nodes))]
         self._silent: dict[str, LoaderError] = {}
         self._without: dict[int, BucketNotFound] = {}
+        self._begun: dict[tuple[int, str], Callable[[], Answer]] = {}
+        """Calls whose results have not been consumed, by node and name."""
 
     def stretches(self) -> Iterator[list[Item]]:
         """Yield lists that are the listing, one after another."""
@@ -190,6 +200,8 @@ class MergedListing:
         for feed in self._feeds:
             if not feed.items and feed.next is not None:  # a feed at its end keeps the time of its last request
                 feed.requested_at_s = time.monotonic()
+                self._request_page(feed, feed.next)
+        for feed in self._feeds:
             while not feed.items and feed.next is not None and not feed.silent:
                 self._fetch_page(feed, feed.next)
         began_s = min((feed.requested_at_s for feed in self._feeds if not feed.silent), default=0.0)
@@ -219,6 +231,7 @@ class MergedListing:
         """List the range again, now that all nodes have been listed once."""
         for feed in self._feeds:
             feed.items, feed.in_doubt, feed.next, feed.requested_at_s = [], [], self._after, time.monotonic()
+            self._request_page(feed, self._after)
         found: list[tuple[list[Item], list[str]]] = []
         for feed in self._feeds:
             while feed.next is not None and not feed.silent and (end is None or feed.next < end):
@@ -255,10 +268,17 @@ class MergedListing:
             raise _TooFewAnswer(NodeUnavailable(f"{len(left):,} names are in doubt, and {reason}"))
         newest.update((name, found[name]) for name in in_doubt if name in found)
 
+    def _request_page(self, feed: _Feed, after: str) -> None:
+        map_ = self._map
+        if not feed.silent and (feed.at, after) not in self._begun:
+            call = lambda: (self._page_of(map_, feed.at, after), time.monotonic())  # noqa: E731
+            self._begun[feed.at, after] = self._begin_call(call)
+
     def _fetch_page(self, feed: _Feed, after: str) -> None:
         map_ = self._map
+        self._request_page(feed, after)
         try:
-            page = self._page_of(map_, feed.at, after)
+            page, answered_at_s = self._begun.pop((feed.at, after))()
         except BucketNotFound as error:
             self._lacks_bucket(feed, error)
             return
@@ -268,7 +288,7 @@ class MergedListing:
         if page.map_version > map_.version:
             raise _NewerMap(feed.at, page.map_version)
         feed.outdated |= page.oldest_map_version < map_.version
-        feed.removed_at_s = max(feed.removed_at_s, time.monotonic() - page.since_removal_s)
+        feed.removed_at_s = max(feed.removed_at_s, answered_at_s - page.since_removal_s)
         feed.items += page.items
         feed.in_doubt += page.in_doubt
         feed.next = page.next

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ais_loader.transport.base import object_info
@@ -14,6 +15,9 @@ from ais_loader.transport.listings import Item, folder_of, items_of, names_of_pa
 from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.names_block import after_folder
+
+_AT_ONCE = 32
+"""Most nodes that a listing asks at once."""
 
 
 def node_pages(
@@ -61,14 +65,20 @@ def node_pages(
         members.refresh(first=first, force=True)
         return known()
 
+    # Its threads are those of one listing: a forked process has none of them.
+    pool = ThreadPoolExecutor(min(_AT_ONCE, len(members.view.nodes)), "ais-loader listing")
     merged = MergedListing(
         lambda map_, at, after: page_of(members.calls(map_.nodes[at]), after),
         newest,
         map_=known(),
         retry_s=retry_s,
         start_after=request.start_after,
+        begin=lambda call: pool.submit(call).result,
     )
-    yield from merged.stretches()
+    try:
+        yield from merged.stretches()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _listed(request: pb.ListRequest, page: pb.ListResponse) -> ListedPage:

@@ -53,6 +53,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as snapshots_pb
+from ais_loader.wire.map_delta import carried
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.plain import plain
 from ais_loader.wire.remote import Remote
@@ -511,11 +512,17 @@ class NodeCalls:
 
     # -- the node itself
 
-    def cluster_map(self, known_version: int, *, timeout_s: float) -> cluster_pb.GetMapResponse:
-        """Return the node's map of its cluster. Raises Unsupported for a node without one."""
-        request = cluster_pb.GetMapRequest(known_version=known_version)
-        answer: cluster_pb.GetMapResponse = self._call(lambda conn: conn.cluster.GetMap(request, timeout=timeout_s))
-        return answer
+    def cluster_map(self, known: cluster_pb.ClusterMap | None, *, timeout_s: float) -> cluster_pb.ClusterMap:
+        """Return the node's map of its cluster; an empty one if it has none, or none newer than this one. Raises
+        Unsupported for a node without one."""
+
+        def ask(version: int) -> cluster_pb.GetMapResponse:
+            request = cluster_pb.GetMapRequest(known_version=version)
+            answer: cluster_pb.GetMapResponse = self._call(lambda conn: conn.cluster.GetMap(request, timeout=timeout_s))
+            return answer
+
+        map_ = carried(ask(known.version if known is not None else 0), known)
+        return ask(0).map if map_ is None else map_
 
     def describe(self) -> dict[str, object]:
         described = plain(self._call(lambda conn: conn.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)))

@@ -93,6 +93,30 @@ class MapSnapshot(_message.Message):
     size_bytes: int
     def __init__(self, name: _Optional[str] = ..., cut: _Optional[int] = ..., created_ns: _Optional[int] = ..., maker: _Optional[bytes] = ..., objects: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
+class MapDelta(_message.Message):
+    __slots__ = ("base_version", "inserted", "splice", "checksum")
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSERTED_FIELD_NUMBER: _ClassVar[int]
+    SPLICE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    base_version: int
+    inserted: ClusterMap
+    splice: _containers.RepeatedCompositeFieldContainer[Splice]
+    checksum: int
+    def __init__(self, base_version: _Optional[int] = ..., inserted: _Optional[_Union[ClusterMap, _Mapping]] = ..., splice: _Optional[_Iterable[_Union[Splice, _Mapping]]] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class Splice(_message.Message):
+    __slots__ = ("field", "dropped", "kept", "removed")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    field: int
+    dropped: int
+    kept: int
+    removed: int
+    def __init__(self, field: _Optional[int] = ..., dropped: _Optional[int] = ..., kept: _Optional[int] = ..., removed: _Optional[int] = ...) -> None: ...
+
 class Ballot(_message.Message):
     __slots__ = ("number", "proposer")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -108,20 +132,26 @@ class GetMapRequest(_message.Message):
     def __init__(self, known_version: _Optional[int] = ...) -> None: ...
 
 class GetMapResponse(_message.Message):
-    __slots__ = ("map", "node_uuid", "peer_endpoint")
+    __slots__ = ("map", "node_uuid", "peer_endpoint", "version", "delta")
     MAP_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
     PEER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     map: ClusterMap
     node_uuid: bytes
     peer_endpoint: str
-    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ..., node_uuid: _Optional[bytes] = ..., peer_endpoint: _Optional[str] = ...) -> None: ...
+    version: int
+    delta: MapDelta
+    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ..., node_uuid: _Optional[bytes] = ..., peer_endpoint: _Optional[str] = ..., version: _Optional[int] = ..., delta: _Optional[_Union[MapDelta, _Mapping]] = ...) -> None: ...
 
 class LearnRequest(_message.Message):
-    __slots__ = ("map",)
+    __slots__ = ("map", "delta")
     MAP_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     map: ClusterMap
-    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ...) -> None: ...
+    delta: MapDelta
+    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ..., delta: _Optional[_Union[MapDelta, _Mapping]] = ...) -> None: ...
 
 class LearnResponse(_message.Message):
     __slots__ = ("version",)
@@ -130,14 +160,16 @@ class LearnResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("cluster_uuid", "ballot", "node_uuid")
+    __slots__ = ("cluster_uuid", "ballot", "node_uuid", "known_version")
     CLUSTER_UUID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
     cluster_uuid: bytes
     ballot: Ballot
     node_uuid: bytes
-    def __init__(self, cluster_uuid: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node_uuid: _Optional[bytes] = ...) -> None: ...
+    known_version: int
+    def __init__(self, cluster_uuid: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., node_uuid: _Optional[bytes] = ..., known_version: _Optional[int] = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
     __slots__ = ("promised", "promise", "accepted")
@@ -150,12 +182,14 @@ class PrepareResponse(_message.Message):
     def __init__(self, promised: bool = ..., promise: _Optional[_Union[Ballot, _Mapping]] = ..., accepted: _Optional[_Union[ClusterMap, _Mapping]] = ...) -> None: ...
 
 class AcceptRequest(_message.Message):
-    __slots__ = ("map", "node_uuid")
+    __slots__ = ("map", "node_uuid", "delta")
     MAP_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     map: ClusterMap
     node_uuid: bytes
-    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ..., node_uuid: _Optional[bytes] = ...) -> None: ...
+    delta: MapDelta
+    def __init__(self, map: _Optional[_Union[ClusterMap, _Mapping]] = ..., node_uuid: _Optional[bytes] = ..., delta: _Optional[_Union[MapDelta, _Mapping]] = ...) -> None: ...
 
 class AcceptResponse(_message.Message):
     __slots__ = ("accepted", "promise")

@@ -438,7 +438,7 @@ class Gather:
         try:
             known = self._routing.view.version
             if (view := membership.view) is None or view.version <= known:
-                newer = await resources.peers.newer_map(endpoint, known)
+                newer = await resources.peers.newer_map(endpoint, self._routing.view.map)
                 if newer is not None:
                     await resources.node.learn(newer)
                 else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.map_delta import carried
 from storage_node.cluster.consensus.map_bounds import MAX_FIRST_VERSION, MapRefused, require_ballot, require_map
 
 __all__ = ["AcceptorState", "BallotOrder", "MapRefused", "accept", "ballot_order", "learn", "merged", "prepare"]
@@ -47,17 +48,20 @@ def prepare(state: AcceptorState, request: pb.PrepareRequest) -> tuple[AcceptorS
     promised = ballot_order(request.ballot) >= ballot_order(state.promise)
     if promised:
         state = replace(state, promise=request.ballot)
-    return state, pb.PrepareResponse(promised=promised, promise=state.promise, accepted=state.newest)
+    newest = state.newest if state.newest is not None and state.newest.version > request.known_version else None
+    return state, pb.PrepareResponse(promised=promised, promise=state.promise, accepted=newest)
 
 
 def accept(state: AcceptorState, request: pb.AcceptRequest) -> tuple[AcceptorState, pb.AcceptResponse]:
     """Answer an accept request. Raises MapRefused."""
-    map_ = request.map
+    map_ = carried(request, state.committed)
+    if map_ is None:  # it knows a newer map than the one that was changed
+        return state, pb.AcceptResponse(promise=state.promise)
     _require_cluster(state.committed, map_.cluster_uuid)
     if state.accepted is not None and not map_.version == state.accepted.version == 1:
         # If two clusters are being created, the one with the higher ballot wins.
         _require_cluster(state.accepted, map_.cluster_uuid)
-    require_map(map_)
+    require_map(map_, state.committed)
     if state.committed is None and map_.version > MAX_FIRST_VERSION:
         raise MapRefused(f"a first map of version {map_.version:,}, at most {MAX_FIRST_VERSION:,}")
     require_ballot(state.promise, map_.ballot)

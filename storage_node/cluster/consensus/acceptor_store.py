@@ -1,4 +1,4 @@
-"""Stable storage of the acceptor: `cluster.json` on every drive, written and synced before an answer is sent.
+"""Stable storage of the acceptor: `cluster.json` on every drive, a growing file, synced before an answer is sent.
 
 A change takes effect once more than half of the drives have it. The highest state on all but a minority of the drives
 therefore covers everything that was ever answered. A node that reads fewer drives at its start serves the map that it
@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from ais_loader.errors import DriveFailed, LoaderError, StoreFormatError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.map_delta import applied, delta_of
 from storage_node.cluster.consensus import acceptor
 from storage_node.cluster.consensus.acceptor import AcceptorState
-from storage_node.store import store_record as records
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.growing_file import GrowingFile, whole_lines
 from storage_node.store.store import Store
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 Response = TypeVar("Response", pb.PrepareResponse, pb.AcceptResponse)
 T = TypeVar("T")
 
@@ -42,6 +44,7 @@ class AcceptorStore:
         """
         self._store_uuid = store_uuid
         self._lock = threading.Lock()
+        self._files: dict[Path, GrowingFile[AcceptorState]] = {}
         self._use(roots)
         found: dict[Path, AcceptorState | None] = {}
         faults: list[str] = []
@@ -168,8 +171,9 @@ class AcceptorStore:
         self.state = state
 
     def _write(self, root: Path, state: AcceptorState) -> None:
+        file = self._files.setdefault(root, GrowingFile(functools.partial(encode, self._store_uuid)))
         try:
-            records.write_atomically(root / CLUSTER_FILE_NAME, encode(self._store_uuid, state))
+            file.write(root / CLUSTER_FILE_NAME, state)
         except OSError as error:
             raise drive_error(error, root, "writing what the node has agreed to in its cluster") from error
 
@@ -179,36 +183,45 @@ def roots_of(store: Store) -> list[Path | None]:
     return [drive.root if drive is not None else None for drive in store.drives]
 
 
-def encode(store_uuid: str, state: AcceptorState) -> bytes:
-    def text(message: pb.ClusterMap | pb.Ballot | None) -> str | None:
-        return None if message is None else base64.b64encode(message.SerializeToString(deterministic=True)).decode()
-
-    fields = {
-        "store_uuid": store_uuid,
-        "promise": text(state.promise),
-        "accepted": text(state.accepted),
-        "committed": text(state.committed),
-    }
-    return encode_checked("cluster", FORMAT_VERSION, fields)
+def encode(store_uuid: str, state: AcceptorState, before: AcceptorState | None = None) -> bytes:
+    """Encode a state as a line of the file; with the state `before`, only what has changed since."""
+    base = before.committed if before is not None else None
+    found: dict[str, Any] = {"store_uuid": store_uuid}
+    for name in ("promise", "accepted", "committed"):
+        part = getattr(state, name)
+        if before is not None and part is getattr(before, name):
+            continue
+        is_delta = base is not None and isinstance(part, pb.ClusterMap)
+        message = delta_of(base, part) if base is not None and isinstance(part, pb.ClusterMap) else part
+        text = None if message is None else base64.b64encode(message.SerializeToString(deterministic=True)).decode()
+        found[name] = {"delta": text} if is_delta else text
+    return encode_checked("cluster", FORMAT_VERSION, found) + b"\n"
 
 
 def decode(data: bytes, source: Path, store_uuid: str) -> AcceptorState:
     """Decode a record. Raises StoreFormatError on anything that `encode` did not write for this store."""
     try:
-        fields = decode_checked("cluster", FORMAT_VERSION, data, source)
-        if fields["store_uuid"] != store_uuid:
-            raise StoreFormatError(f"{source}: written by the node with store {fields['store_uuid']}")
-        promise, accepted, committed = (
-            None if fields[name] is None else base64.b64decode(fields[name], validate=True)
-            for name in ("promise", "accepted", "committed")
-        )
-        return AcceptorState(
-            None if promise is None else pb.Ballot.FromString(promise),
-            None if accepted is None else pb.ClusterMap.FromString(accepted),
-            None if committed is None else pb.ClusterMap.FromString(committed),
-        )
+        found: dict[str, Any] = {}
+        for line in whole_lines(data):
+            fields = decode_checked("cluster", FORMAT_VERSION, line, source)
+            if (writer := fields.pop("store_uuid")) != store_uuid:
+                raise StoreFormatError(f"{source}: written by the node with store {writer}")
+            base = found.get("committed")
+            found |= {name: _decoded(name, value, base) for name, value in fields.items()}
+        return AcceptorState(found["promise"], found["accepted"], found["committed"])
     except (ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
         raise StoreFormatError(f"{source}: not what a node keeps of its cluster: {error}") from error
+
+
+def _decoded(name: str, value: Any, base: Any) -> pb.ClusterMap | pb.Ballot | None:
+    if value is None:
+        return None
+    data = base64.b64decode(value["delta"] if isinstance(value, dict) else value, validate=True)
+    if not isinstance(value, dict):
+        return pb.Ballot.FromString(data) if name == "promise" else pb.ClusterMap.FromString(data)
+    if (map_ := applied(pb.MapDelta.FromString(data), base)) is None:
+        raise ValueError("a change of another map")
+    return map_
 
 
 def _read(root: Path, store_uuid: str) -> AcceptorState | None:

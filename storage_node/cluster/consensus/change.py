@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from ais_loader.wire.closing import Closing
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, NoAnswer, Pause, Request, Response, Steps
@@ -64,12 +65,11 @@ def change_map(
         return drive(proposer.run(timeout_s), channels)
 
 
-async def change_map_async(
-    endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0, caller: Caller
-) -> pb.ClusterMap:
-    """Change the map as `change_map` does, on an event loop. If cancelled, the change may have been made."""
+async def change_map_async(view: ClusterView, edit: Edit, *, timeout_s: float = 20.0, caller: Caller) -> pb.ClusterMap:
+    """Change the map as `change_map` does, on an event loop and from a map that is known to be committed. If cancelled,
+    the change may have been made."""
     async with AsyncChannels(caller) as channels:
-        return await channels.change_map(endpoints, edit, timeout_s=timeout_s)
+        return await channels.change_map(view, edit, timeout_s=timeout_s)
 
 
 def drive(steps: Steps, channels: NodeConnections) -> pb.ClusterMap:
@@ -126,9 +126,13 @@ class AsyncChannels:
         self._caller = caller
         self._channels: dict[str, Any] = {}
 
-    async def change_map(self, endpoints: Sequence[str], edit: Edit, *, timeout_s: float) -> pb.ClusterMap:
-        """Change the map as `change_map_async` does, over these connections."""
-        steps = Proposer(endpoints, edit, time.monotonic).run(timeout_s)
+    async def change_map(
+        self, view: ClusterView | None, edit: Edit, *, timeout_s: float, endpoints: Sequence[str] = ()
+    ) -> pb.ClusterMap:
+        """Change the map as `change_map_async` does, over these connections. `endpoints`: other ones than the map's."""
+        known = None if view is None else view.map
+        endpoints = endpoints or [node.peer_endpoint for node in (known.node if known is not None else ())]
+        steps = Proposer(endpoints, edit, time.monotonic, known=known).run(timeout_s)
         try:
             step = next(steps)
             while True:

@@ -8,6 +8,7 @@ steps away than anyone makes.
 
 from __future__ import annotations
 
+from ais_loader.wire.cluster_map import added_buckets
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 
 MAX_BALLOT_LEAD = 1 << 40
@@ -39,9 +40,13 @@ def require_ballot(known: pb.Ballot | None, ballot: pb.Ballot) -> None:
         raise MapRefused(f"a proposer's id of {len(ballot.proposer)} bytes, at most {_UUID_BYTES}")
 
 
-def require_map(map_: pb.ClusterMap) -> None:
-    """Check that a cluster can have this map, whatever the map before it. Raises MapRefused."""
-    buckets = [(repr(bucket.name[:64]), bucket) for bucket in map_.bucket]
+def require_map(map_: pb.ClusterMap, known: pb.ClusterMap | None = None) -> None:
+    """Check that a cluster can have this map, whatever the map before it. Raises MapRefused.
+
+    `known`: a map that was checked. If the map only adds buckets to those, these are checked.
+    """
+    new = added_buckets(known, map_) if known is not None else None
+    buckets = [(repr(bucket.name[:64]), bucket) for bucket in (map_.bucket if new is None else new)]
     counts = (
         ("nodes", len(map_.node), MAX_NODES),
         ("buckets", len(map_.bucket), MAX_BUCKETS),

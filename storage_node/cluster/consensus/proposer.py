@@ -24,10 +24,12 @@ import os
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.map_delta import carried, delta_of
 from storage_node.cluster.consensus.acceptor import BallotOrder, ballot_order
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, NoAnswer, Pause, Steps
 from storage_node.cluster.consensus.errors import ChangeUnknown, Contended, NoMajority, OtherCluster
@@ -68,6 +70,8 @@ class Proposer:
     clock: Callable[[], float]
     draw: Callable[[], bytes] = field(default=lambda: os.urandom(16))
     jitter: random.Random = field(default_factory=random.Random)
+    known: pb.ClusterMap | None = None
+    """A map that is committed, which the nodes need not send."""
     maybe_made: bool = False
     """Whether a proposal was sent whose outcome is unknown."""
 
@@ -82,6 +86,8 @@ class Proposer:
         self._met: dict[str, bytes] = {}
         """The node that answered at each endpoint."""
         self._silent: dict[str, str] = {}
+        self._delta = pb.ClusterMap(), pb.MapDelta()
+        """The map that is proposed, and its delta from the base."""
 
     def run(self, timeout_s: float) -> Steps:
         """Run the change; return the map that contains it. Raises what `change_map` raises."""
@@ -133,11 +139,11 @@ class Proposer:
     def _survey(self) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:
         """Ask all endpoints, and those in the maps found, for the newest map."""
         self._nodes, self._silent = {}, {}
-        newest: pb.ClusterMap | None = None
+        newest = self.known
         asked: set[str] = set()
         todo = set(self.endpoints)
         while todo:
-            maps = yield from self._meet(todo)
+            maps = yield from self._meet(todo, self.known)
             asked |= todo
             for endpoint, map_ in maps.items():
                 if newest is not None and map_.cluster_uuid != newest.cluster_uuid:
@@ -154,31 +160,35 @@ class Proposer:
         return newest
 
     def _meet(
-        self, endpoints: Iterable[str], *, follow: bool = True
+        self, endpoints: Iterable[str], known_map: pb.ClusterMap | None = None, *, follow: bool = True
     ) -> Generator[Ask | Pause, Answers, dict[str, pb.ClusterMap]]:
-        """Identify the nodes at these endpoints; return the maps that they know.
+        """Identify the nodes at these endpoints; return the maps that they know, if these are newer than `known_map`.
 
         `follow`: Ask nodes that give no map once more, where they listen for peers.
         """
+        request = pb.GetMapRequest(known_version=known_map.version if known_map is not None else 0)
         endpoints = set(endpoints)
         maps: dict[str, pb.ClusterMap] = {}
         inner: set[str] = set()
-        answers = yield Ask({endpoint: pb.GetMapRequest() for endpoint in sorted(endpoints)})
+        answers = yield Ask(dict.fromkeys(sorted(endpoints), request))
         for endpoint, answer in answers.items():
             if not isinstance(answer, pb.GetMapResponse):
                 self._silent[endpoint] = answer.reason if isinstance(answer, NoAnswer) else "a wrong answer"
                 continue
             self._met[endpoint] = answer.node_uuid
-            if answer.HasField("map"):
-                maps[endpoint] = answer.map
+            if (map_ := carried(answer, known_map)) is None:
+                self.known = None
+                raise _Again("a node knows another map of this version")
+            if map_.version > 0:
+                maps[endpoint] = map_
             peer_endpoint = resolved(endpoint, answer.peer_endpoint)
             known = self._nodes.setdefault(answer.node_uuid, _KnownNode(peer_endpoint))
-            known.version = max(known.version, answer.map.version)
-            if not answer.HasField("map"):
+            known.version = max(known.version, answer.version)
+            if not answer.version:
                 # With TLS, only the listener for peers sees certificates, and gives operators and nodes the map.
                 inner.add(peer_endpoint)
         if follow and (inner := inner - endpoints):
-            maps |= yield from self._meet(inner, follow=False)
+            maps |= yield from self._meet(inner, known_map, follow=False)
         return maps
 
     def _advance(self, base: pb.ClusterMap) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:
@@ -188,7 +198,10 @@ class Proposer:
         yield from self._teach(base, old)
         ballot = self._fresh_ballot(base)
         voters = {uuid for uuid in old if uuid in self._nodes and self._nodes[uuid].version >= base.version}
-        promised, begun = yield from self._prepare(base.cluster_uuid, ballot, voters, old)
+        promised, begun_by = yield from self._prepare_each(
+            base, ballot, voters, lambda promised: 2 * len(promised) > len(old)
+        )
+        begun = begun_by.values()
         self._require_majority(promised, base, "promised")
         for map_ in begun:
             if map_.cluster_uuid != base.cluster_uuid or map_.version > base.version + 1:
@@ -213,11 +226,12 @@ class Proposer:
         if not _is_majority(promised, new):
             # The prepare round ended with a majority of the base. Others of its nodes may be needed when nodes leave.
             rest, _ = yield from self._prepare_each(
-                base.cluster_uuid, ballot, voters - promised, lambda rest: _is_majority(promised | rest, new)
+                base, ballot, voters - promised, lambda rest: _is_majority(promised | rest, new)
             )
             promised |= rest
         self._require_majority(promised, new, "can be reached")
         new.ballot.CopyFrom(ballot)
+        self._delta = new, delta_of(base, new)
         voters |= promised
         yield from self._accept_added(new, voters - old, voters & old)
         yield from self._accept(new, voters, [base, new])
@@ -235,7 +249,9 @@ class Proposer:
             )
         given = set(self._nodes)
         ballot = self._fresh_ballot(None)
-        promised, begun_by = yield from self._prepare_each(b"", ballot, given, lambda promised: promised == given)
+        promised, begun_by = yield from self._prepare_each(
+            pb.ClusterMap(), ballot, given, lambda promised: promised == given
+        )
         if promised != given:
             raise _Again("not all nodes have promised")
         new = half_made(begun_by, given)
@@ -258,19 +274,11 @@ class Proposer:
         self._highest_ballot = max(self._highest_ballot, base.ballot.number if base is not None else 0) + 1
         return pb.Ballot(number=self._highest_ballot, proposer=self.draw())
 
-    def _prepare(
-        self, cluster_uuid: bytes, ballot: pb.Ballot, voters: set[bytes], old: set[bytes]
-    ) -> Generator[Ask | Pause, Answers, tuple[set[bytes], list[pb.ClusterMap]]]:
-        promised, begun_by = yield from self._prepare_each(
-            cluster_uuid, ballot, voters, lambda promised: len(promised) * 2 > len(old)
-        )
-        return promised, list(begun_by.values())
-
     def _prepare_each(
-        self, cluster_uuid: bytes, ballot: pb.Ballot, voters: set[bytes], enough: Callable[[set[bytes]], bool]
+        self, base: pb.ClusterMap, ballot: pb.Ballot, voters: set[bytes], enough: Callable[[set[bytes]], bool]
     ) -> Generator[Ask | Pause, Answers, tuple[set[bytes], dict[bytes, pb.ClusterMap]]]:
-        """Return the nodes that promised, and what they have accepted. Raises _Again if outbid before `enough` is
-        satisfied."""
+        """Return the nodes that promised, and what they have accepted or learned that is newer than `base`. Raises
+        _Again if outbid before `enough` is satisfied."""
         at = {self._nodes[uuid].endpoint: uuid for uuid in sorted(voters)}
 
         def promises(answers: Answers) -> set[bytes]:
@@ -282,7 +290,9 @@ class Proposer:
 
         answers = yield Ask(
             {
-                endpoint: pb.PrepareRequest(cluster_uuid=cluster_uuid, ballot=ballot, node_uuid=uuid)
+                endpoint: pb.PrepareRequest(
+                    cluster_uuid=base.cluster_uuid, ballot=ballot, node_uuid=uuid, known_version=base.version
+                )
                 for endpoint, uuid in at.items()
             },
             lambda answers: enough(promises(answers)),
@@ -313,9 +323,7 @@ class Proposer:
         yield from self._teach(base, {uuid for uuid in here if self._nodes[uuid].version > 0})
         promised: set[bytes] = set()
         if here:
-            promised, _ = yield from self._prepare_each(
-                base.cluster_uuid, ballot, here, lambda promised: promised == here
-            )
+            promised, _ = yield from self._prepare_each(base, ballot, here, lambda promised: promised == here)
         if missing := [node.peer_endpoint for node in added if required and node.uuid not in promised]:
             reasons = (
                 f"{endpoint} ({self._silent.get(endpoint, 'another node answers there')})" for endpoint in missing
@@ -368,12 +376,19 @@ class Proposer:
 
         if self._change_id in new.change:
             self._unsure_version, self.maybe_made = self._unsure_version or new.version, True
-        answers = yield Ask(
-            {endpoint: pb.AcceptRequest(map=new, node_uuid=uuid) for endpoint, uuid in at.items()}, committed
-        )
+        requests = {
+            endpoint: pb.AcceptRequest(**self._field(new, self._nodes[uuid]), node_uuid=uuid)
+            for endpoint, uuid in at.items()
+        }
+        answers = yield Ask(requests, committed)
         self._note(answers, ballot_order(new.ballot), decided=committed(answers))
         if not committed(answers):
             raise self._no_majority(maps[-1], "accepted the change")
+
+    def _field(self, map_: pb.ClusterMap, node: _KnownNode) -> dict[str, Any]:
+        """Return the field of a request that carries a map to this node: a delta, if it knows the map before."""
+        proposed, delta = self._delta
+        return {"delta": delta} if map_ is proposed and node.version == delta.base_version else {"map": map_}
 
     def _teach(self, map_: pb.ClusterMap, uuids: set[bytes]) -> Generator[Ask | Pause, Answers, None]:
         """Send a committed map to those of these nodes that have answered so far and do not know it."""
@@ -383,7 +398,9 @@ class Proposer:
             if uuid in self._nodes and self._nodes[uuid].version < map_.version
         }
         if behind:
-            answers = yield Ask({endpoint: pb.LearnRequest(map=map_) for endpoint in behind})
+            answers = yield Ask(
+                {endpoint: pb.LearnRequest(**self._field(map_, node)) for endpoint, node in behind.items()}
+            )
             for endpoint, answer in answers.items():
                 if isinstance(answer, pb.LearnResponse):
                     behind[endpoint].version = answer.version

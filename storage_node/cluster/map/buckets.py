@@ -130,11 +130,10 @@ class ClusterBuckets:
     async def _change(
         self, view: ClusterView, edit: Edit, channels: AsyncChannels | None = None
     ) -> cluster_pb.ClusterMap:
-        endpoints = [node.peer_endpoint for node in view.nodes]
         try:
             if channels is not None:
-                return await channels.change_map(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S)
-            return await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=self._caller)
+                return await channels.change_map(view, edit, timeout_s=CHANGE_TIMEOUT_S)
+            return await change_map_async(view, edit, timeout_s=CHANGE_TIMEOUT_S, caller=self._caller)
         except LoaderError:
             raise  # many of them are ValueErrors as well
         except ValueError as error:

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from ais_loader.errors import NodeUnavailable
-from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.cluster_map import ClusterView, added_buckets
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus.acceptor import AcceptorState
@@ -52,9 +52,10 @@ def witnessed(state: AcceptorState, version: int, of: bytes) -> bool:
 
 def removals(known: pb.ClusterMap, new: pb.ClusterMap) -> str:
     """Describe what a later map lacks, for people; empty if nothing."""
-    buckets = {bucket.uuid: bucket for bucket in new.bucket}
+    is_grown = added_buckets(known, new) is not None
+    buckets = {bucket.uuid: bucket for bucket in new.bucket} if not is_grown else {}
     nodes = {node.uuid for node in new.node}
-    for bucket in known.bucket:
+    for bucket in known.bucket if not is_grown else ():
         after = buckets.get(bucket.uuid)
         if after is None or after.name != bucket.name:
             return f"bucket {bucket.name!r}"
@@ -78,8 +79,8 @@ class MapConfirmation:
 
     async def require(self, map_: pb.ClusterMap) -> None:
         """Raise MapRefused for an invalid map, and NotConfirmed for one that removes what others have kept."""
-        require_map(map_)
         view = self._membership.view
+        require_map(map_, view.map if view is not None else None)
         require_ballot(self._acceptor_store.state.promise, map_.ballot)
         if view is None:
             if map_.version > MAX_FIRST_VERSION:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from ais_loader.errors import LoaderError
-from ais_loader.wire.bucket_settings import BucketSettings
-from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.cluster_map import ClusterView, added_buckets
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.context.membership import Membership
 from storage_node.store.names import unfinished_name
 from storage_node.store.store import Store
-from storage_node.store.store_record import SnapshotRecord
+from storage_node.store.store_record import BucketRecord, SnapshotRecord
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +45,16 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
     one of the map's buckets, the map is refused with BucketNotEmpty. Raises LoaderError.
     """
     stored = store.buckets()
-    known = set(before.buckets) if before is not None else set()
-    for name in (known - set(view.buckets)) & set(stored):
+    known = before.buckets if before is not None else {}
+    added = added_buckets(before.map, view.map) if before is not None else None
+    for name in (known.keys() - view.buckets.keys()) & stored.keys() if added is None else ():
         store.delete_bucket(name, force=True, of_cluster=True)
-    for name, bucket in view.buckets.items():
-        if name in stored and stored[name].uuid_bytes != bucket.uuid:
+    for bucket in view.map.bucket if added is None else added:
+        if bucket.name in stored and stored[bucket.name].uuid_bytes != bucket.uuid:
             # The bucket was deleted and created again while this node was down; or it is empty, left by a map that was
             # never used.
-            store.delete_bucket(name, force=name in known, of_cluster=True)
-        store.create_bucket(name, BucketSettings(bucket.copies), exist_ok=True, bucket_uuid=bucket.uuid.hex())
+            store.delete_bucket(bucket.name, force=bucket.name in known, of_cluster=True)
+    _create(store, view.map.bucket if added is None else added)
     sync_snapshots(store, view)
 
 
@@ -62,17 +64,16 @@ def sync_snapshots(store: Store, view: ClusterView) -> None:
     Snapshots being created are kept under names that no snapshot can have. A returning node may not know yet that one
     was completed; it reports that to readers, who ask other nodes or retry.
     """
-    store.snapshots.follow(
-        {
-            bucket.uuid.hex(): {
-                unfinished_name(one.name) if one.maker else one.name: SnapshotRecord(
-                    one.cut, one.created_ns, one.objects, one.size_bytes, of_cluster=True
-                )
-                for one in bucket.snapshot
-            }
-            for bucket in view.buckets.values()
+    of_map = {uuid for uuid in store.record.current.snapshots if view.bucket_with_uuid(bytes.fromhex(uuid)) is not None}
+    wanted: dict[str, dict[str, SnapshotRecord]] = {uuid: {} for uuid in of_map}
+    for bucket in view.special:
+        wanted[bucket.uuid.hex()] = {
+            unfinished_name(one.name) if one.maker else one.name: SnapshotRecord(
+                one.cut, one.created_ns, one.objects, one.size_bytes, of_cluster=True
+            )
+            for one in bucket.snapshot
         }
-    )
+    store.snapshots.follow(wanted)
 
 
 def restore_buckets(store: Store, view: ClusterView) -> None:
@@ -80,7 +81,9 @@ def restore_buckets(store: Store, view: ClusterView) -> None:
 
     Raises LoaderError.
     """
-    for name in set(view.buckets) - set(store.buckets()):
-        bucket = view.buckets[name]
-        store.create_bucket(name, BucketSettings(bucket.copies), exist_ok=True, bucket_uuid=bucket.uuid.hex())
+    _create(store, view.map.bucket)
     sync_snapshots(store, view)
+
+
+def _create(store: Store, buckets: Iterable[pb.MapBucket]) -> None:
+    store.follow_buckets({bucket.name: BucketRecord(bucket.uuid.hex(), bucket.copies) for bucket in buckets})

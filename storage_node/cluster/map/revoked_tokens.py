@@ -61,10 +61,8 @@ class RevokedTokens:
         if view is None:
             await self._node.read(self._node.store.record.change, in_record(token_id, expires_s, now_s))
             return
-        endpoints = [node.peer_endpoint for node in view.nodes]
-        changed = await change_map_async(
-            endpoints, in_map(token_id, expires_s, now_s), timeout_s=CHANGE_TIMEOUT_S, caller=self._node.caller
-        )
+        change = in_map(token_id, expires_s, now_s)
+        changed = await change_map_async(view, change, timeout_s=CHANGE_TIMEOUT_S, caller=self._node.caller)
         await self._node.learn(changed)
 
 

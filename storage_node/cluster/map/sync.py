@@ -17,8 +17,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.map_delta import carried
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
-from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
+from storage_node.cluster.consensus.change import AsyncChannels
+from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.mutations import set_endpoints
 from storage_node.context.channels import Caller
@@ -76,8 +78,8 @@ class MapSync:
                 answered = await self._ask(channels, peers[: PEERS_ASKED if attempts else None])
                 attempts += 1
                 if self._moved:
-                    self._moved = not await self._publish()
-                await self._finish()
+                    self._moved = not await self._publish(channels)
+                await self._finish(channels)
                 in_vain = 0 if answered or not peers else in_vain + 1
                 await tick(BACKOFF.pause_s(in_vain))
 
@@ -97,7 +99,8 @@ class MapSync:
         request = pb.GetMapRequest(known_version=view.version if view is not None else 0)
         answers = await asyncio.gather(*(channels.call(peer, request) for peer in peers))
         found = [answer for answer in answers if isinstance(answer, pb.GetMapResponse)]
-        maps = [answer.map for answer in found if answer.HasField("map") and self._concerns(answer.map)]
+        carried_maps = [carried(answer, view.map if view is not None else None) for answer in found]
+        maps = [map_ for map_ in carried_maps if map_ is not None and self._concerns(map_)]
         for map_ in sorted(maps, key=lambda map_: map_.version, reverse=True):
             try:
                 await self._learn(map_)
@@ -120,31 +123,30 @@ class MapSync:
         member = view.nodes[position]
         return (member.endpoint, member.peer_endpoint) != (self._endpoint, self._peer_endpoint)
 
-    async def _publish(self) -> bool:
+    async def _publish(self, channels: AsyncChannels) -> bool:
         """Record this node's address in the map; return whether the map has it."""
         if not self._has_moved():
             return True
+        change = set_endpoints(self._membership.node_uuid, self._endpoint, self._peer_endpoint)
         try:
-            await change_map_async(
-                [self._peer_endpoint, *self._peers()],
-                set_endpoints(self._membership.node_uuid, self._endpoint, self._peer_endpoint),
-                timeout_s=CHANGE_TIMEOUT_S,
-                caller=self._caller,
-            )
+            await self._change(channels, change)
         except (ChangeFailed, ValueError) as error:
             self._log(f"the cluster's map cannot be told that this node is at {self._endpoint}: {error}")
             return False
         return True
 
-    async def _finish(self) -> None:
+    async def _change(self, channels: AsyncChannels, edit: Edit) -> None:
+        endpoints = [self._peer_endpoint, *self._peers()]
+        await channels.change_map(self._membership.view, edit, timeout_s=CHANGE_TIMEOUT_S, endpoints=endpoints)
+
+    async def _finish(self, channels: AsyncChannels) -> None:
         """Finish a change that was accepted here and is still undecided."""
         accepted, before = self._acceptor_store.state.accepted, self._undecided
         self._undecided = accepted
         if accepted is None or accepted is not before or not self._peer_endpoint:
             return  # its proposer may still be working
         try:
-            endpoints = [self._peer_endpoint, *self._peers()]
-            await change_map_async(endpoints, _unchanged, timeout_s=CHANGE_TIMEOUT_S, caller=self._caller)
+            await self._change(channels, _unchanged)
         except (ChangeFailed, ValueError) as error:
             self._log(f"a change of the cluster's map that was begun is not decided: {error}")
 

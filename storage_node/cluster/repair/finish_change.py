@@ -53,11 +53,7 @@ async def finish(view: ClusterView, membership: Membership, peers: RepairPeers) 
     if membership.view is not view:
         return
     try:
-        await change_map_async(
-            [node.peer_endpoint for node in view.nodes],
-            finish_changes(view.version),
-            timeout_s=CHANGE_TIMEOUT_S,
-            caller=peers.channels.caller,
-        )
+        change = finish_changes(view.version)
+        await change_map_async(view, change, timeout_s=CHANGE_TIMEOUT_S, caller=peers.channels.caller)
     except (ChangeFailed, ValueError) as error:
         log.info("the change of the map cannot be finished for now: %s", error)

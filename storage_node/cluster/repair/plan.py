@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ais_loader.wire.cluster_map import ClusterView, object_hashes
+from ais_loader.wire.cluster_map import ClusterView, added_buckets, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.cluster.consensus.effects import changing
@@ -243,6 +243,8 @@ def same_owners(before: ClusterView, after: ClusterView) -> bool:
     """
     if before.is_changing or after.is_changing or list(before.map.node) != list(after.map.node):
         return False
+    if added_buckets(before.map, after.map) is not None:
+        return True
     known = {bucket.uuid: bucket for bucket in before.map.bucket}
     return all(known.get(bucket.uuid, bucket) == bucket for bucket in after.map.bucket)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.cluster_map import ClusterView, most_copies
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
@@ -72,7 +72,7 @@ class Reconciler:
         self._requests += 1
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
-            self._store.replicas.stale.mark_buckets(bucket.uuid for bucket in copied_buckets(view))
+            self._store.replicas.stale.mark_buckets(view.copied)
 
     def mark_gaps(self) -> None:
         """Mark everything that this node lacks as stale, since it may have been on a lost drive. Call it before the
@@ -81,7 +81,7 @@ class Reconciler:
         self._filled.clear()
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
-            self._store.replicas.stale.mark_gaps(bucket.uuid for bucket in copied_buckets(view))
+            self._store.replicas.stale.mark_gaps(view.copied)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -108,7 +108,7 @@ class Reconciler:
         view, silent = await self._announce(deadline_s)
         if view is None:
             return
-        buckets = copied_buckets(view)
+        buckets = list(view.copied.values())
         left = {node.uuid: node.peer_endpoint for node in self._others(view) if node.peer_endpoint not in silent}
         failures = 0
         while left:
@@ -176,7 +176,7 @@ class Reconciler:
         left = [node for node in self._others(view) if node.uuid not in self._filled and not joining]
         for node in left:
             try:
-                for bucket in copied_buckets(view):
+                for bucket in view.copied.values():
                     if bucket.uuid in gaps:
                         await self._compare_existing(view, bucket, node.peer_endpoint)
             except (ReplicaLost, LoaderError) as error:
@@ -349,7 +349,3 @@ class Reconciler:
 def _is_better(state: State, than: State) -> bool:
     """Return whether a node's state is newer. Of one version, what is stored comes before what was evicted."""
     return state.version > than.version or (state.version == than.version and than.is_evicted and not state.is_evicted)
-
-
-def copied_buckets(view: ClusterView) -> list[pb.MapBucket]:
-    return [bucket for bucket in view.buckets.values() if most_copies(bucket) > 1]

@@ -233,7 +233,7 @@ class SourceReader:
         the first, or under a map that this node did not know yet."""
         view, channels = replica_set.view, self._writes.channels
         queries = (
-            newer_map(channels.to(node.peer_endpoint), view.version, self._node.config.cluster.reach_timeout_s)
+            newer_map(channels.to(node.peer_endpoint), view.map, self._node.config.cluster.reach_timeout_s)
             for at, node in enumerate(view.nodes)
             if at != replica_set.position
         )

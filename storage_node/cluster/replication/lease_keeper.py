@@ -14,13 +14,13 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import grpc.aio
 
 from ais_loader.errors import StoreFormatError
-from ais_loader.wire.cluster_map import ClusterView, most_copies
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
@@ -32,9 +32,9 @@ from storage_node.context.node import Node
 from storage_node.limits.wakeup import Wakeup
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.format import Version
+from storage_node.store.growing_file import sync_folder
 from storage_node.store.permissions import private
 from storage_node.store.replica_state import clock_s
-from storage_node.store.store_record import sync_folder
 
 FILE_NAME = "withheld.json"
 _FORMAT = 1
@@ -272,11 +272,9 @@ def _awake_s(view: ClusterView | None) -> float:
     return _AWAKE_S if _copied(view) else float("inf")
 
 
-def _copied(view: ClusterView | None) -> list[bytes]:
+def _copied(view: ClusterView | None) -> Collection[bytes]:
     """Return the buckets with replicas on other nodes."""
-    if view is None or len(view.nodes) < 2:
-        return []
-    return [bucket.uuid for bucket in view.buckets.values() if most_copies(bucket) > 1]
+    return () if view is None or len(view.nodes) < 2 else view.copied.keys()
 
 
 def _read(roots: Sequence[Path]) -> set[bytes]:

@@ -382,11 +382,11 @@ class Replicas:
     async def keep_up(self) -> bool:
         """Fetch the newest map that a node has mentioned; return whether this node knows it now."""
         view, (endpoint, version) = self.membership.view, self._newest_map
-        known = view.version if view is not None else 0
-        if known >= version:
+        if view is not None and view.version >= version:
             return True
         others = [] if view is None else [node.peer_endpoint for node in view.nodes]
         for one in dict.fromkeys([endpoint, *others]):
+            known = None if view is None else view.map
             newer = await newer_map(self.channels.to(one), known, self.node.config.reads.peer_timeout_s)
             if newer is not None and await self.node.learn(newer) >= version:
                 return True

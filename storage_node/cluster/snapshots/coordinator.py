@@ -167,7 +167,7 @@ class SnapshotCoordinator:
             self.making.add((bucket.uuid, name, making.created_ns))
             change = snapshot_mutations.begin_snapshot(bucket.uuid, making, view.version)
             try:
-                await change_map_async(endpoints, change, timeout_s=CUT_TIMEOUT_S, caller=self._channels.caller)
+                await change_map_async(view, change, timeout_s=CUT_TIMEOUT_S, caller=self._channels.caller)
             except (Contended, snapshot_mutations.MapChanged) as error:
                 raise _Overtaken(str(error)) from error
             armed = pb.ArmedRequest(bucket=ref, attempt=attempt, cut=making.cut)
@@ -275,12 +275,7 @@ class SnapshotCoordinator:
         if view is None:
             raise _left()
         try:
-            return await change_map_async(
-                [node.peer_endpoint for node in view.nodes],
-                edit,
-                timeout_s=CHANGE_TIMEOUT_S,
-                caller=self._channels.caller,
-            )
+            return await change_map_async(view, edit, timeout_s=CHANGE_TIMEOUT_S, caller=self._channels.caller)
         except LoaderError:
             raise  # many of them are ValueErrors as well
         except ValueError as error:

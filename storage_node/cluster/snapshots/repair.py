@@ -39,7 +39,7 @@ class RetainedRepair:
         """Go through all retained versions; return whether everything is in its place, as far as this node knows.
         Raises LoaderError."""
         in_place = True
-        for bucket in view.buckets.values():
+        for bucket in view.special:
             for drive in self._store.drives if bucket.snapshot else ():
                 after = b""
                 while drive is not None and self._membership.view is view:

@@ -49,7 +49,7 @@ class SnapshotSweep:
                 except LoaderError as error:
                     log.info("what deleted snapshots have kept stays for now: %s", error)
             view = self._membership.view
-            buckets = view.buckets.values() if view is not None else ()
+            buckets = view.special if view is not None else ()
             made = [(bucket, one) for bucket in buckets for one in bucket.snapshot if one.maker]
             for bucket, one in made:
                 if view is not None and await self._is_abandoned(view, bucket.uuid, one):
@@ -80,12 +80,8 @@ class SnapshotSweep:
     async def _take_out(self, view: ClusterView, bucket: cluster_pb.MapBucket, one: cluster_pb.MapSnapshot) -> None:
         log.warning("snapshot %r of bucket %r was not finished by the node that made it", one.name, bucket.name)
         try:
-            await change_map_async(
-                [node.peer_endpoint for node in view.nodes],
-                abandon_snapshot(bucket.uuid, one),
-                timeout_s=CHANGE_TIMEOUT_S,
-                caller=self._channels.caller,
-            )
+            change = abandon_snapshot(bucket.uuid, one)
+            await change_map_async(view, change, timeout_s=CHANGE_TIMEOUT_S, caller=self._channels.caller)
         except (ChangeFailed, ValueError) as error:
             log.info("it cannot be taken out of the map for now: %s", error)
         self._silent_since_s.pop((bucket.uuid, one.name, one.created_ns), None)

@@ -41,9 +41,8 @@ async def change_cluster_map(node: Node, view: ClusterView, edit: MapEdit) -> No
 
     Raises ChangeFailed and what the edit raises; a ValueError of the edit is raised as InvalidRequest.
     """
-    endpoints = [other.peer_endpoint for other in view.nodes]
     try:
-        new_map = await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=node.caller)
+        new_map = await change_map_async(view, edit, timeout_s=CHANGE_TIMEOUT_S, caller=node.caller)
     except LoaderError:
         raise  # many of them are ValueErrors as well
     except ValueError as error:

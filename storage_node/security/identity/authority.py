@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ais_loader.errors import StoreError
 from ais_loader.extras import needs
+from storage_node.store.growing_file import write_atomically
 from storage_node.store.permissions import FOLDER_MODE
-from storage_node.store.store_record import write_atomically
 
 if TYPE_CHECKING:
     from cryptography import x509

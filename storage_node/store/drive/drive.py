@@ -51,8 +51,9 @@ from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
 from storage_node.store.format import CatalogEntry
+from storage_node.store.growing_file import sync_folder
 from storage_node.store.permissions import FOLDER_MODE, OTHERS
-from storage_node.store.store_record import commit_mark, sync_folder
+from storage_node.store.store_record import commit_mark
 
 Durability: TypeAlias = Literal["process", "power"]
 

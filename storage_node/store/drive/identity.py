@@ -11,6 +11,7 @@ from ais_loader.errors import StoreFormatError
 from ais_loader.wire.node_folder import FOLDER_NAME as NODE_FOLDER_NAME
 from storage_node.store import store_record as records
 from storage_node.store.format import FORMAT_VERSION
+from storage_node.store.growing_file import sync_folder, write_atomically
 
 FILE_NAME = "drive.json"
 LEFT_FILE_NAME = "left.json"
@@ -128,13 +129,13 @@ def create(store_uuid: str) -> DriveIdentity:
 def write(root: Path, identity: DriveIdentity) -> None:
     """Write the identity atomically and durably. Raises OSError."""
     fields = {"format": FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": identity.store_uuid}
-    records.write_atomically(root / FILE_NAME, json.dumps(fields).encode())
+    write_atomically(root / FILE_NAME, json.dumps(fields).encode())
 
 
 def mark_left(root: Path, identity: DriveIdentity) -> None:
     """Record in its folder that a drive has left its store. Raises OSError."""
     fields = {"format": FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": identity.store_uuid}
-    records.write_atomically(root / LEFT_FILE_NAME, json.dumps(fields).encode())
+    write_atomically(root / LEFT_FILE_NAME, json.dumps(fields).encode())
     for name in (FILE_NAME, records.FILE_NAME):
         (root / name).unlink(missing_ok=True)
-    records.sync_folder(root)
+    sync_folder(root)

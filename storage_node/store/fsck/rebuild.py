@@ -36,9 +36,10 @@ from storage_node.store.format import Version
 from storage_node.store.fsck import file_identity as evidence
 from storage_node.store.fsck.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report
 from storage_node.store.fsck.scan import damaged_copy, shown
+from storage_node.store.growing_file import sync_folder
 from storage_node.store.permissions import FOLDER_MODE
 from storage_node.store.pool.open import drive_folders
-from storage_node.store.store_record import StoreRecord, recovered_name, sync_folder
+from storage_node.store.store_record import StoreRecord, recovered_name
 
 _NEW = "catalog.rebuilding"
 _ASIDE = "catalog.lost-"

@@ -35,6 +35,7 @@ from storage_node.store.drive.upkeep import Upkeep
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.growing_file import sync_folder
 from storage_node.store.permissions import FOLDER_MODE, close_to_others
 from storage_node.store.quotas import Quotas
 from storage_node.store.store_record import StoreRecord
@@ -346,7 +347,7 @@ def make_folder(root: Path) -> None:
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
     for folder in missing:
-        records.sync_folder(folder.parent)
+        sync_folder(folder.parent)
 
 
 @contextlib.contextmanager

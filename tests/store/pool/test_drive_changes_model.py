@@ -21,6 +21,7 @@ from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.pool import rebalance as moving
 from storage_node.store.store import Store
+from storage_node.store.store_record import BucketRecord
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, assert_sound, contents, names, put, read
 
@@ -50,7 +51,7 @@ class DrivesMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         self.store = Store.open(self.roots)
-        self.store.create_bucket(BUCKET, bucket_uuid="0" * 31 + "1")
+        self.store.follow_buckets({BUCKET: BucketRecord("0" * 31 + "1")})
         for number in range(0, 40, 2):
             self.put(f"a/{number}", 5, False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from ais_loader.errors import CorruptObject, DriveFailed, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import format as fmt
+from storage_node.store import store_record as records
 from storage_node.store import write
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.segment_format import is_slot
@@ -268,20 +268,21 @@ def test_a_reader_that_cannot_see_a_new_drive_says_so(roots: list[Path], tmp_pat
 
 
 def test_the_record_of_every_drive_says_which_drives_come_and_go(roots: list[Path], tmp_path: Path) -> None:
-    def record(root: Path) -> dict[str, object]:
-        fields: dict[str, object] = json.loads(json.loads((root / "record.json").read_text())["record"])
-        return fields
+    def record(root: Path) -> records.StoreRecord:
+        found = records.read(root)
+        assert found is not None
+        return found
 
     with Store.open(roots) as store:
         a, b = store.record.current.drives
         c = store.pool.add_drive(tmp_path / "c")
         fields = record(roots[0])
-        assert (fields["former"], fields["drives"]) == ([[a, b]], [a, b, c])
+        assert (fields.former, fields.drives) == (((a, b),), (a, b, c))
         assert record(tmp_path / "c") == record(roots[1]) == fields
         move_all(store)
-        assert record(roots[0])["former"] == []
+        assert record(roots[0]).former == ()
         store.pool.retire_drive(b)
-        assert record(tmp_path / "c")["retiring"] == [b]
+        assert record(tmp_path / "c").retiring == (b,)
         move_all(store)
         fields = record(tmp_path / "c")
-        assert (fields["gone"], fields["former"], fields["drives"]) == ({b: "retired"}, [], [a, c])
+        assert (fields.gone, fields.former, fields.drives) == ({b: "retired"}, (), (a, c))
