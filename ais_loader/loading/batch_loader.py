@@ -23,15 +23,16 @@ from ais_loader.loading.thread_workers import ThreadWorkers
 from ais_loader.loading.workers import Collate, Fetcher, Workers
 from ais_loader.name_matching import names_unknown_options
 from ais_loader.plans.groups import Tail, whole_number
-from ais_loader.plans.mix_plan import MixPlan
+from ais_loader.plans.mix_plan import MixPlan, Weights
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.batch_sampler import BatchSampler
 from ais_loader.training.concat import concat
 from ais_loader.training.datasets import hides_failures
 from ais_loader.training.number_batches import fetches_entries
-from ais_loader.training.plan import Plan
+from ais_loader.training.plan import Plan, Position
 from ais_loader.training.plan_position import PlanPosition, PlanRun, compare_ranks, is_distributed
 from ais_loader.training.plan_sender import MAX_STEPS, PlanSender
+from ais_loader.training.steering import steer
 from ais_loader.wire.closing import Closing
 
 Output: TypeAlias = Literal["samples", "packed"]
@@ -348,6 +349,33 @@ class BatchLoader(Closing):
         elif error is not None:
             raise error
 
+    def steer(self, weights: Weights, *, store: Any = None, timeout_s: float = 60.0) -> Position:
+        """Change the weights of a running MixPlan, for instance by its losses. Returns the position where they begin.
+
+        This is `in_flight` + 1 groups of steps after the group that the position is in: batches that may have been
+        drawn keep their weights. A call between two updates therefore has the same effect for any number of ranks. The
+        weights are part of the state, and hold until the next call, or until a step for which the plan has others.
+
+        All ranks have to call this after the same step and with the same weights, such as those of rank 0, broadcast.
+        They compare, and all of them name the first one that differs.
+
+        Args:
+            weights: The weight of each source, in any unit; 0 if it is not named.
+            store: Where the ranks compare. By default, the store of torch.distributed; a loader with a `world_size` of
+                its own does not compare. Or a `torch.distributed.FileStore`, `TCPStore` or another one, a new one for
+                each start of the ranks.
+            timeout_s: Time that the other ranks have to call this, in seconds.
+
+        Raises InvalidRequest, TypeError: nothing is changed then. The plan must have at_end="repeat".
+        """
+        if not isinstance(self.position, PlanPosition):
+            raise InvalidRequest("steer: the batches of a sampler have no weights; need a MixPlan")
+        begin = steer(self.position, weights, self._in_flight + 1, store, timeout_s)
+        for iteration in (self._running, self._ahead):
+            if iteration is not None:
+                iteration.send_anew()
+        return begin
+
     def close(self) -> None:
         """End the running iteration, if any, with its threads, and all workers. It yields no more batches, quietly.
 
@@ -393,6 +421,8 @@ class _Iteration:
         self._draws_numbers = isinstance(loader.batches, NumberPlan)
         self._engine: Engine | None = None
         self._sender: PlanSender | None = None
+        self._sent_from = 0
+        """The number of batches that were delivered before the first step that the sender has."""
         self._ended_by: str | None = None
         """The call that has ended it; "" if the trainer wanted it to end."""
 
@@ -429,11 +459,17 @@ class _Iteration:
             getattr(dataset, "buckets", None) if self._draws_numbers else None,
         )
 
+    def send_anew(self) -> None:
+        """Tell the store once more what will be read, after a change of the plan."""
+        if self._sender is not None and self._ended_by is None and isinstance(self.run, PlanRun):
+            self._sender.close()
+            self._sent_from, self._sender = self.run.delivered, self._send_plan()
+
     def handed(self, place: Any) -> None:
         """Note that the trainer receives a batch."""
         self.run.handed(place)
         if self._sender is not None:
-            self._sender.delivered(place)
+            self._sender.delivered(place - self._sent_from)
 
     def close(self, by: str = "") -> None:
         if self._ended_by is None:

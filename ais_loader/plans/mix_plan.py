@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import hashlib
 import math
 import numbers
-from collections.abc import Mapping, Sequence, Sized
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -31,7 +32,12 @@ class MixPlan(NumberPlan):
     one group of a source's steps, so that all ranks read the same source at a time.
 
     A position is accepted if the weights agree up to it, and so do the sources that had a weight before it.
+
+    Attributes:
+        steering: The weights that a trainer has set in a run, with the steps from which they hold; see `steered`.
     """
+
+    steering: tuple[tuple[int, dict[str, float]], ...] = ()
 
     def __init__(
         self,
@@ -68,17 +74,37 @@ class MixPlan(NumberPlan):
         self.batch_size = None if batch_size is None else whole_number("MixPlan", "batch_size", batch_size, 1)
         self.at_end = at_end
         self.names = [str(name) for name in sources]
-        self._schedule = self._checked(weights)
         self._given = [self._source(name, source) for name, source in zip(self.names, sources.values(), strict=True)]
+        self._schedule = self._weights = self._checked(weights)
         self._offsets = [0]
         for source in self._given:
             self._offsets.append(self._offsets[-1] + source.n)
         self.n = self._offsets.pop()
-        for _, shares in self._schedule:
-            for name, share, source in zip(self.names, shares, self._given, strict=True):
-                if share and not source.n:
-                    raise InvalidRequest(f"MixPlan: source {name!r} is empty, and has a weight")
         self._regrouped()
+
+    def steered(self, steering: Iterable[tuple[int, Weights]]) -> Self:
+        """Return this plan with weights that a trainer has set, instead of those that it has from a trainer.
+
+        Args:
+            steering: Pairs of (step, weights), as for `weights`. They hold until the next step with weights, of a
+                trainer or of the plan; at the same step, those of the trainer.
+
+        Raises InvalidRequest, TypeError.
+        """
+        plan = copy.copy(self)
+        checked = [
+            (whole_number("MixPlan", "a step of weights", step, 0), self._shares(step, weights))
+            for step, weights in steering
+        ]
+        if checked and self.at_end != "repeat":
+            raise InvalidRequest(f"MixPlan: at_end={self.at_end!r}: only a mixture with at_end='repeat' can be steered")
+        plan.steering = tuple(
+            (step, {name: share for name, share in zip(self.names, shares, strict=True) if share})
+            for step, shares in checked
+        )
+        plan._schedule = sorted((dict(self._weights) | dict(checked)).items())
+        plan._reweighted()
+        return plan
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}: {source.n:,}" for name, source in zip(self.names, self._given, strict=True))
@@ -118,25 +144,37 @@ class MixPlan(NumberPlan):
         pairs = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
         checked: list[tuple[int, list[float]]] = []
         for pair in pairs:
-            if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[1], Mapping):
+            if not isinstance(pair, Sequence) or len(pair) != 2:
                 raise InvalidRequest(f"MixPlan: weights are a mapping, or pairs of (step, mapping), not {pair!r}")
             step = whole_number("MixPlan", "a step of weights", pair[0], 0)
             if step <= checked[-1][0] if checked else step:
                 raise InvalidRequest(f"MixPlan: weights of step {step}: need increasing steps that begin with 0")
-            for name, weight in pair[1].items():
-                if name not in self.names:
-                    raise InvalidRequest(f"MixPlan: weight of {name!r}: the sources are {', '.join(self.names)}")
-                if not isinstance(weight, numbers.Real) or not math.isfinite(weight) or weight < 0:
-                    raise InvalidRequest(f"MixPlan: weight of {name!r} is {weight!r}: need a number, 0 or more")
-            shares = [float(pair[1].get(name, 0)) for name in self.names]
-            if not any(shares):
-                raise InvalidRequest(f"MixPlan: weights of step {step}: need one above 0")
-            checked.append((step, shares))
+            checked.append((step, self._shares(step, pair[1])))
         if not checked:
             raise InvalidRequest("MixPlan: no weights")
         return checked
 
+    def _shares(self, step: int, weights: Any) -> list[float]:
+        """Return the weight of each source. Raises InvalidRequest."""
+        if not isinstance(weights, Mapping):
+            raise InvalidRequest(f"MixPlan: weights of step {step} are {weights!r}; need a mapping of sources' names")
+        for name, weight in weights.items():
+            if name not in self.names:
+                raise InvalidRequest(f"MixPlan: weight of {name!r}: the sources are {', '.join(self.names)}")
+            if not isinstance(weight, numbers.Real) or not math.isfinite(weight) or weight < 0:
+                raise InvalidRequest(f"MixPlan: weight of {name!r} is {weight!r}: need a number, 0 or more")
+            if weight and not self._given[self.names.index(name)].n:
+                raise InvalidRequest(f"MixPlan: source {name!r} is empty, and has a weight")
+        shares = [float(weights.get(name, 0)) for name in self.names]
+        if not any(shares):
+            raise InvalidRequest(f"MixPlan: weights of step {step}: need one above 0")
+        return shares
+
     def _regrouped(self) -> None:
+        self._plans: list[NumberPlan] = []
+        self._reweighted()
+
+    def _reweighted(self) -> None:
         self._orders: list[MixOrder] | None = None
         self._described_sources: dict[int, dict[str, Any]] = {}
 
@@ -144,15 +182,16 @@ class MixPlan(NumberPlan):
         """Return the orders of draws, one for each change of weights; the number of draws is `_draws` then."""
         if self._orders is None:
             group = self.group or 1
-            if self.batch_size is None:
-                self._plans = [source.with_group(group) for source in self._given]
-                lengths = [steps if steps is None else steps // group for steps in (p.steps(0) for p in self._plans)]
-            else:
-                self._plans, lengths = self._given, [source.n for source in self._given]
-            for at, (name, length) in enumerate(zip(self.names, lengths, strict=True)):
+            if not self._plans:
+                if self.batch_size is None:
+                    self._plans = [source.with_group(group) for source in self._given]
+                    steps = [plan.steps(0) for plan in self._plans]
+                    self._lengths = [_ENDLESS if count is None else count // group for count in steps]
+                else:
+                    self._plans, self._lengths = self._given, [source.n for source in self._given]
+            for at, (name, length) in enumerate(zip(self.names, self._lengths, strict=True)):
                 if length == 0 and any(shares[at] for _, shares in self._schedule):
                     raise InvalidRequest(f"MixPlan: source {name!r} has fewer steps than its group has, and a weight")
-            self._lengths = [_ENDLESS if length is None else length for length in lengths]
             self._orders = self._divided()
             self._starts = [order.start for order in self._orders]
         return self._orders
@@ -280,6 +319,8 @@ class MixPlan(NumberPlan):
                 if any(shares[at] for _, shares in schedule)
             }
         own = {name: getattr(self, name) for name in ("batch_size", "seed", "at_end")}
+        if self.steering:  # all of it: what is set already may begin after the position
+            own["steering"] = [[step, weights] for step, weights in self.steering]
         return own | {"sources": self._described_sources[used]}
 
 

@@ -140,6 +140,8 @@ def parse_state(state: Mapping[str, Any]) -> tuple[Position, dict[str, Any]]:
         plan = state["plan"]
         plan = dict(json.loads(plan) if isinstance(plan, str) else plan)
         group = operator.index(plan.get("group") or 0)
+        for step, weights in plan.get("steering", ()):
+            operator.index(step), dict(weights)
         if operator.index(state["world_size"]) < 1 or group < 0:
             raise TypeError("not a number of ranks, or not a group")
     except (KeyError, TypeError, ValueError) as error:

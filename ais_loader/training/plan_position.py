@@ -9,13 +9,13 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.plans.groups import Tail, check_world_size, whole_number
-from ais_loader.plans.mix_plan import MixPlan
+from ais_loader.plans.mix_plan import MixPlan, Weights
 from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.training.number_batches import part_digests
 from ais_loader.training.plan import Plan, Position, first_difference, parse_state, position_state, split_steps
@@ -261,14 +261,48 @@ class PlanPosition:
 
         It is the same on all ranks that have had the same number of batches, and is valid for any number of ranks.
         """
+        position, world_size = self._after(batches)
+        return position_state(position, world_size, self._description(position))
+
+    def _after(self, batches: int | None = None) -> tuple[Position, int]:
+        """Return the position after so many batches, as `state` has it, and the number of ranks."""
         run, world_size = self.run, self.place()[1]
         position = self.start
         if run is not None and (run.left or batches is not None or run.begun_from is self.start):
             count, world_size = run.delivered if batches is None else batches, run.world_size
             # Ranks take turns, so each batch here stands for a whole round.
             position = Position(run.start.epoch, run.start.step + count * world_size)
-        position = self._begin(position)
-        return position_state(position, world_size, self._description(position))
+        return self._begin(position), world_size
+
+    def steered(self, weights: Weights, groups: int) -> tuple[Position, MixPlan]:
+        """Return the position from which on these weights hold, and the plan with them, for `use`.
+
+        The position is `groups` groups of steps after the group that the trainer is in or begins next. Only it and the
+        plan's group decide, so it is the same on all ranks, and for any number of ranks.
+
+        Raises InvalidRequest, TypeError.
+        """
+        at, _ = self._after()
+        plan = self.bound()
+        if not isinstance(plan, MixPlan):
+            raise InvalidRequest(f"{type(plan).__name__}: only a MixPlan has weights that a trainer can set")
+        if at.epoch and not plan.epoch_steps:
+            raise InvalidRequest(
+                f"epoch {at.epoch} of a mixture without an end: for more than one, it needs epoch_steps"
+            )
+        group = plan.group or 1
+        epoch, step = at.epoch, (at.step // group + groups) * group
+        while (steps := plan.steps(epoch)) is not None and step >= steps:
+            epoch, step = epoch + 1, step - steps
+        begin = plan._own_step(epoch, step)[1]
+        steered = plan.steered([*(one for one in plan.steering if one[0] < begin), (begin, weights)])
+        steered.check_not_empty()  # whether each source can fill a group
+        return Position(epoch, step), steered
+
+    def use(self, plan: MixPlan) -> None:
+        """Draw from this plan from now on. It has the same batches as before wherever some may have been drawn."""
+        assert isinstance(self.plan, MixPlan)
+        self.plan, self._grouped = self.plan.steered(plan.steering), plan
 
     def _description(self, position: Position, used: int | None = None) -> dict[str, Any]:
         """Return what two plans have in common if they gave the same batches before a position; {} if unknown.
@@ -294,13 +328,16 @@ class PlanPosition:
         update, or, if `strict`, with the first difference of the plan.
         """
         position, described = parse_state(state)
-        before, self._group = self._group, described.get("group") or 0
+        before = self.plan, self._group, self._grouped
         try:
+            self._group = described.get("group") or 0
+            if isinstance(self.plan, MixPlan):
+                self.plan, self._grouped = self.plan.steered(described.get("steering", ())), None
             self.bound(position.step)
             if strict:
                 _compare(described, self._description(position))
         except BaseException:
-            self._group = before
+            self.plan, self._group, self._grouped = before
             raise
         self._unchecked = (position, described) if strict and self._dataset is None else None
         self._move(position)
@@ -325,13 +362,21 @@ def _check_sources(sizes: dict[str, int], dataset: Any) -> None:
             )
 
 
-def compare_ranks(own: Any, error: Exception | None, subject: str, differs: str) -> None:
+def gathered(own: Any) -> list[Any]:
+    """Return the value of each rank. All ranks have to call this."""
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, own)
+    return found
+
+
+def compare_ranks(
+    own: Any, error: Exception | None, subject: str, differs: str, gather: Callable[[Any], list[Any]] = gathered
+) -> None:
     """Compare a value of each rank with that of rank 0. All ranks have to call this.
 
     Raises `error`, or InvalidRequest on all other ranks, with the first rank that has an error or another value.
     """
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, (own, None if error is None else str(error)))
+    found = gather((own, None if error is None else str(error)))
     if error is not None:
         raise error
     for rank, (other, told) in enumerate(found):

@@ -21,6 +21,8 @@ from ais_loader import BatchLoader, MapDataset, decoders
 from ais_loader.plans import BucketPlan, MixPlan, NumberPlan, PackPlan, ShufflePlan
 
 GROUP = 4
+SIGNALS = {2: {"b": 1.0}, 5: {"a": 3.0, "b": 1.0}, 6: {"a": 1.0, "b": 2.0}, 11: {"a": 1.0}}
+"""Weights that the trainer sets after so many updates of the steered mixture."""
 LENGTHS = [1 + 11 * at % 30 for at in range(60)]
 
 
@@ -39,6 +41,7 @@ def plans() -> dict[str, NumberPlan]:
         "packs": PackPlan(LENGTHS, 40, 2, seed=4, block=30),
         "packs of whole documents": PackPlan(LENGTHS, 40, 2, seed=4, whole=True),
         "shuffle without a span": ShufflePlan(60, 3, seed=5, block=6, group=GROUP).without(range(8, 16)),
+        "steered mix": MixPlan({"a": 25, "b": 35}, {"a": 2, "b": 1}, batch_size=3, seed=6),
         "mix of buckets": MixPlan(
             {"a": BucketPlan(LENGTHS[:30], bins, sizes), "b": BucketPlan(LENGTHS[30:], bins, sizes)}, {"a": 1, "b": 2}
         ),
@@ -76,6 +79,8 @@ def main(folder: Path, store: str, attempt: str, updates: int) -> None:
             had.flush()
             torch.distributed.barrier()
             update += 1
+            if update in SIGNALS:
+                loaders["steered mix"].steer(SIGNALS[update])
             if rank == 0:
                 new = checkpoint.with_suffix(".new")
                 new.write_text(json.dumps([update, {name: loader.state_dict() for name, loader in loaders.items()}]))

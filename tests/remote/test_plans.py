@@ -18,6 +18,7 @@ import pytest
 from ais_loader import BatchLoader, MapDataset, Remote, ShufflePlan, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
+from ais_loader.plans import MixPlan
 from ais_loader.testing import eventually
 from ais_loader.testing.node import NodeProcess
 from ais_loader.training.plan import Position, position_state
@@ -117,6 +118,26 @@ def test_a_plan_over_numbers_is_sent_too(
     eventually(all_requested(remote_bucket, proxy, ahead))
     assert len(list(batches)) == 7
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
+
+
+@pytest.mark.slow
+def test_a_steered_plan_is_sent_anew(
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    names = filled(remote_bucket, 200)
+    plan = MixPlan({"a": 100, "b": 100}, {"a": 1}, batch_size=BATCH, seed=3, epoch_steps=20)
+    loader = BatchLoader(MapDataset(client, names, bucket=cold.name), plan, in_flight=1, expect_steps=6)
+    batches = iter(loader)
+    assert next(batches) == [data_of(at) for at in plan.batch(0, 0).tolist()]
+    begin = loader.steer({"b": 1}).step
+    steered = plan.steered([(begin, {"b": 1})])
+    ahead = [names[at] for step in range(1, 7) for at in steered.batch(0, step).tolist()]
+    assert begin == 3 and any(at >= 100 for step in range(1, 7) for at in steered.batch(0, step))
+    eventually(all_requested(remote_bucket, proxy, ahead))
+    expected = [[data_of(at) for at in steered.batch(0, step).tolist()] for step in range(1, 20)]
+    assert [next(batches) for _ in range(3)] == expected[:3]
+    eventually(all_requested(remote_bucket, proxy, [names[at] for at in steered.batch(0, 9).tolist()]))
+    assert list(batches) == expected[3:]
 
 
 @pytest.mark.slow
