@@ -21,6 +21,7 @@ from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.redundancy import COPIES
 from storage_node.store.failpoints import failpoint
+from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name, unfinished_name
 from storage_node.store.pool.drive_set import DriveSet
@@ -34,6 +35,17 @@ _PURGE_AT_ONCE = 1000
 
 class ReplicaStale(NodeUnavailable):
     """Another node may have a newer version; read there, or retry in a moment."""
+
+
+class ObjectCoded(NodeUnavailable):
+    """The object is coded: its bytes are in fragments that several nodes have, and no file is here. A node reads it
+    from these, or stores it again; whoever gets this error asks one."""
+
+    def __init__(
+        self, message: str, bucket_uuid: bytes = b"", name: str = "", entry: CatalogEntry | None = None
+    ) -> None:
+        super().__init__(message)
+        self.bucket_uuid, self.name, self.entry = bucket_uuid, name, entry
 
 
 class Buckets:

@@ -103,7 +103,7 @@ def release(gone: Sequence[RetainedHere]) -> None:
                 continue
             batch = WriteBatch(raw_mode=True)
             batch.delete(one.key)
-            if not one.record.is_tombstone:
+            if one.record.has_file:
                 generation = one.record.generation
                 batch.delete(fmt.generation_key(fmt.MARK_PREFIX, generation))
                 batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), one.record.path)
@@ -191,7 +191,7 @@ def _keep(kept: KeptVersion) -> None:
                     _end_at(batch, other, entry.counter, marked)
                 else:
                     batch.delete(other.key)
-                    if not other.record.is_tombstone:
+                    if other.record.has_file:
                         batch.delete(fmt.generation_key(fmt.MARK_PREFIX, other.record.generation))
                         path = other.record.path
                         batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, other.record.generation), path)
@@ -214,6 +214,6 @@ def _end_at(batch: WriteBatch, other: Retained, ended: int, marked: list[Retaine
     key = other.key[:-8] + ended.to_bytes(8, "big")
     batch.delete(other.key)
     batch.put(key, fmt.encode_entry(entry))
-    if not entry.is_tombstone:
+    if entry.has_file:
         batch.put(fmt.generation_key(fmt.MARK_PREFIX, entry.generation), ended.to_bytes(8, "big") + entry.path)
         marked.append(Retained(key, entry))

@@ -20,7 +20,7 @@ from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import has_version
 from ais_loader.wire.reserved import ETAG_VERSION
-from storage_node.store.buckets import ReplicaStale
+from storage_node.store.buckets import ObjectCoded, ReplicaStale
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.locations import StoredFile, find
 from storage_node.store.files.segment_format import file_of
@@ -264,7 +264,9 @@ class BatchLookup:
                 table.records[position] = entry
                 table.paths[position] = file_of(entry.path) if entry.offset else entry.path
                 request = self._request
-                if entry.size_bytes > MAX_ITEM_BYTES and not (request.start or request.member or table.describes):
+                if entry.is_coded:
+                    self._fail_coded(position)
+                elif entry.size_bytes > MAX_ITEM_BYTES and not (request.start or request.member or table.describes):
                     table.fail_too_large(position, entry.size_bytes)
         return missed
 
@@ -297,6 +299,8 @@ class BatchLookup:
             return
         if failed := self._refused(position, entry):
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
+            return
+        if entry.is_coded:
             return
         start, length = self._range(position)
         if request.member and request.member[position]:
@@ -445,6 +449,10 @@ class BatchLookup:
         if failed := self._refused(position, entry):
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return False
+        if entry.is_coded:
+            table.records[position] = entry
+            self._fail_coded(position)
+            return False
         table.drives[slot] = drive
         table.slots[position], table.folders[position] = slot, drive.files.objects_fd
         table.records[position], table.paths[position] = entry, file_of(entry.path)
@@ -454,6 +462,11 @@ class BatchLookup:
         table.shared_files |= entry.offset > 0
         self._narrow(position)
         return not table.status[position]
+
+    def _fail_coded(self, position: int) -> None:
+        """Fail an entry until its bytes are placed."""
+        name = self.table.names[position]
+        self.table.fail(position, pb.UNAVAILABLE, f"{name!r}: it is coded, and not read yet", ObjectCoded.kind)
 
     def look_up_again(self, position: int) -> None:
         """Look up an entry as if for the first time."""

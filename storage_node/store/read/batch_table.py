@@ -92,6 +92,7 @@ class BatchTable:
         `checksum`: their CRC-32C; None if it is unknown. `version`: of the object that they are from.
         """
         self.placed[position] = version
+        self.records[position] = None
         self.status[position] = pb.OK
         self.faults.pop(self.first_index + position, None)
         self.folders[position], self.paths[position], self.start[position] = fd, b"", start
