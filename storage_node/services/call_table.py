@@ -244,6 +244,7 @@ _ROWS = (
     Call("Repair/TooFew", PEER),
     Call("Repair/Relay", PEER),
     Call("Repair/RenewLease", PEER),
+    Call("Repair/Recall", PEER),
     Call("Repair/Progress", INSIDE),
     Call("SnapshotCopies/Hold", PEER),
     Call("SnapshotCopies/Armed", PEER),

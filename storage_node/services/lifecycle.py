@@ -27,6 +27,7 @@ from ais_loader.wire.generated import (
     ais_snapshots_pb2_grpc,
 )
 from storage_node.batch.session import BatchService
+from storage_node.cluster.coding.coding import Coding
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.revoked_tokens import RevokedTokens
@@ -169,6 +170,7 @@ class NodeLifecycle:
         self.batches = BatchService(node, etl, self.remote)
         self.promote = PromoteService(node, membership, writes, self.remote)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
+        self.coding = Coding(node, membership, writes, repair, self.groups)
         self.snapshots = NodeSnapshots(node, membership, writes, repair)
         self.drives = DriveManager(
             node,
@@ -230,7 +232,7 @@ class NodeLifecycle:
         ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(self.drives), methods)
         ais_cluster_pb2_grpc.add_TokensServicer_to_server(TokenService(self.revoked), methods)
         ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), methods)
-        ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(self.repair), methods)
+        ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(self.repair, self.coding), methods)
         ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
         ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
         ais_remote_pb2_grpc.add_RemoteBucketsServicer_to_server(
@@ -271,6 +273,8 @@ class NodeLifecycle:
             "ending what stands in others' way": self.batches.watch,
             "following the cluster's map": self._map_sync().run,
             "taking care of snapshots": self.snapshots.sweep.run,
+            "coding objects": self.coding.code,
+            "keeping groups of coded objects": self.coding.keep,
             "passing buckets through transforms": self.jobs.run,
             "following the list of transforms": partial(_follow, self.etl, self._etl_due),
             **({} if audit is None else {"keeping the end of the audit log": audit.keep_end}),

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
+from storage_node.cluster.coding.coding import Coding
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
@@ -77,8 +78,9 @@ def _is_group(request: wire.WriteRequest) -> bool:
 
 
 class RepairService(ais_replica_pb2_grpc.RepairServicer):
-    def __init__(self, repair: Repair) -> None:
+    def __init__(self, repair: Repair, coding: Coding) -> None:
         self._repair = repair
+        self._coding = coding
 
     async def Missed(self, request: wire.MissedRequest, context: Context) -> wire.MissedResponse:
         return await self._repair.missed(request)
@@ -98,5 +100,10 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
     async def TooFew(self, request: wire.TooFewRequest, context: Context) -> wire.TooFewResponse:
         return self._repair.too_few(request)
 
+    async def Recall(self, request: wire.RecallRequest, context: Context) -> wire.RecallResponse:
+        return await self._coding.recall(request)
+
     async def Progress(self, request: wire.ProgressRequest, context: Context) -> wire.ProgressResponse:
-        return self._repair.progress()
+        progress = self._repair.progress()
+        progress.coding.CopyFrom(self._coding.progress())
+        return progress

@@ -270,6 +270,11 @@ def is_tombstone(value: bytes) -> bool:
     return value[1:2] == b"\2"
 
 
+def has_file(value: bytes) -> bool:
+    """Whether a catalog value is that of an object in a file, without decoding it."""
+    return value[1:2] == b"\1"
+
+
 _OBJECT_HEADS = tuple(bytes((FORMAT_VERSION, kind)) for kind in (_OBJECT_KIND, _CODED_KIND))
 _TOMBSTONE_HEAD = bytes((FORMAT_VERSION, _TOMBSTONE_KIND))
 

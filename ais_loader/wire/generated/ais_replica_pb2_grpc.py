@@ -179,6 +179,11 @@ class RepairStub(object):
                 request_serializer=protos_dot_ais__replica__pb2.TooFewRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__replica__pb2.TooFewResponse.FromString,
                 _registered_method=True)
+        self.Recall = channel.unary_unary(
+                '/ais_loader.v1.Repair/Recall',
+                request_serializer=protos_dot_ais__replica__pb2.RecallRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.RecallResponse.FromString,
+                _registered_method=True)
         self.Progress = channel.unary_unary(
                 '/ais_loader.v1.Repair/Progress',
                 request_serializer=protos_dot_ais__replica__pb2.ProgressRequest.SerializeToString,
@@ -233,6 +238,13 @@ class RepairServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Recall(self, request, context):
+        """Have copies of these objects again, whose bytes are in a group: that is to be given up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Progress(self, request, context):
         """How far this node is with moving what it has to where the map wants it.
         """
@@ -272,6 +284,11 @@ def add_RepairServicer_to_server(servicer, server):
                     servicer.TooFew,
                     request_deserializer=protos_dot_ais__replica__pb2.TooFewRequest.FromString,
                     response_serializer=protos_dot_ais__replica__pb2.TooFewResponse.SerializeToString,
+            ),
+            'Recall': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recall,
+                    request_deserializer=protos_dot_ais__replica__pb2.RecallRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.RecallResponse.SerializeToString,
             ),
             'Progress': grpc.unary_unary_rpc_method_handler(
                     servicer.Progress,

@@ -84,14 +84,27 @@ class RepairPeers:
         return [(name, state) for name, state in found if state is not None], page.more
 
     async def recode(
-        self, endpoint: str, bucket: pb.MapBucket, coded: Sequence[tuple[str, CatalogEntry]], wall_ms: int
+        self,
+        endpoint: str,
+        bucket: pb.MapBucket,
+        coded: Sequence[tuple[str, CatalogEntry]],
+        wall_ms: int,
+        *,
+        only_files: bool = False,
     ) -> set[str]:
         """Send entries of objects whose bytes are in a group; return the names that the node has so now. Raises
         ReplicaLost."""
-        answer: wire.RecodeResponse = await self.channels.ask(
-            endpoint, rpc.ReplicaStub, "Recode", recode_request(bucket, coded, wall_ms), SYNC_TIMEOUT_S
-        )
+        request = recode_request(bucket, coded, wall_ms, only_files=only_files)
+        answer: wire.RecodeResponse
+        answer = await self.channels.ask(endpoint, rpc.ReplicaStub, "Recode", request, SYNC_TIMEOUT_S)
         return {coded[at][0] for at in answer.done}
+
+    async def recall(self, endpoint: str, bucket: pb.MapBucket, group: bytes, names: Sequence[str]) -> None:
+        """Have the node make copies of objects whose bytes are in a group. Raises ReplicaLost."""
+        request = wire.RecallRequest(bucket=bucket_ref(bucket), group=group, name=names)
+        with self.channels.reporting(endpoint):
+            call = rpc.RepairStub(self.channels.to(endpoint)).Recall(request)
+            await while_it_answers(call, self.channels, endpoint)
 
     async def push(self, endpoint: str, bucket: pb.MapBucket, names: Sequence[str], node_uuid: bytes) -> None:
         """Make the node send these names to this one. Raises ReplicaLost."""

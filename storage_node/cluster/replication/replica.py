@@ -292,7 +292,14 @@ def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.Re
     coded = [(one.name, coded_entry(one, raw)) for one, raw in zip(request.object, request.metadata, strict=True)]
     for name, _ in coded:
         check_object_name(name)
-    written = store.replicas.write_coded(request.bucket.name, coded)
+    if request.only_files:
+        here = store.replicas.newest(request.bucket.name, [name for name, _ in coded])
+        coded = [
+            (name, entry._replace(modified_ns=mine.modified_ns))
+            for (name, entry), mine in zip(coded, here, strict=True)
+            if mine is not None and mine.has_file and mine.version == entry.version
+        ]
+    written = store.write_coded(request.bucket.name, coded)
     return wire.RecodeResponse(
         done=[
             at
