@@ -237,6 +237,7 @@ _ROWS = (
     Call("Replica/Newest", PEER),
     Call("Replica/Bury", PEER),
     Call("Replica/Versions", PEER),
+    Call("Replica/Recode", PEER),
     Call("Repair/Missed", PEER),
     Call("Repair/Returned", PEER),
     Call("Repair/Push", PEER),

@@ -60,6 +60,10 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
     async def Versions(self, request: wire.VersionsRequest, context: Context) -> wire.VersionsResponse:
         return await self._answer(replica.versions, request, context)
 
+    async def Recode(self, request: wire.RecodeRequest, context: Context) -> wire.RecodeResponse:
+        grace_s = self._node.config.cluster.coding_grace_s
+        return await self._answer(functools.partial(replica.recode, grace_s=grace_s), request, context)
+
     def _known_map(self) -> int:
         return self._node.map_version
 

@@ -19,6 +19,7 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
+from ais_loader.wire.redundancy import COPIES
 from storage_node.store.failpoints import failpoint
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import merged
@@ -122,8 +123,8 @@ class Buckets:
     ) -> BucketRecord:
         """See `Store.create_bucket`."""
         self._drives.require_open()
-        check_bucket_name(name)
         if bucket_uuid is None:
+            check_bucket_name(name)  # the cluster has checked its own, and has hidden ones
             _require_one_copy(settings)
         found = self.find(name)
         with self._record.lock:
@@ -228,6 +229,10 @@ def _require_settable(bucket: BucketRecord) -> None:
 
 
 def _require_one_copy(settings: BucketSettings) -> None:
+    if settings.redundancy not in (None, COPIES):
+        raise InvalidRequest(
+            f"redundancy={settings.redundancy}: fragments go to different hosts, and this store is on one; form a cluster"
+        )
     for what, count in (("copies", settings.copies), ("min_copies", settings.min_copies)):
         if count not in (None, 1):
             raise InvalidRequest(f"{what}={count}: a store on one host keeps one copy of each object")

@@ -511,6 +511,13 @@ class ReplicaState:
             return False
         return self._changes.drop(bucket_uuid, name, version, tombstone=True) is None
 
+    def write_coded(
+        self, bucket: str, coded: Sequence[tuple[str, CatalogEntry]]
+    ) -> list[CatalogEntry | LoaderError]:
+        """Write coded entries; see `WriteRouter.write_coded`. Raises BucketNotFound, Closed, StoreReadOnly."""
+        self._drives.require_writable()
+        return self._changes.write_coded(self._buckets.get(bucket).uuid_bytes, coded)
+
     def missing(self, bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
         """Return the error for an object that is certainly missing. It tells if the object was deleted."""
         message = not_found_message(bucket, name)

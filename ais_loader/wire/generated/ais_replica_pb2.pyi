@@ -338,7 +338,7 @@ class NewestResponse(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ..., map_version: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class ObjectState(_message.Message):
-    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns", "evicted", "announced")
+    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns", "evicted", "announced", "group", "offset")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_TOMBSTONE_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +349,8 @@ class ObjectState(_message.Message):
     MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: ObjectVersion
     is_tombstone: bool
@@ -359,7 +361,27 @@ class ObjectState(_message.Message):
     modified_ns: int
     evicted: ObjectVersion
     announced: ObjectVersion
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ..., evicted: _Optional[_Union[ObjectVersion, _Mapping]] = ..., announced: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
+    group: bytes
+    offset: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ..., evicted: _Optional[_Union[ObjectVersion, _Mapping]] = ..., announced: _Optional[_Union[ObjectVersion, _Mapping]] = ..., group: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class RecodeRequest(_message.Message):
+    __slots__ = ("bucket", "object", "metadata", "wall_ms")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    bucket: BucketRef
+    object: _containers.RepeatedCompositeFieldContainer[ObjectState]
+    metadata: _containers.RepeatedScalarFieldContainer[bytes]
+    wall_ms: int
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., metadata: _Optional[_Iterable[bytes]] = ..., wall_ms: _Optional[int] = ...) -> None: ...
+
+class RecodeResponse(_message.Message):
+    __slots__ = ("done",)
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    done: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, done: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BuryRequest(_message.Message):
     __slots__ = ("bucket", "name", "version", "not_above", "is_copy", "wall_ms", "writes", "looked_ms", "metadata")

@@ -21,7 +21,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated.ais_replica_pb2_grpc import ReplicaStub
 from storage_node.cluster.repair.plan import batches
-from storage_node.cluster.replication.replica import to_wire
+from storage_node.cluster.replication.replica import to_state, to_wire
 from storage_node.cluster.replication.replicas import RemoteReplicaStream
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import refused
@@ -33,6 +33,7 @@ SMALL_BYTES = 256 << 10
 """Larger objects are streamed, each as a write of its own."""
 GROUP_BYTES, GROUP_NAMES = 4 << 20, 256
 _TOMBSTONES_AT_ONCE = 16
+SYNC_TIMEOUT_S = 60.0
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,8 @@ class Transfers:
     async def _push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
         found = await self._node.read(self._records, bucket.name, bucket.uuid, list(names))
         tombstones = [(name, entry) for name, entry in found if entry.is_tombstone]
-        objects = [(name, entry) for name, entry in found if not entry.is_tombstone]
+        coded = [(name, entry) for name, entry in found if entry.is_coded]
+        objects = [(name, entry) for name, entry in found if not entry.is_tombstone and not entry.is_coded]
         small = [name for name, entry in objects if entry.size_bytes <= SMALL_BYTES]
         large = [name for name, entry in objects if entry.size_bytes > SMALL_BYTES]
         sizes = [entry.size_bytes for _, entry in objects if entry.size_bytes <= SMALL_BYTES]
@@ -132,6 +134,11 @@ class Transfers:
             await _all(*(self._push_tombstone(endpoint, bucket, name, entry) for name, entry in part))
             done += len(part)
             self._counts.tombstones_pushed += len(part)
+        for part in chunks(coded, GROUP_NAMES):
+            request = recode_request(bucket, part, self._node.store.clock.wall_ms())
+            answer = await self._channels.ask(endpoint, ReplicaStub, "Recode", request, SYNC_TIMEOUT_S)
+            done += len(answer.done)
+            self._counts.objects_pushed += len(answer.done)
         for group in batches(small, sizes, most_names=GROUP_NAMES, most_bytes=GROUP_BYTES):
             done += await self._push_group(endpoint, bucket, [small[at] for at in group])
         for name in large:
@@ -252,6 +259,17 @@ class Transfers:
             return  # deleted in the meantime
         self._counts.failed_pushes += 1
         log.warning("%s cannot be copied to another node for now: %s", name, error)
+
+
+def recode_request(
+    bucket: cluster_pb.MapBucket, coded: Sequence[tuple[str, CatalogEntry]], wall_ms: int
+) -> wire.RecodeRequest:
+    return wire.RecodeRequest(
+        bucket=bucket_ref(bucket),
+        object=[to_state(name, entry) for name, entry in coded],
+        metadata=[entry.raw_metadata for _, entry in coded],
+        wall_ms=wall_ms,
+    )
 
 
 def bucket_ref(bucket: cluster_pb.MapBucket) -> wire.BucketRef:
