@@ -28,6 +28,7 @@ from ais_loader.wire.generated import (
 )
 from storage_node.batch.session import BatchService
 from storage_node.cluster.coding.coding import Coding
+from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.revoked_tokens import RevokedTokens
@@ -170,7 +171,8 @@ class NodeLifecycle:
         self.batches = BatchService(node, etl, self.remote)
         self.promote = PromoteService(node, membership, writes, self.remote)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
-        self.coding = Coding(node, membership, writes, repair, self.groups)
+        groups = GroupReader(node, membership)
+        self.coding = Coding(node, membership, writes, repair, groups, groups.recall)
         self.snapshots = NodeSnapshots(node, membership, writes, repair)
         self.drives = DriveManager(
             node,

@@ -231,7 +231,8 @@ def _require_settable(bucket: BucketRecord) -> None:
 def _require_one_copy(settings: BucketSettings) -> None:
     if settings.redundancy not in (None, COPIES):
         raise InvalidRequest(
-            f"redundancy={settings.redundancy}: fragments go to different hosts, and this store is on one; form a cluster"
+            f"redundancy={settings.redundancy}: fragments go to different hosts, and this store is on one; form a "
+            "cluster"
         )
     for what, count in (("copies", settings.copies), ("min_copies", settings.min_copies)):
         if count not in (None, 1):

@@ -265,9 +265,7 @@ class Coder:
         if size_bytes <= 0:
             return b""
         version = str(one.entry.version)
-        return b"".join(
-            open_object(self._node.store, bucket, one.name, start=at, length=size_bytes, version=version)
-        )
+        return b"".join(open_object(self._node.store, bucket, one.name, start=at, length=size_bytes, version=version))
 
     async def _recorded(
         self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, built: Sequence[_Built]

@@ -105,4 +105,3 @@ class FragmentWriter:
             if (state := answers.get(node, {}).get(name)) is None or state is UNKNOWN or state.is_tombstone
         }
         return {name for wanted in names.values() for name in wanted} - missing
-

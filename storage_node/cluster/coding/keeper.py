@@ -139,18 +139,18 @@ class Keeper:
         if alive is not None and not alive:
             return True, await self._give_up(view, bucket, manifest)
         self._empty_since_s.pop(manifest.group, None)
-        for node, slots in plain_owners(manifest, owners, answers).items():
-            await self._swap(view, bucket, manifest, node, slots)
         is_other = (bucket.coding.data, bucket.coding.parity) != (manifest.data, manifest.parity)
         if is_other or (alive is not None and not bucket.snapshot and is_sparse(manifest, alive)):
             await self._dissolve(view, bucket, manifest, owners, answers)
             return True, False
+        for node, slots in plain_owners(manifest, owners, answers).items():
+            await self._swap(view, bucket, manifest, node, slots)
         return await self._mend(view, bucket, companion, manifest), True
 
     async def _states(
         self, view: ClusterView, bucket: pb.MapBucket, nodes: Mapping[str, Sequence[int]]
     ) -> dict[int, Answer]:
-        """Return what these nodes, also this one, have of these names. Nodes that act by another map count as silent."""
+        """Return what these nodes, by name, have. Nodes that act by another map count as silent."""
         requests: dict[int, list[str]] = {}
         for name, mine in nodes.items():
             for node in mine:
@@ -171,9 +171,7 @@ class Keeper:
 
     # -- fragments
 
-    async def _mend(
-        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, manifest: Manifest
-    ) -> bool:
+    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, manifest: Manifest) -> bool:
         """Write lost fragments again; return whether all are there now. Raises ReplicaLost, LoaderError."""
         owners = [found[0] for found in owners_of(view, companion, manifest.fragments)]
         nodes = {name: [node] for name, node in zip(manifest.fragments, owners, strict=True)}
@@ -202,9 +200,7 @@ class Keeper:
         if len(await self._fragments.lasting(view, companion, by_node)) < len(places):
             return False
         self._metrics.fragments_rebuilt += len(places)
-        names = tuple(
-            places[index].name if index in places else name for index, name in enumerate(manifest.fragments)
-        )
+        names = tuple(places[index].name if index in places else name for index, name in enumerate(manifest.fragments))
         if names != manifest.fragments:
             await record(self._writes, bucket, [manifest._replace(fragments=names)])
             if (replica_set := self._writes.replica_set(companion.name)) is not None:
@@ -286,5 +282,3 @@ class Keeper:
 
 def _page(drive: Drive, bucket_uuid: bytes, prefix: str, after: str) -> list[tuple[str, CatalogEntry]]:
     return list(itertools.islice(drive.scan_all(bucket_uuid, prefix, after), PAGE_NAMES))
-
-

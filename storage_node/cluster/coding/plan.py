@@ -93,12 +93,14 @@ def place_fragments(
 ) -> dict[int, FragmentPlace]:
     """Choose names for fragments such that their owners are on different hosts, none of which is in `used`.
 
-    A name ends with a number, the salt, which is drawn until the name has such an owner. `names`: of all fragments, to be
-    kept where they do. Raises TooFewCopies if there are too few hosts.
+    A name ends with a number, the salt, which is drawn until the name has such an owner. `names`: of all fragments,
+    to be kept where they do. Raises TooFewCopies if there are too few hosts.
     """
     hosts, placed = set(used), dict[int, FragmentPlace]()
     for index in indexes:
-        for name in itertools.chain(names[index : index + 1], (fragment_name(group, index, salt) for salt in range(_DRAWS))):
+        for name in itertools.chain(
+            names[index : index + 1], (fragment_name(group, index, salt) for salt in range(_DRAWS))
+        ):
             node = view.owners(companion, name)[0]
             if view.nodes[node].host not in hosts:
                 hosts.add(view.nodes[node].host)
@@ -182,9 +184,7 @@ def lost_fragments(
     for index, (name, node) in enumerate(zip(manifest.fragments, owners, strict=True)):
         answer, host = answers.get(node), view.nodes[node].host
         state = answer.get(name) if answer is not None else None
-        if answer is not None and (state is None or state is UNKNOWN or state.is_tombstone):
-            lost.append(index)
-        elif host in hosts:
+        if (answer is not None and (state is None or state is UNKNOWN or state.is_tombstone)) or host in hosts:
             lost.append(index)
         else:
             hosts.add(host)

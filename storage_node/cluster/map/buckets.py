@@ -26,6 +26,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from ais_loader.wire.redundancy import COPIES, Redundancy
+from storage_node.cluster.coding.codec import codec_of
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
@@ -249,5 +250,5 @@ def require_redundancy(settings: BucketSettings) -> Redundancy | None:
         return None
     if settings.copies not in (None, 0, redundancy.copies):
         raise InvalidRequest(f"redundancy={redundancy} implies copies={redundancy.copies}; leave copies out")
-    Codec(redundancy.data, redundancy.parity)  # raises
+    codec_of(redundancy.data, redundancy.parity)  # raises
     return redundancy

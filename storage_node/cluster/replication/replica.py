@@ -282,8 +282,8 @@ def write_tombstones(store: Store, request: contents.BuryManyRequest) -> content
 
 
 def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.RecodeResponse:
-    """Have entries of a coded bucket. Raises LoaderError, WriteTooLate if the request was under way for longer than half
-    of `grace_s`: a group that no node names is given up after that time."""
+    """Have entries of a coded bucket. Raises LoaderError; WriteTooLate if the request was under way for longer than
+    half of `grace_s`, because a group that no node names is given up after that time."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     if len(request.object) != len(request.metadata):
         raise errors.InvalidRequest(f"{len(request.metadata)} metadata of {len(request.object)} objects")
