@@ -216,7 +216,8 @@ class NodeLifecycle:
         guard = PendingGuard(self.remote, node.membership, writes.channels)
         ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node, guard), methods)
         ais_objects_pb2_grpc.add_ObjectsServicer_to_server(
-            ObjectsService(ObjectReads(node, writes, self.remote), self._object_writes), methods
+            ObjectsService(ObjectReads(node, writes, self.remote, self.batches.resources.coded), self._object_writes),
+            methods,
         )
         ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(self.batches, version, self.remote), methods)
         ais_compose_pb2_grpc.add_ComposeServicer_to_server(

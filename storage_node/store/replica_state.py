@@ -511,9 +511,7 @@ class ReplicaState:
             return False
         return self._changes.drop(bucket_uuid, name, version, tombstone=True) is None
 
-    def write_coded(
-        self, bucket: str, coded: Sequence[tuple[str, CatalogEntry]]
-    ) -> list[CatalogEntry | LoaderError]:
+    def write_coded(self, bucket: str, coded: Sequence[tuple[str, CatalogEntry]]) -> list[CatalogEntry | LoaderError]:
         """Write coded entries; see `WriteRouter.write_coded`. Raises BucketNotFound, Closed, StoreReadOnly."""
         self._drives.require_writable()
         return self._changes.write_coded(self._buckets.get(bucket).uuid_bytes, coded)
