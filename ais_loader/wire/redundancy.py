@@ -14,6 +14,7 @@ from ais_loader.errors import InvalidRequest
 
 COPIES = "copies"
 MAX_FRAGMENTS = 32
+_COMPANION = ".coded."
 _TEXT = re.compile(r"rs:([0-9]{1,3})\+([0-9]{1,3})\Z")
 
 
@@ -53,4 +54,8 @@ class Redundancy:
 
 def companion_name(bucket_uuid: bytes) -> str:
     """Return the name of the hidden bucket that has the fragments of a bucket. No other bucket begins with a dot."""
-    return f".coded.{bucket_uuid.hex()[16:]}"
+    return f"{_COMPANION}{bucket_uuid.hex()[16:]}"
+
+
+def is_companion(bucket: str) -> bool:
+    return bucket.startswith(_COMPANION)

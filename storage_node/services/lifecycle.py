@@ -28,7 +28,6 @@ from ais_loader.wire.generated import (
 )
 from storage_node.batch.session import BatchService
 from storage_node.cluster.coding.coding import Coding
-from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.revoked_tokens import RevokedTokens
@@ -171,8 +170,7 @@ class NodeLifecycle:
         self.batches = BatchService(node, etl, self.remote)
         self.promote = PromoteService(node, membership, writes, self.remote)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
-        groups = GroupReader(node, membership)
-        self.coding = Coding(node, membership, writes, repair, groups, groups.recall)
+        self.coding = Coding(node, membership, writes, repair, self.batches.resources.coded)
         self.snapshots = NodeSnapshots(node, membership, writes, repair)
         self.drives = DriveManager(
             node,
@@ -220,7 +218,8 @@ class NodeLifecycle:
         guard = PendingGuard(self.remote, node.membership, writes.channels)
         ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node, guard), methods)
         ais_objects_pb2_grpc.add_ObjectsServicer_to_server(
-            ObjectsService(ObjectReads(node, writes, self.remote), self._object_writes), methods
+            ObjectsService(ObjectReads(node, writes, self.remote, self.batches.resources.coded), self._object_writes),
+            methods,
         )
         ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(self.batches, version, self.remote), methods)
         ais_compose_pb2_grpc.add_ComposeServicer_to_server(

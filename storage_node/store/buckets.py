@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Mapping
 
 from ais_loader.errors import (
     AccessDenied,
@@ -38,14 +39,16 @@ class ReplicaStale(NodeUnavailable):
 
 
 class ObjectCoded(NodeUnavailable):
-    """The object is coded: its bytes are in fragments that several nodes have, and no file is here. A node reads it
-    from these, or stores it again; whoever gets this error asks one."""
+    """Objects are coded: their bytes are in fragments that several nodes have, and no files are here. A node reads them
+    from these, or stores them again; whoever gets this error asks one."""
 
     def __init__(
-        self, message: str, bucket_uuid: bytes = b"", name: str = "", entry: CatalogEntry | None = None
+        self, message: str, bucket_uuid: bytes = b"", entries: Mapping[str, CatalogEntry] | None = None
     ) -> None:
         super().__init__(message)
-        self.bucket_uuid, self.name, self.entry = bucket_uuid, name, entry
+        self.bucket_uuid = bucket_uuid
+        self.entries = entries or {}
+        """Entry of each object by name."""
 
 
 class Buckets:

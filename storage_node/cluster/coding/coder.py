@@ -235,7 +235,8 @@ class Coder:
         else:
             objects, offsets, fragment_bytes, held = await self._node.read(_held, objects, redundancy.data)
 
-        async def read(at: int, size_bytes: int) -> bytes:
+        async def read(index: int, at: int, size_bytes: int) -> bytes:
+            at += index * fragment_bytes
             if not is_large:
                 return held[at : at + size_bytes]
             return await self._node.read(self._read_range, bucket.name, objects[0], at, size_bytes)

@@ -6,14 +6,13 @@ A node without a coded bucket waits for a map that has one. Belongs to the node'
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.coding.coded_objects import CodedObjects
 from storage_node.cluster.coding.coder import Coder, CodingMetrics
 from storage_node.cluster.coding.fragments import FragmentWriter
-from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.cluster.coding.keeper import Keeper
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
@@ -31,22 +30,15 @@ log = logging.getLogger(__name__)
 
 class Coding:
     def __init__(
-        self,
-        node: Node,
-        membership: Membership,
-        writes: WriteCoordinator,
-        repair: Repair,
-        groups: GroupReader,
-        recall: Callable[[str, str], Awaitable[object]],
+        self, node: Node, membership: Membership, writes: WriteCoordinator, repair: Repair, coded: CodedObjects
     ) -> None:
-        """`recall` makes a copy of a coded object on this node, given its bucket and its name."""
         self._node = node
         self._membership = membership
-        self._recall = recall
+        self._coded = coded
         self.metrics = CodingMetrics()
         fragments = FragmentWriter(node, membership, repair.peers)
         self._coder = Coder(node, membership, writes, repair.peers, fragments, self.metrics)
-        self._keeper = Keeper(node, membership, writes, repair.peers, fragments, groups, self.metrics)
+        self._keeper = Keeper(node, membership, writes, repair.peers, fragments, coded.groups, self.metrics)
         self._coder_due, self._keeper_due = Wakeup(), Wakeup()
         membership.on_use(self._coder_due.set)
         membership.on_use(self._keeper_due.set)
@@ -89,12 +81,13 @@ class Coding:
         """Have copies of objects again whose bytes are in a group. Raises LoaderError."""
         await self._node.read(require_bucket, self._node.store, request.bucket.name, request.bucket.uuid)
         entries = await self._node.read(self._node.store.replicas.newest, request.bucket.name, list(request.name))
-        done = 0
-        for name, entry in zip(request.name, entries, strict=True):
-            if entry is not None and entry.is_coded and entry.group == request.group:
-                await self._recall(request.bucket.name, name)
-                done += 1
-        return wire.RecallResponse(objects=done)
+        coded = [
+            (name, entry)
+            for name, entry in zip(request.name, entries, strict=True)
+            if entry is not None and entry.is_coded and entry.group == request.group
+        ]
+        await self._coded.recall_all(request.bucket.uuid, coded)
+        return wire.RecallResponse(objects=len(coded))
 
     def progress(self) -> wire.CodingProgress:
         """Return what was coded, and what is kept. Thread-safe."""

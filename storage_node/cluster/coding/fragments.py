@@ -26,8 +26,8 @@ from storage_node.context.node import Node
 
 WINDOW_BYTES = 1 << 20
 """Bytes of each fragment that are in memory."""
-ReadGroup: TypeAlias = Callable[[int, int], Awaitable[bytes]]
-"""Returns a range of a group, given its offset and length; less where the group's objects end."""
+ReadFragment: TypeAlias = Callable[[int, int, int], Awaitable[bytes]]
+"""Returns a range of a fragment, given its index, the range's offset and its length; less where the objects end."""
 
 
 class _Outgoing:
@@ -54,10 +54,15 @@ class FragmentWriter:
         companion: pb.MapBucket,
         manifest: Manifest,
         places: Mapping[int, FragmentPlace],
-        read: ReadGroup,
+        read: ReadFragment,
+        *,
+        is_coded: bool = False,
     ) -> None:
         """Write these fragments of a group, by index. Raises ReplicaLost, LoaderError, and what `read` raises; what was
-        written before is removed by its holder, as long as no manifest has it."""
+        written before is removed by its holder, as long as no manifest has it.
+
+        `is_coded`: each fragment is read. Otherwise all of them are written, and the parity is computed.
+        """
         position = view.position[self._membership.node_uuid]
         outgoing: dict[int, _Outgoing] = {}
         try:
@@ -69,7 +74,7 @@ class FragmentWriter:
                 )
                 outgoing[index] = _Outgoing(OutgoingObject(stream, companion, name))
             await all_of(*(one.copy.begin() for one in outgoing.values()))
-            await self._send(manifest, outgoing, read)
+            await self._send(manifest, outgoing, read, is_coded=is_coded)
             version = await self._node.read(self._node.store.replicas.next_version, view.nodes[position].number, ())
             await all_of(*(one.copy.end(one.size_bytes, one.checksum) for one in outgoing.values()))
             await all_of(*(one.copy.commit(version, time.time_ns()) for one in outgoing.values()))
@@ -77,21 +82,22 @@ class FragmentWriter:
             for one in outgoing.values():
                 await one.copy.stream.close()
 
-    async def _send(self, manifest: Manifest, outgoing: Mapping[int, _Outgoing], read: ReadGroup) -> None:
-        data, fragment_bytes = manifest.data, manifest.fragment_bytes
-        codec = codec_of(data, manifest.parity)
-        with_parity = max(outgoing) >= data
-        needed = range(data) if with_parity else sorted(outgoing)
-        buffers = [bytearray(min(WINDOW_BYTES, fragment_bytes)) for _ in range(manifest.parity)] if with_parity else []
+    async def _send(
+        self, manifest: Manifest, outgoing: Mapping[int, _Outgoing], read: ReadFragment, *, is_coded: bool
+    ) -> None:
+        fragment_bytes = manifest.fragment_bytes
+        codec = codec_of(manifest.data, manifest.parity)
+        indexes = sorted(outgoing) if is_coded else range(manifest.data)
+        buffers = [bytearray(min(WINDOW_BYTES, fragment_bytes)) for _ in range(manifest.parity)]
         for at in range(0, fragment_bytes, WINDOW_BYTES):
             size_bytes = min(WINDOW_BYTES, fragment_bytes - at)
-            await self._throttle.spend(len(needed) * size_bytes)
-            parts = await asyncio.gather(*(read(index * fragment_bytes + at, size_bytes) for index in needed))
-            windows = {index: part.ljust(size_bytes, b"\0") for index, part in zip(needed, parts, strict=True)}
-            if with_parity:
+            await self._throttle.spend(len(indexes) * size_bytes)
+            parts = await asyncio.gather(*(read(index, at, size_bytes) for index in indexes))
+            windows = {index: part.ljust(size_bytes, b"\0") for index, part in zip(indexes, parts, strict=True)}
+            if not is_coded:
                 parity = [memoryview(buffer)[:size_bytes] for buffer in buffers]
                 await self._node.read(codec.encode, list(windows.values()), parity)
-                windows |= {data + number: bytes(one) for number, one in enumerate(parity) if data + number in outgoing}
+                windows |= {manifest.data + number: bytes(one) for number, one in enumerate(parity)}
             await all_of(*(one.send(windows[index]) for index, one in outgoing.items()))
 
     async def lasting(self, view: ClusterView, bucket: pb.MapBucket, names: Mapping[int, Sequence[str]]) -> set[str]:

@@ -187,13 +187,13 @@ class Keeper:
             lost = [index for index in lost if answers.get(owners[index], {}).get(manifest.fragments[index]) is None]
             places = {index: FragmentPlace(manifest.fragments[index], owners[index]) for index in lost}
 
-        async def read(at: int, size_bytes: int) -> bytes:
-            return await self._groups.read(bucket, manifest.group, at, size_bytes)
+        async def read(index: int, at: int, size_bytes: int) -> bytes:
+            return bytes(await self._groups.fragment(bucket, manifest, index, at, size_bytes))
 
         if not places:
             return False
         log.info("fragments %s of group %s are written again", sorted(places), manifest.group.hex())
-        await self._fragments.write(view, companion, manifest, places, read)
+        await self._fragments.write(view, companion, manifest, places, read, is_coded=True)
         by_node: dict[int, list[str]] = {}
         for place in places.values():
             by_node.setdefault(place.node, []).append(place.name)
@@ -203,6 +203,7 @@ class Keeper:
         names = tuple(places[index].name if index in places else name for index, name in enumerate(manifest.fragments))
         if names != manifest.fragments:
             await record(self._writes, bucket, [manifest._replace(fragments=names)])
+            self._groups.forget([manifest.group])
             if (replica_set := self._writes.replica_set(companion.name)) is not None:
                 await self._writes.delete_many(replica_set, sorted({*manifest.fragments} - {*names}))
         return True

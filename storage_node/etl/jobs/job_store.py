@@ -155,7 +155,7 @@ def _local_head(store: Store, bucket: str, name: str, batch: StoreBatch, positio
 def local_inputs(store: Store, spool: Spool, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
     """Read objects: those that fit into memory in frames, as for a batch; larger ones, and those that the batch fails
     to read, one by one."""
-    batch = StoreBatch(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
+    batch = StoreBatch.of_files(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
     found: list[Input | LoaderError | None] = [None] * len(names)
     try:
         for span in _spans(batch):

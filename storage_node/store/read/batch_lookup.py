@@ -298,11 +298,12 @@ class BatchLookup:
         if entry is None:
             return
         if failed := self._refused(position, entry):
+            table.coded.discard(position)
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return
         if entry.is_coded:
             return
-        start, length = self._range(position)
+        start, length = self.range_of(position)
         if request.member and request.member[position]:
             self._narrow_to_member(position, entry, request.member[position])
         elif start or length >= 0:
@@ -364,7 +365,7 @@ class BatchLookup:
         table = self.table
         name, drive = table.names[position], table.drive_of(position)
         try:
-            part = find_member(drive, entry, name, member, *self._range(position))
+            part = find_member(drive, entry, name, member, *self.range_of(position))
         except FileNotFoundError:
             # Probably just replaced: the current shard has members of its own.
             if name not in self._looking:
@@ -391,7 +392,8 @@ class BatchLookup:
         table.kind[position] = pb.STORED if part.is_whole else pb.COMPUTED
         table.checksum[position] = part.member.checksum if part.is_whole else 0
 
-    def _range(self, position: int) -> tuple[int, int]:
+    def range_of(self, position: int) -> tuple[int, int]:
+        """Return the start and the length that the request gives for an entry; -1: to its end."""
         request = self._request
         return (
             request.start[position] if request.start else 0,
@@ -412,7 +414,7 @@ class BatchLookup:
             return _Failed(pb.NOT_FOUND, EntryFault(str(gone), gone.kind))
         if self._request.member and self._request.member[position]:
             return None  # a range is the member's
-        if fault := check_range(*self._range(position), entry.size_bytes):
+        if fault := check_range(*self.range_of(position), entry.size_bytes):
             return _Failed(pb.RANGE, EntryFault(f"{name!r}: {fault}"))
         return None
 
@@ -465,6 +467,7 @@ class BatchLookup:
 
     def _fail_coded(self, position: int) -> None:
         """Fail an entry until its bytes are placed."""
+        self.table.coded.add(position)
         name = self.table.names[position]
         self.table.fail(position, pb.UNAVAILABLE, f"{name!r}: it is coded, and not read yet", ObjectCoded.kind)
 
@@ -472,6 +475,7 @@ class BatchLookup:
         """Look up an entry as if for the first time."""
         self.complete()
         table = self.table
+        table.coded.discard(position)
         table.status[position] = pb.OK
         table.faults.pop(table.first_index + position, None)
         table.records[position] = None

@@ -409,9 +409,8 @@ def open_current(
         if version and not has_version(entry, version):
             raise version_gone(label, version, entry.version)
         if entry.is_coded:
-            raise ObjectCoded(
-                f"{label}: it is coded, and has no file here", store.bucket(bucket).uuid_bytes, name, entry
-            )
+            uuid = store.bucket(bucket).uuid_bytes
+            raise ObjectCoded(f"{label}: it is coded, and has no file here", uuid, {name: entry})
         try:
             return open_file(drive, entry)
         except OSError as error:

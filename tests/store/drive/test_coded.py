@@ -68,7 +68,7 @@ def test_a_coded_object_keeps_all_but_its_file(tmp_path: Path) -> None:
         assert store.head(BUCKET, "large").metadata == {"who": "x"}
         with pytest.raises(ObjectCoded) as raised:
             read(store, "a")
-        assert (raised.value.name, raised.value.entry) == ("a", after[1])
+        assert raised.value.entries == {"a": after[1]}
         with pytest.raises(ObjectReplaced):
             read(store, "a", version="1.1.0")
     assert_sound(tmp_path / "drive")
