@@ -50,7 +50,7 @@ class CodedCluster:
         found: dict[str, int] = {}
         for number, store in enumerate(self.stores):
             uuid = store.bucket(BUCKET).uuid_bytes
-            for name, entry in store.replicas.scan(companion_name(uuid), "", "", tombstones=False):
+            for name, _ in store.replicas.scan(companion_name(uuid), "", "", tombstones=False):
                 assert name not in found, "a fragment is on one node"
                 found[name] = number
         return found

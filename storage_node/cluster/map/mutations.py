@@ -207,8 +207,8 @@ def set_bucket(map_: pb.ClusterMap, name: str, settings: BucketSettings) -> None
         _code(map_, found, redundancy)
     elif found.HasField("coding") and copies not in (None, before[0]):
         raise ValueError(
-            f"bucket {name!r} is erasure coded, which implies its number of copies; set redundancy=copies with copies=N, "
-            "or another redundancy=rs:K+M"
+            f"bucket {name!r} is erasure coded, which implies its number of copies; set redundancy=copies with "
+            "copies=N, or another redundancy=rs:K+M"
         )
     wanted = (
         before[0] if copies is None else copies,

@@ -135,8 +135,8 @@ class Transfers:
             await all_of(*(self._push_tombstone(endpoint, bucket, name, entry) for name, entry in part))
             done += len(part)
             self._counts.tombstones_pushed += len(part)
-        for part in chunks(coded, GROUP_NAMES):
-            request = recode_request(bucket, part, wall_ms)
+        for entries in chunks(coded, GROUP_NAMES):
+            request = recode_request(bucket, entries, wall_ms)
             answer = await self._channels.ask(endpoint, ReplicaStub, "Recode", request, SYNC_TIMEOUT_S)
             done += len(answer.done)
             self._counts.objects_pushed += len(answer.done)
