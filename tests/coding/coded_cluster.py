@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from ais_loader import Client, connect
+from ais_loader.errors import LoaderError
 from ais_loader.testing import eventually
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import companion_name
 from storage_node.cluster.consensus.change import change_map
@@ -16,6 +18,7 @@ from storage_node.cluster.map.mutations import create_cluster
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import CatalogEntry
+from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 
 BUCKET = "b"
@@ -39,11 +42,51 @@ class CodedCluster:
         """What the nodes have of an object."""
         return [entry for store in self.stores if (entry := store.replicas.newest(BUCKET, [name])[0]) is not None]
 
-    def coded(self, names: Mapping[str, bytes]) -> bool:
+    def coded(self, names: Iterable[str]) -> bool:
+        """Whether all owners have coded entries of these objects."""
         return all(len(found := self.entries(name)) == 3 and all(one.is_coded for one in found) for name in names)
 
-    def plain(self, names: Mapping[str, bytes]) -> bool:
+    def plain(self, names: Iterable[str]) -> bool:
+        """Whether all owners have copies of these objects."""
         return all(len(found := self.entries(name)) == 3 and all(one.has_file for one in found) for name in names)
+
+    def files_bytes(self, names: Iterable[str]) -> int:
+        """Size of the objects of which a node has a copy."""
+        return sum(max(one.size_bytes * one.has_file for one in self.entries(name)) for name in names)
+
+    @property
+    def view(self) -> ClusterView:
+        view = self.nodes[0].membership.view
+        assert view is not None
+        return view
+
+    def owners(self, name: str) -> list[int]:
+        """Numbers of the nodes that own an object, best first."""
+        uuids = [node.membership.node_uuid for node in self.nodes]
+        return [uuids.index(self.view.nodes[at].uuid) for at in self.view.owners(self.view.buckets[BUCKET], name)]
+
+    @property
+    def companion(self) -> str:
+        return companion_name(self.stores[0].bucket(BUCKET).uuid_bytes)
+
+    def flip_bits(self, number: int, fragment: str) -> None:
+        """Damage a fragment on a node."""
+        [entry] = self.stores[number].replicas.newest(self.companion, [fragment])
+        assert entry is not None
+        [drive] = self.stores[number].drives
+        assert drive is not None
+        path = drive.root / "objects" / entry.path.decode()
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        path.chmod(0o600)
+        path.write_bytes(content)
+
+    def is_sound(self, number: int, fragment: str) -> bool:
+        """Whether a fragment on a node has the bytes that were written."""
+        try:
+            return bool(b"".join(open_object(self.stores[number], self.companion, fragment)))
+        except LoaderError:
+            return False
 
     def fragments(self) -> dict[str, int]:
         """Names of fragments, each with the number of the node that has it."""

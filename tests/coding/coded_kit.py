@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,12 @@ from ais_loader.testing import eventually
 from ais_loader.wire.redundancy import companion_name
 from storage_node.cluster.coding.codec import codec_of
 from storage_node.cluster.coding.group import Manifest, Slot, lay_out
-from storage_node.store.format import Version, coded_path
+from storage_node.store.buckets import ReplicaStale
+from storage_node.store.format import CatalogEntry, Version, coded_path
 from storage_node.store.names import CODED_PREFIX
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.store.store_kit import read
 
 DATA, PARITY = 4, 2
 FRAGMENT_BYTES = 1 << 20
@@ -45,7 +48,7 @@ class CodedCluster(LocalCluster):
         """Code objects that all of their owners have."""
         made: list[Manifest] = []
         while names:
-            entries = [self.store(self.owners(name)[0]).head(BUCKET, name) for name in names]
+            entries = [self.entry(self.owners(name)[0], name) for name in names]
             offsets, fragment_bytes = lay_out([entry.size_bytes for entry in entries], DATA, most_bytes)
             content = bytearray(DATA * fragment_bytes)
             slots: list[Slot] = []
@@ -57,9 +60,34 @@ class CodedCluster(LocalCluster):
         return made
 
     def bytes_of(self, name: str) -> bytes:
-        from tests.store.store_kit import read
+        return self.bytes_in(BUCKET, name, self.owners(name)[0])
 
-        return read(self.store(self.owners(name)[0]), name, BUCKET)
+    def bytes_in(self, bucket: str, name: str, number: int) -> bytes:
+        found: list[bytes] = []
+
+        def is_read() -> bool:
+            with contextlib.suppress(ReplicaStale):  # the node has had no read lease for a moment
+                found.append(read(self.store(number), name, bucket))
+            return bool(found)
+
+        eventually(is_read)
+        return found[0]
+
+    def entry(self, number: int, name: str) -> CatalogEntry:
+        [found] = self.store(number).replicas.newest(BUCKET, [name])
+        assert found is not None
+        return found
+
+    def code_again(self, name: str, manifest: Manifest) -> None:
+        """Write the coded entries to all owners, as repair does after some have stored the object again."""
+        [slot] = [slot for slot in manifest.slots if slot.name == name]
+        self._swap(manifest.group, slot)
+
+    def _swap(self, group: bytes, slot: Slot) -> None:
+        for number in self.owners(slot.name):
+            coded = self.entry(number, slot.name)._replace(path=coded_path(group), offset=slot.offset)
+            [left] = self.store(number).write_coded(BUCKET, [(slot.name, coded)])
+            assert not isinstance(left, LoaderError) and left.is_coded, left
 
     def _write(self, slots: Sequence[Slot], content: bytearray, fragment_bytes: int) -> Manifest:
         group = uuid.uuid4().bytes
@@ -74,11 +102,7 @@ class CodedCluster(LocalCluster):
         manifest = Manifest(group, DATA, PARITY, fragment_bytes, uuid_, tuple(names), tuple(slots))
         self.write_manifest(manifest)
         for slot in slots:
-            for number in self.owners(slot.name):
-                entry = self.store(number).head(BUCKET, slot.name)
-                coded = entry._replace(path=coded_path(group), offset=slot.offset)
-                [left] = self.store(number).write_coded(BUCKET, [(slot.name, coded)])
-                assert not isinstance(left, LoaderError) and left.is_coded, left
+            self._swap(group, slot)
         return manifest
 
     def write_fragment(self, group: bytes, number: int, content: bytes, node: int) -> str:
@@ -104,6 +128,3 @@ class CodedCluster(LocalCluster):
 
     def stop(self, number: int) -> None:
         self.nodes[number].stop()
-
-    def await_files(self, name: str) -> None:
-        eventually(lambda: any(self.store(number).head(BUCKET, name).has_file for number in self.owners(name)))

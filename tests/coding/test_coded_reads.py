@@ -3,40 +3,234 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 
+from ais_loader import Entry, connect, errors
+from ais_loader.objects.client import Client
+from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.cluster.coding.group import Manifest
 from tests.coding.coded_kit import CodedCluster
+from tests.node.cluster_kit import BUCKET, Answer
+from tests.store.store_kit import file_of, flip_a_byte
+from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
 
 DRAW = random.Random(7)
 SMALL = {f"small/{at:03}": DRAW.randbytes(DRAW.randrange(1, 40_000)) for at in range(120)} | {"empty": b""}
 LARGE = {"large": DRAW.randbytes(9_000_001), "middle": DRAW.randbytes(1_500_000)}
+MEMBERS = {f"{at}.txt": DRAW.randbytes(5000) for at in range(20)}
+OBJECTS = SMALL | LARGE
+NAMES = list(OBJECTS)
+DRAW.shuffle(NAMES)
+
+
+class Made(NamedTuple):
+    cluster: CodedCluster
+    groups: list[Manifest]
+
+    def holders(self) -> list[int]:
+        """The nodes with the data fragments of the small objects, in their order."""
+        return [self.cluster.holder(name) for name in self.groups[0].fragments]
+
+    def fragments(self) -> Iterator[tuple[int, str]]:
+        for group in self.groups:
+            for name in group.fragments:
+                yield self.cluster.holder(name), name
+
+
+def made(cluster: CodedCluster) -> Made:
+    groups = cluster.put_coded(SMALL)
+    for name, data in LARGE.items():
+        groups += cluster.put_coded({name: data})
+    return Made(cluster, groups)
 
 
 @pytest.fixture(scope="module")
-def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CodedCluster]:
+def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """Nobody damages it."""
     with CodedCluster(tmp_path_factory.mktemp("coded")) as cluster:
-        cluster.put_coded(SMALL)
-        for name, data in LARGE.items():
-            cluster.put_coded({name: data})
-        cluster.put({"plain": b"plain bytes"})
-        yield cluster
+        cluster.put({"plain": b"plain bytes", "shard.tar": packed_tar(MEMBERS)})
+        found = made(cluster)
+        found.groups.extend(cluster.code(["shard.tar"]))
+        yield found
 
 
-def test_a_batch_has_the_bytes_in_its_order(coded: CodedCluster) -> None:
-    names = [*SMALL, "plain", *LARGE, "small/000", "missing"]
-    random.Random(1).shuffle(names)
-    answer = coded.ask(names)
-    objects = {**SMALL, **LARGE, "plain": b"plain bytes"}
-    assert answer.order == list(range(len(names)))
+@pytest.fixture(scope="module")
+def client(coded: Made) -> Iterator[Client]:
+    with connect(coded.cluster.nodes[0].url) as client:
+        yield client
+
+
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    with CodedCluster(tmp_path_factory.mktemp("own"), linked=True, peer_timeout_s=4.0) as cluster:
+        yield made(cluster)
+
+
+def assert_read(answer: Answer, names: list[str]) -> None:
+    assert answer.order[: len(names)] == list(range(len(names)))
     for at, name in enumerate(names):
-        if name == "missing":
-            assert answer.status[at] == pb.NOT_FOUND
-        else:
-            assert answer.status[at] == pb.OK, (name, answer.faults.get(at))
-            assert answer.data[at] == objects[name], name
-    coded.settle()
+        assert answer.status[at] == pb.OK, (name, answer.faults.get(at))
+        assert answer.data[at] == OBJECTS[name], name
+
+
+def test_a_batch_has_the_bytes_in_its_order_and_each_failure_in_its_place(coded: Made) -> None:
+    names = [*NAMES, "small/000", "missing", "plain"]
+    answer = coded.cluster.ask(names)
+    assert_read(answer, NAMES)
+    assert answer.data[len(NAMES)] == SMALL["small/000"]
+    assert answer.status[len(NAMES) + 1] == pb.NOT_FOUND
+    assert answer.data[len(NAMES) + 2] == b"plain bytes"
+    coded.cluster.settle()
+
+
+@pytest.mark.parametrize("how", [{"buffered": True}, {"verify_ranges": True}, {"receiver_checks": True}])
+def test_a_batch_is_the_same_however_it_is_requested(coded: Made, how: dict[str, bool]) -> None:
+    assert_read(coded.cluster.ask(NAMES, **how), NAMES)
+    coded.cluster.settle()
+
+
+def test_ranges_are_those_of_the_objects(client: Client) -> None:
+    drawn = random.Random(3)
+    wanted: list[tuple[str, int, int | None]] = [("large", 0, 0), ("large", 9_000_001, None), ("empty", 0, None)]
+    for name in NAMES[:60] + ["large"] * 20:
+        start = drawn.randrange(len(OBJECTS[name]) + 1)
+        wanted.append((name, start, drawn.choice([None, drawn.randrange(len(OBJECTS[name]) - start + 1)])))
+    found = client.get_batch([Entry(BUCKET, name, start=start, length=length) for name, start, length in wanted])
+    for item, (name, start, length) in zip(found, wanted, strict=True):
+        stop = None if length is None else start + length
+        assert item.tobytes() == OBJECTS[name][start:stop], (name, start, length)
+    with pytest.raises(errors.RangeError):
+        client.bucket(BUCKET).get("large", start=1, length=9_000_001)
+    bucket = client.bucket(BUCKET)
+    assert bucket.get("large", start=4_000_000, length=3_000_000) == LARGE["large"][4_000_000:7_000_000]
+
+
+def test_single_objects_and_their_descriptions_are_those_that_were_put(client: Client) -> None:
+    bucket = client.bucket(BUCKET)
+    for name in ["large", "middle", "empty", "small/007"]:
+        info = bucket.head(name)
+        assert info.size_bytes == len(OBJECTS[name])
+        assert bucket.get(name) == OBJECTS[name]
+        with bucket.open(name) as file:
+            file.seek(len(OBJECTS[name]) // 2)
+            assert file.read() == OBJECTS[name][len(OBJECTS[name]) // 2 :]
+    assert {info.name for info in bucket.objects()} == {*OBJECTS, "plain", "shard.tar"}
+
+
+def test_an_owner_stores_an_archive_again_for_its_members(coded: Made, client: Client) -> None:
+    wanted = [Entry(BUCKET, "shard.tar", name) for name in MEMBERS] + [Entry(BUCKET, "shard.tar", "none.txt")]
+    found = list(client.get_batch(wanted, on_error="placeholder"))
+    assert [item.tobytes() for item in found[:-1]] == list(MEMBERS.values())
+    assert found[-1].status.name == "MEMBER_NOT_FOUND"
+    version = client.bucket(BUCKET).head("shard.tar").version
+    cluster, manifest = coded.cluster, coded.groups[-1]
+    entries = [cluster.entry(number, "shard.tar") for number in cluster.owners("shard.tar")]
+    assert {str(entry.version) for entry in entries} == {version}
+    assert any(entry.has_file for entry in entries)
+    cluster.code_again("shard.tar", manifest)
+    assert {one.name for one in client.bucket(BUCKET).members("shard.tar")} == set(MEMBERS)
+
+
+def test_an_object_made_of_a_coded_one_has_its_bytes(coded: Made, client: Client) -> None:
+    bucket = client.bucket(BUCKET)
+    coded.cluster.put_coded({"source": LARGE["middle"]})
+    bucket.set_metadata("source", {"who": "x"})
+    assert bucket.head("source").metadata == {"who": "x"}
+    assert bucket.get("source") == LARGE["middle"]
+    bucket.delete("source")
+
+
+def test_an_overwritten_or_deleted_object_is_coded_no_more(coded: Made, client: Client) -> None:
+    bucket = client.bucket(BUCKET)
+    coded.cluster.put_coded({"again": b"old bytes", "gone": b"deleted"})
+    bucket.put("again", b"new")
+    bucket.delete("gone")
+    assert bucket.get("again") == b"new"
+    [again, gone] = client.get_batch([Entry(BUCKET, "again"), Entry(BUCKET, "gone")], on_error="placeholder")
+    assert again.tobytes() == b"new" and gone.status.name == "NOT_FOUND"
+    bucket.delete("again")
+
+
+def test_two_of_six_nodes_may_be_gone(own: Made) -> None:
+    """Not node 0, which is asked; its own fragments are lost as well in the next test."""
+    gone = [number for number in own.holders() if number != 0][:2]
+    for number in gone:
+        own.cluster.stop(number)
+    for _ in range(2):
+        assert_read(own.cluster.ask(NAMES), NAMES)
+
+
+def test_a_frozen_node_is_waited_for_only_once(own: Made) -> None:
+    frozen = next(number for number in own.holders() if number != 0)
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    own.cluster.links[frozen].stall()
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    reader = own.cluster.batches(0).resources.coded.groups
+    decoded = reader.decoded
+    own.cluster.links[frozen].flow()
+    eventually(lambda: not own.cluster.batches(0).resources.peers.is_failing(endpoint_of(own.cluster, frozen)))
+    assert decoded > 0
+    assert_read(own.cluster.ask(NAMES), NAMES)
+
+
+def endpoint_of(cluster: CodedCluster, number: int) -> str:
+    return str(cluster.view.nodes[number].peer_endpoint)
+
+
+def test_flipped_bits_in_two_fragments_of_each_group_reach_nobody(own: Made) -> None:
+    for group in own.groups:
+        for name in group.fragments[1:3]:
+            path = file_of(own.cluster.store(own.cluster.holder(name)), name, own.cluster.companion)
+            for at in range(0, path.stat().st_size, 5000):
+                flip_a_byte(path, at)
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    ranges = [("large", 3_000_000, 500), ("small/003", 5, 10)]
+    with connect(own.cluster.nodes[0].url) as client:
+        found = client.get_batch(
+            [Entry(BUCKET, name, start=at, length=size) for name, at, size in ranges], verify_ranges=True
+        )
+        assert [item.tobytes() for item in found] == [OBJECTS[name][at : at + size] for name, at, size in ranges]
+
+
+def test_three_lost_fragments_of_a_group_are_an_error_for_its_objects_alone(own: Made) -> None:
+    for name in own.groups[-1].fragments[:3]:
+        own.cluster.store(own.cluster.holder(name)).delete(own.cluster.companion, name)
+    answer = own.cluster.ask(["middle", "large"])
+    assert answer.status == {0: pb.UNAVAILABLE, 1: pb.OK}
+    assert "3 of 6 fragments can be read, 4 are needed" in answer.faults[0].message
+    assert answer.data[1] == LARGE["large"]
+
+
+def test_a_fragment_that_was_written_elsewhere_is_found_by_its_new_manifest(own: Made) -> None:
+    assert_read(own.cluster.ask(NAMES), NAMES)  # knows all manifests
+    cluster, group = own.cluster, own.groups[0]
+    names = list(group.fragments)
+    for number in range(3):  # more than can be decoded
+        holder = cluster.holder(names[number])
+        content = cluster.bytes_in(cluster.companion, names[number], holder)
+        cluster.store(holder).delete(cluster.companion, names[number])
+        names[number] = cluster.write_fragment(group.group, number, content, (holder + 3) % 6)
+    cluster.write_manifest(group._replace(fragments=tuple(names)))
+    assert_read(cluster.ask(NAMES), NAMES)
+
+
+@pytest.mark.parametrize("look", [lambda bucket: bucket.get("large"), lambda bucket: bucket.get("small/001")])
+def test_a_snapshot_has_the_coded_version_that_it_saw(own: Made, look: Callable[..., bytes]) -> None:
+    cluster = own.cluster
+    cut = max(cluster.store(number).replicas.clock for number in range(6)) + 1
+    cluster.map.bucket[0].snapshot.add(name="s", cut=cut)
+    cluster.learn()
+    with connect(cluster.nodes[0].url) as client:
+        before = look(client.bucket(BUCKET))
+        client.bucket(BUCKET).put("large", b"new")
+        client.bucket(BUCKET).delete("small/001")
+        assert look(client.bucket(f"{BUCKET}@s")) == before
+        entries = [Entry(f"{BUCKET}@s", name) for name in ("large", "small/001", "middle")]
+        found = client.get_batch(entries)
+        assert [item.tobytes() for item in found] == [LARGE["large"], SMALL["small/001"], LARGE["middle"]]
