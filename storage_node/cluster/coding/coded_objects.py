@@ -16,6 +16,7 @@ from storage_node.cluster.coding.group_reader import GroupReader, Wanted
 from storage_node.context.node import Node
 from storage_node.store.buckets import ObjectCoded
 from storage_node.store.format import CatalogEntry
+from storage_node.store.retained_replicas import KeptVersion, retained_coded
 from storage_node.store.write import Upload
 
 WINDOW_BYTES = 4 << 20
@@ -104,13 +105,20 @@ class CodedObjects:
     async def _store(self, bucket_uuid: bytes, name: str, entry: CatalogEntry) -> None:
         node, bucket = self._node, self._bucket(bucket_uuid).name
 
-        def begin() -> Upload:
+        def begin() -> Upload | KeptVersion | None:
+            [now] = node.store.replicas.newest(bucket, [name])
+            if now is None or now.version != entry.version:  # a snapshot may see it
+                return retained_coded(node.store, bucket_uuid, name, entry.version)
+            if now.has_file:
+                return None
             upload = node.store.begin_put(bucket, name, entry.metadata)
             upload.assign(entry.version, entry.modified_ns, is_copy=True)
             return upload
 
         async with self._turns:
             upload = await node.read(begin)
+            if upload is None:
+                return
             try:
                 async for data in self.chunks(bucket_uuid, entry, 0, entry.size_bytes):
                     await node.read(upload.write, data)
