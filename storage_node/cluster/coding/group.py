@@ -21,8 +21,8 @@ from ais_loader.errors import StoreFormatError
 from storage_node.store.format import Version
 
 _FORMAT = 1
-_ALIGNED_BYTES = 64 << 10
-"""Fragments are multiples of this."""
+_ALIGNED_BYTES, _LARGE_ALIGNED_BYTES = 64 << 10, 4 << 10
+"""Fragments are multiples of this; those of a large object, of less: it fills them anyway."""
 
 
 class Slot(NamedTuple):
@@ -104,7 +104,7 @@ def lay_out(sizes: Sequence[int], data: int, most_fragment_bytes: int) -> tuple[
     one always fits: if it is larger than `most_fragment_bytes`, it is alone, and divided among all fragments.
     """
     if sizes and sizes[0] > most_fragment_bytes:
-        return [0], _aligned(-(-sizes[0] // data))
+        return [0], _aligned(-(-sizes[0] // data), _LARGE_ALIGNED_BYTES)
     most_fragment_bytes = _aligned(most_fragment_bytes)
     fragment_bytes = min(_aligned(max([*sizes, -(-sum(sizes) // data), 1])), most_fragment_bytes)
     while len(offsets := _offsets(sizes, data, fragment_bytes)) < len(sizes) and fragment_bytes < most_fragment_bytes:
@@ -112,8 +112,8 @@ def lay_out(sizes: Sequence[int], data: int, most_fragment_bytes: int) -> tuple[
     return offsets, fragment_bytes
 
 
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+def _aligned(size_bytes: int, to_bytes: int = _ALIGNED_BYTES) -> int:
+    return -(-size_bytes // to_bytes) * to_bytes
 
 
 def _offsets(sizes: Sequence[int], data: int, fragment_bytes: int) -> list[int]:
