@@ -171,6 +171,16 @@ def _repair(progress: replica_pb.ProgressResponse) -> dict[str, Any]:
         "short_writes": progress.short_writes,
         "clock_offset_s": progress.clock_offset_s,
         "clock_ahead_s": progress.clock_ahead_s,
+        "coding": {
+            "groups": progress.coding.groups,
+            "short_groups": progress.coding.short_groups,
+            "groups_coded": progress.coding.groups_coded,
+            "objects_coded": progress.coding.objects_coded,
+            "bytes_coded": progress.coding.bytes_coded,
+            "groups_dissolved": progress.coding.groups_dissolved,
+            "fragments_rebuilt": progress.coding.fragments_rebuilt,
+            "waits": dict(sorted(progress.coding.waits.items())),
+        },
         "scrub": {
             "damaged": progress.scrub.damaged,
             "found": progress.scrub.found,
@@ -187,6 +197,9 @@ def _repair(progress: replica_pb.ProgressResponse) -> dict[str, Any]:
 def _shortages(progress: replica_pb.ProgressResponse) -> list[str]:
     short = sorted(progress.short_objects.items())
     found = [f"{count} objects of {name!r} have too few copies" for name, count in short]
+    found += [f"bucket {name!r} is not coded: {why}" for name, why in sorted(progress.coding.waits.items())]
+    if progress.coding.short_groups:
+        found.append(f"{progress.coding.short_groups} groups of coded objects lack fragments")
     return [*found, f"{progress.scrub.damaged} copies are damaged"] if progress.scrub.damaged else found
 
 

@@ -13,7 +13,9 @@ from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import companion_name
+from storage_node.cluster.coding.group import Manifest
 from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.map.mutations import create_cluster
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
@@ -36,7 +38,16 @@ class CodedCluster:
 
     @property
     def stores(self) -> list[Store]:
-        return [node.batches.node.store for node in self.nodes if node.batches is not None]
+        """Those of the nodes in the map, in the order of the nodes."""
+        return [
+            node.batches.node.store
+            for node in self.nodes
+            if node.batches is not None and node.membership.node_uuid in self.view.position
+        ]
+
+    def change(self, edit: Edit) -> None:
+        """Change the map, through its nodes."""
+        change_map([node.peer_endpoint for node in self.view.nodes], edit, timeout_s=TIMEOUT_S)
 
     def entries(self, name: str) -> list[CatalogEntry]:
         """What the nodes have of an object."""
@@ -97,6 +108,21 @@ class CodedCluster:
                 assert name not in found, "a fragment is on one node"
                 found[name] = number
         return found
+
+    def is_spread(self) -> bool:
+        """Whether each fragment that the manifests name is on a host of its own."""
+        there = self.fragments()
+        for name in self.manifests():
+            uuids = [store.store_uuid for store in self.stores]
+            owner = bytes(self.view.nodes[self.view.owners(self.view.buckets[BUCKET], name)[0]].uuid).hex()
+            store = self.stores[uuids.index(owner)]
+            try:
+                manifest = Manifest.decode(b"".join(open_object(store, BUCKET, name)))
+            except LoaderError:
+                return False
+            if len({there.get(fragment, -1) for fragment in manifest.fragments} - {-1}) < len(manifest.fragments):
+                return False
+        return True
 
     def manifests(self) -> set[str]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ais_loader import errors
 from ais_loader.testing import eventually
 from ais_loader.wire.redundancy import companion_name
 from storage_node.cluster.coding.group import Manifest
+from storage_node.cluster.map.mutations import begin_leave, remove_node
 from storage_node.store.read.object_reader import open_object
 from tests.coding.coded_cluster import BUCKET, CodedCluster, coded_cluster
 
@@ -168,3 +170,46 @@ def test_what_cannot_be_coded_says_why(tmp_path: Path) -> None:
         create("far", remote=f"file://{tmp_path}/far")
         with pytest.raises(errors.InvalidRequest, match="is a remote one"):
             cluster.client.bucket("far").set(redundancy="rs:2+1")
+
+
+@pytest.mark.slow
+def test_a_snapshot_keeps_the_groups_that_it_sees(tmp_path: Path) -> None:
+    with coded_cluster(tmp_path, coding_grace_s=4.0, tombstone_grace_s=1.0) as cluster:
+        objects = drawn(300)
+        cluster.bucket.put_many(objects.items())
+        await_coded(cluster, objects)
+        before = cluster.manifests()
+        cluster.bucket.snapshot("then")
+        cluster.bucket.put_many((name, b"new") for name in objects)
+        deadline_s = time.monotonic() + 12.0
+        eventually(lambda: time.monotonic() > deadline_s, timeout_s=60.0)
+        assert before <= cluster.manifests(), "three times as long as an empty group is kept"
+        then = cluster.client.bucket(f"{BUCKET}@then")
+        assert [bytes(item.data) for item in then.get_batch(list(objects))] == list(objects.values())
+        cluster.check(dict.fromkeys(objects, b"new"))
+        cluster.bucket.delete_snapshot("then")
+        eventually(lambda: not cluster.manifests() and not cluster.fragments(), timeout_s=60.0)
+        cluster.check(dict.fromkeys(objects, b"new"))
+
+
+@pytest.mark.slow
+def test_fragments_follow_nodes_that_leave_and_are_made_again_for_lost_ones(tmp_path: Path) -> None:
+    with coded_cluster(tmp_path, nodes=8, coding_grace_s=GRACE_S, tombstone_grace_s=1.0) as cluster:
+        objects = drawn(300) | {"large": random.Random(2).randbytes(2_000_003)}
+        cluster.bucket.put_many(objects.items())
+        await_coded(cluster, objects)
+        leaver, lost = cluster.nodes[6], cluster.nodes[7]
+        cluster.change(begin_leave(leaver.membership.node_uuid))
+        eventually(lambda: len(cluster.view.nodes) == 7, timeout_s=120.0)
+        cluster.check(objects)
+        eventually(cluster.is_spread, timeout_s=90.0)
+        lost.stop()
+        cluster.check(objects)
+        cluster.change(remove_node(lost.membership.node_uuid))
+        eventually(lambda: len(cluster.view.nodes) == 6)
+        cluster.check(objects)
+        eventually(cluster.is_spread, timeout_s=90.0)
+        cluster.check(objects)
+        for node in cluster.nodes[:2]:
+            node.stop()
+        cluster.check(objects)
