@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from io import FileIO
 from typing import NamedTuple
 
 from ais_loader.errors import LoaderError
@@ -40,42 +41,32 @@ class _Wanted(NamedTuple):
         return self.size_bytes > WINDOW_BYTES
 
 
-class _Memory:
-    """File in memory. Closed by the batch that it is kept for."""
-
-    def __init__(self) -> None:
-        self.fd = os.memfd_create("ais-loader-coded", os.MFD_CLOEXEC)
-
-    def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    __del__ = close
+def _memory() -> FileIO:
+    return FileIO(os.memfd_create("ais-loader-coded", os.MFD_CLOEXEC), "w+")
 
 
-class _LargeEntry(_Memory):
-    """Entry that is read a window at a time, at its place in the entry."""
+class _LargeEntry:
+    """Entry that is read a window at a time, into a file in memory, at its place in the entry."""
 
     def __init__(self, objects: CodedObjects, wanted: _Wanted, *, verify: bool) -> None:
-        super().__init__()
         self._objects, self._wanted, self._verify = objects, wanted, verify
+        self.file = _memory()
         self._chunks: AsyncGenerator[memoryview, None] | None = None
         self._end = 0
 
     async def ready(self, begin: int, end: int) -> None:
         """Wait until these bytes of the entry can be read from the file; earlier ones are freed. Raises LoaderError."""
-        one = self._wanted
+        one, fd = self._wanted, self.file.fileno()
         if self._chunks is None:
             rest = one.start + begin, one.size_bytes - begin
             self._chunks = self._objects.chunks(one.bucket_uuid, one.entry, *rest, verify=self._verify)
             self._end = begin
         while self._end < end:
             data = await anext(self._chunks)
-            kept = os.pread(self.fd, self._end - begin, begin)
-            os.ftruncate(self.fd, 0)
-            os.pwrite(self.fd, kept, begin)
-            os.pwrite(self.fd, data, self._end)
+            kept = os.pread(fd, self._end - begin, begin)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, kept, begin)
+            os.pwrite(fd, data, self._end)
             self._end += len(data)
 
     async def stop(self) -> None:
@@ -89,13 +80,13 @@ class CodedEntries:
     def __init__(self, objects: CodedObjects, node: Node, request: pb.BatchRequest, batch: StoreBatch) -> None:
         self._objects, self._node, self._request, self._batch = objects, node, request, batch
         self._windows: deque[list[_Wanted]] = deque()
-        for position in batch.coded:
-            one = self._wanted(position)
-            last = self._windows[-1] if self._windows else []
-            if last and sum(other.size_bytes for other in last) + one.size_bytes <= WINDOW_BYTES:
-                last.append(one)
-            else:
-                self._windows.append([one])
+        room_bytes = 0
+        for one in map(self._wanted, batch.coded):
+            if not self._windows or one.size_bytes > room_bytes:
+                self._windows.append([])
+                room_bytes = WINDOW_BYTES
+            self._windows[-1].append(one)
+            room_bytes -= one.size_bytes
         self._large: dict[int, _LargeEntry] = {}
         self._ahead: asyncio.Task[list[memoryview | LoaderError]] | None = None
 
@@ -115,7 +106,8 @@ class CodedEntries:
         while first < self._batch.n:
             stop = await self.place()
             for span in self._batch.spans(target_bytes, first, stop):
-                await self.ready(span)
+                if span.is_piece:
+                    await self.ready(span)
                 yield span
             first = stop
 
@@ -159,7 +151,7 @@ class CodedEntries:
 
     def _enter(self, window: Sequence[_Wanted], found: Sequence[memoryview | LoaderError]) -> None:
         """Enter what was read into the batch's table. Runs on a reader thread."""
-        batch, memory, at = self._batch, _Memory(), 0
+        batch, memory, at = self._batch, _memory(), 0
         batch.keep(memory)
         for one, data in zip(window, found, strict=True):
             version, is_whole = str(one.entry.version), one.size_bytes == one.entry.size_bytes
@@ -171,17 +163,17 @@ class CodedEntries:
                 large = self._large[one.position] = _LargeEntry(
                     self._objects, one, verify=is_whole or self._request.verify_ranges
                 )
-                batch.keep(large)
-                batch.place_arriving(one.position, large.fd, 0, one.size_bytes, version)
+                batch.keep(large.file)
+                batch.place_arriving(one.position, large.file.fileno(), 0, one.size_bytes, version)
             else:
-                os.pwrite(memory.fd, data, at)
+                os.pwrite(memory.fileno(), data, at)
                 checksum = one.entry.checksum if is_whole else None
-                batch.place_arriving(one.position, memory.fd, at, len(data), version, checksum)
+                batch.place_arriving(one.position, memory.fileno(), at, len(data), version, checksum)
                 at += len(data)
 
     async def ready(self, span: FrameSpan) -> None:
-        """Wait until the bytes of a frame are there. If they cannot be read, its entry is failed."""
-        if span.is_piece and (large := self._large.get(span.first)) is not None:
+        """Wait until the bytes of a piece are there. If they cannot be read, its entry is failed."""
+        if (large := self._large.get(span.first)) is not None:
             try:
                 await large.ready(span.offset, span.offset + span.payload_bytes)
             except LoaderError as error:

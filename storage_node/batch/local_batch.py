@@ -114,7 +114,7 @@ class LocalBatch:
         if self._cold is not None:
             for position, part, begin, end in self._cold.missing(span):
                 await self._arrived(self._cold, position, part.ready(begin, end))
-        if self._coded is not None:
+        if self._coded is not None and span.is_piece:
             await self._from_fragments(self._coded.ready(span))
 
     async def _fetched(self, cold: ColdEntries[asyncio.Future[Part]], position: int) -> None:

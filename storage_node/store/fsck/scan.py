@@ -139,7 +139,7 @@ class Scan:
         for _, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
             with contextlib.suppress(StoreFormatError):  # `entries` reports it
                 entry = fmt.decode_entry(value)
-                self.survey.object_bytes += entry.size_bytes
+                self.survey.object_bytes += entry.size_bytes if entry.has_file else 0
                 self.survey.newest = max(self.survey.newest, entry.version)
                 yield from named_by(entry)
         for _, value in self._drive.catalog.scan(fmt.RETAINED_PREFIX):
