@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ais_loader.errors import StoreFormatError
-from storage_node.cluster.coding.group import Manifest, Piece, Slot, lay_out
+from storage_node.cluster.coding.group import SMALL_BYTES, Manifest, Piece, Slot, lay_out
 from storage_node.store.format import Version
 
 KIB = 1 << 10
@@ -22,7 +22,7 @@ MANIFEST = Manifest(
 )
 
 
-@given(st.lists(st.integers(0, 300 * KIB), min_size=1, max_size=30), st.integers(1, 8), st.sampled_from([64, 128, 256]))
+@given(st.lists(st.integers(0, 400 * KIB), min_size=1, max_size=30), st.integers(1, 8), st.sampled_from([64, 256, 512]))
 def test_objects_lie_side_by_side_and_small_ones_in_one_fragment(sizes: list[int], data: int, most_kib: int) -> None:
     offsets, fragment_bytes = lay_out(sizes, data, most_kib * KIB)
     manifest = MANIFEST._replace(data=data, fragment_bytes=fragment_bytes)
@@ -34,10 +34,16 @@ def test_objects_lie_side_by_side_and_small_ones_in_one_fragment(sizes: list[int
         end = offset + size
         pieces = manifest.pieces(offset, size)
         assert sum(piece.size_bytes for piece in pieces) == size
-        assert len(pieces) <= 1 or len(offsets) == 1
-    assert sizes[0] > most_kib * KIB or fragment_bytes <= most_kib * KIB
-    if len(offsets) < len(sizes) and sizes[0] <= most_kib * KIB:
-        assert sum(sizes) > (data - 1) * most_kib * KIB or max(sizes) > most_kib * KIB
+        assert len(pieces) <= 1 or size > min(SMALL_BYTES, most_kib * KIB)
+    assert sizes[0] > data * most_kib * KIB or fragment_bytes <= most_kib * KIB
+    if len(offsets) < len(sizes) and sizes[0] <= data * most_kib * KIB:
+        assert sum(sizes[: len(offsets) + 1]) > data * (most_kib * KIB - min(SMALL_BYTES, most_kib * KIB))
+
+
+def test_large_objects_share_a_group_without_gaps() -> None:
+    offsets, fragment_bytes = lay_out([3000 * KIB] * 5, 4, 4096 * KIB)
+    assert offsets == [at * 3000 * KIB for at in range(5)]
+    assert 4 * fragment_bytes < 1.03 * 15_000 * KIB
 
 
 def test_small_objects_leave_little_room_unused() -> None:

@@ -2,11 +2,11 @@
 
 The first owner of a name codes its object. Each round takes these steps, for several groups at once:
 
-1. Ask the other owners. Only objects that all of them have in the version that is here are coded.
+1. Look which owners answer. Objects of others have to wait.
 2. Write the fragments, each to another host, and have their nodes sync them.
 3. Write the manifests, and have all their owners sync them.
-4. Swap: the other owners replace their copies by coded entries, then this node does, for what all others have swapped.
-   An entry is synced before its copy becomes garbage.
+4. Swap: the other owners replace their copies by coded entries, unless they have something newer; then this node does,
+   for what all others have swapped. An entry is synced before its copy becomes garbage.
 
 Readers see the same object before and after each step, and a copy is given up only when its bytes are in fragments that
 are on disks. Any step may fail, and this node may die between two: fragments without a manifest, and groups that no
@@ -36,17 +36,17 @@ from storage_node.cluster.coding.fragments import FragmentWriter
 from storage_node.cluster.coding.group import Manifest, Slot, lay_out
 from storage_node.cluster.coding.plan import (
     FRAGMENT_BYTES,
-    LARGE_BYTES,
     LEAST_FRAGMENT_BYTES,
     Candidate,
     Collector,
+    is_alone,
     manifest_name,
     may_be_coded,
     place_fragments,
 )
 from storage_node.cluster.map.mutations import owning_hosts
 from storage_node.cluster.repair.peers import RepairPeers
-from storage_node.cluster.repair.plan import UNKNOWN, owners_of
+from storage_node.cluster.repair.plan import owners_of
 from storage_node.cluster.repair.transfers import recode_request
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.coordinator import WriteCoordinator
@@ -61,7 +61,7 @@ from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import open_object
 
 ROUND_GROUPS = 8
-"""Most groups that share their syncs, and the look at other owners."""
+"""Most groups that share their syncs."""
 _SCANNED = 10_000
 """Entries that are looked through at once."""
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Coder:
             async for group in self._groups(view, bucket):
                 if self._membership.view is not view:
                     return
-                if group[0].entry.size_bytes > LARGE_BYTES:
+                if is_alone(group[0].entry, bucket.coding.data):
                     await self._code(view, bucket, [group])
                     continue
                 groups.append(group)
@@ -185,53 +185,42 @@ class Coder:
         companion = view.buckets[companion_name(bucket.uuid)]
         names = [one.name for group in groups for one in group]
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
-        same = await self._same_on_all(view, bucket, groups, owners)
+        reached = await self._within_reach(view, bucket, owners)
         built: list[_Built] = []
         began_ms = self._node.store.clock.wall_ms()
         for group in groups:
-            objects = [one for one in group if one.name in same]
+            objects = [one for one in group if one.name in reached]
             if sum(one.entry.size_bytes for one in objects) < bucket.coding.data * LEAST_FRAGMENT_BYTES:
                 continue
             try:
                 built.append(await self._write(view, bucket, companion, objects))
-                if group[0].entry.size_bytes > LARGE_BYTES:  # that may have taken long, and it is alone
+                if is_alone(group[0].entry, bucket.coding.data):  # that may have taken long, and it is alone
                     began_ms = self._node.store.clock.wall_ms()
             except (ReplicaLost, LoaderError) as error:
                 log.info("objects of %s are not coded for now: %s", bucket.name, error)
         built = await self._recorded(view, bucket, companion, built)
         await self._swap(view, bucket, built, owners, began_ms)
 
-    async def _same_on_all(
-        self,
-        view: ClusterView,
-        bucket: pb.MapBucket,
-        groups: Sequence[Sequence[Candidate]],
-        owners: Mapping[str, Sequence[int]],
+    async def _within_reach(
+        self, view: ClusterView, bucket: pb.MapBucket, owners: Mapping[str, Sequence[int]]
     ) -> set[str]:
-        """Return the names that all other owners have in the version that is here."""
-        requests: dict[int, list[str]] = {}
+        """Return the names whose other owners answer. Nothing would come of a group of which one cannot swap."""
+        first: dict[int, list[str]] = {}
         for name, (_, *others) in owners.items():
             for node in others:
-                requests.setdefault(node, []).append(name)
-        answers, _ = await self._peers.newest(view, bucket, requests)
-        same: set[str] = set()
-        for one in itertools.chain.from_iterable(groups):
-            states = [answers.get(node, {}).get(one.name) for node in owners[one.name][1:]]
-            if all(
-                state is not None and state is not UNKNOWN and state.version == one.entry.version for state in states
-            ):
-                same.add(one.name)
-        return same
+                first.setdefault(node, [name])
+        answers, _ = await self._peers.newest(view, bucket, first)
+        return {name for name, (_, *others) in owners.items() if all(node in answers for node in others)}
 
     async def _write(
         self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, objects: Sequence[Candidate]
     ) -> _Built:
         """Write the fragments of a group. Raises ReplicaLost, LoaderError."""
         redundancy, group = Redundancy(bucket.coding.data, bucket.coding.parity), draw_bucket_uuid()
-        is_large = objects[0].entry.size_bytes > LARGE_BYTES
+        is_large = is_alone(objects[0].entry, redundancy.data)
         if is_large:
             held = b""
-            offsets, fragment_bytes = lay_out([objects[0].entry.size_bytes], redundancy.data, LARGE_BYTES)
+            offsets, fragment_bytes = lay_out([objects[0].entry.size_bytes], redundancy.data, FRAGMENT_BYTES)
         else:
             objects, offsets, fragment_bytes, held = await self._node.read(_held, objects, redundancy.data)
 

@@ -2,7 +2,7 @@
 
 A group of `data` + `parity` fragments of F bytes each holds `data` × F bytes: fragment j has those from j × F on, the
 others are parity. Small objects do not cross the border between two fragments, so that one range of one fragment has
-all of such an object. The rest of a fragment is zeros. A large object has a group of its own.
+all of such an object. The rest of a fragment is zeros. A very large object has a group of its own.
 
 The manifest says which objects a group holds and the names of its fragments, which are objects of the companion bucket.
 A group is never changed, but fragments are written again under other names when they are lost. The manifest is JSON,
@@ -21,8 +21,10 @@ from ais_loader.errors import StoreFormatError
 from storage_node.store.format import Version
 
 _FORMAT = 1
-_ALIGNED_BYTES, _LARGE_ALIGNED_BYTES = 64 << 10, 4 << 10
-"""Fragments are multiples of this; those of a large object, of less: it fills them anyway."""
+SMALL_BYTES = 256 << 10
+"""An object up to this size is in one fragment."""
+_ALIGNED_BYTES, _STEP_BYTES = 4 << 10, 64 << 10
+"""Fragments are multiples of the first, and grow by the second until all objects fit."""
 
 
 class Slot(NamedTuple):
@@ -100,29 +102,32 @@ class Manifest(NamedTuple):
 def lay_out(sizes: Sequence[int], data: int, most_fragment_bytes: int) -> tuple[list[int], int]:
     """Return the offset of each object in its group, and the size of the group's fragments.
 
-    Objects are laid one after another, each in one fragment. Objects that do not fit are left out at the end. The first
-    one always fits: if it is larger than `most_fragment_bytes`, it is alone, and divided among all fragments.
+    Objects are laid one after another, small ones each in one fragment. Objects that do not fit are left out at the
+    end. The first one always fits: if it is larger than a group with the largest fragments, it is alone in larger ones.
     """
-    if sizes and sizes[0] > most_fragment_bytes:
-        return [0], _aligned(-(-sizes[0] // data), _LARGE_ALIGNED_BYTES)
-    most_fragment_bytes = _aligned(most_fragment_bytes)
-    fragment_bytes = min(_aligned(max([*sizes, -(-sum(sizes) // data), 1])), most_fragment_bytes)
-    while len(offsets := _offsets(sizes, data, fragment_bytes)) < len(sizes) and fragment_bytes < most_fragment_bytes:
-        fragment_bytes += _ALIGNED_BYTES
+    if sizes and sizes[0] > data * most_fragment_bytes:
+        return [0], _aligned(-(-sizes[0] // data))
+    small_bytes = min(SMALL_BYTES, most_fragment_bytes)
+    most_small = max((size for size in sizes if size <= small_bytes), default=0)
+    fragment_bytes = min(_aligned(max(most_small, -(-sum(sizes) // data), 1)), most_fragment_bytes)
+    while len(offsets := _offsets(sizes, data, fragment_bytes, small_bytes)) < len(sizes):
+        if fragment_bytes == most_fragment_bytes:
+            break
+        fragment_bytes = min(fragment_bytes + _STEP_BYTES, most_fragment_bytes)
     return offsets, fragment_bytes
 
 
-def _aligned(size_bytes: int, to_bytes: int = _ALIGNED_BYTES) -> int:
-    return -(-size_bytes // to_bytes) * to_bytes
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
-def _offsets(sizes: Sequence[int], data: int, fragment_bytes: int) -> list[int]:
+def _offsets(sizes: Sequence[int], data: int, fragment_bytes: int, small_bytes: int) -> list[int]:
     offsets: list[int] = []
     at = 0
     for size_bytes in sizes:
-        if at % fragment_bytes + size_bytes > fragment_bytes:
+        if size_bytes <= small_bytes and at % fragment_bytes + size_bytes > fragment_bytes:
             at = -(-at // fragment_bytes) * fragment_bytes
-        if at + size_bytes > data * fragment_bytes or size_bytes > fragment_bytes:
+        if at + size_bytes > data * fragment_bytes:
             break
         offsets.append(at)
         at += size_bytes

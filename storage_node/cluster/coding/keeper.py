@@ -1,8 +1,8 @@
 """Keeper of groups: writes lost fragments again, gives up groups that are empty, sparse, or of another redundancy, and
 removes fragments that belong to no group.
 
-The first owner of a manifest keeps its group. On each pass, while the cluster is at rest, it asks the owners of the
-group's objects and of its fragments what they have.
+The first owner of a manifest keeps its group. On each pass, while the cluster is at rest, it asks the nodes with its
+fragments what they have, and, less often, the owners of its objects.
 
 - Fragments that are gone or damaged, or share a host, are written again from the others.
 - An owner with a file of an object that is coded elsewhere swaps it: a swap has not come to it, or it has made a copy
@@ -28,6 +28,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from ais_loader.errors import LoaderError
+from ais_loader.wire.bucket_uuid import created_ns
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import companion_name
@@ -57,6 +58,9 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry, coded_path
 from storage_node.store.names import CODED_PREFIX
 
+_LOOKS = 8
+"""How often in `coding_grace_s` the owners of a group's objects are asked about them. Its fragments are looked after in
+each pass: there are far fewer."""
 _RECALLED_NAMES = 64
 """Most objects that an owner makes copies of in one call."""
 log = logging.getLogger(__name__)
@@ -82,6 +86,8 @@ class Keeper:
         self._metrics = metrics
         self._empty_since_s: dict[bytes, float] = {}
         """When groups were first found to be empty."""
+        self._looked_s: dict[bytes, float] = {}
+        """When the owners of the objects of groups were last asked about them."""
 
     async def pass_(self, view: ClusterView) -> bool:
         """Go through the groups that this node keeps, and the fragments that it has. Returns whether nothing was left
@@ -107,7 +113,9 @@ class Keeper:
                 short += not is_whole
                 clean = clean and is_whole and is_settled
             await self._sweep(view, bucket, companion)
-        self._empty_since_s = {group: since for group, since in self._empty_since_s.items() if group in known}
+        for times in (self._empty_since_s, self._looked_s):
+            for group in times.keys() - known:
+                del times[group]
         self._metrics.groups, self._metrics.short_groups = kept, short
         return clean
 
@@ -132,6 +140,12 @@ class Keeper:
 
         Raises ReplicaLost, LoaderError.
         """
+        now_s = time.monotonic()
+        is_other = (bucket.coding.data, bucket.coding.parity) != (manifest.data, manifest.parity)
+        age_s = (time.time_ns() - created_ns(manifest.group.hex())) / 1e9
+        since_s = min(age_s, now_s - self._looked_s.get(manifest.group, 0.0))
+        if since_s < self._node.config.cluster.coding_grace_s / _LOOKS and not is_other:
+            return await self._mend(view, bucket, companion, manifest), True
         names = [slot.name for slot in manifest.slots]
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
         answers = await self._states(view, bucket, owners)
@@ -139,12 +153,12 @@ class Keeper:
         if alive is not None and not alive:
             return True, await self._give_up(view, bucket, manifest)
         self._empty_since_s.pop(manifest.group, None)
-        is_other = (bucket.coding.data, bucket.coding.parity) != (manifest.data, manifest.parity)
         if is_other or (alive is not None and not bucket.snapshot and is_sparse(manifest, alive)):
             await self._dissolve(view, bucket, manifest, owners, answers)
             return True, False
         for node, slots in plain_owners(manifest, owners, answers).items():
             await self._swap(view, bucket, manifest, node, slots)
+        self._looked_s[manifest.group] = now_s
         return await self._mend(view, bucket, companion, manifest), True
 
     async def _states(

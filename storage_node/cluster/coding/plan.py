@@ -20,10 +20,8 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.names import CODED_PREFIX, HIDDEN
 
-LARGE_BYTES = 1 << 20
-"""A larger object is a group of its own."""
 FRAGMENT_BYTES = 4 << 20
-"""Largest fragment of a group of small objects."""
+"""Largest fragment of a group of several objects. An object that takes more has a group of its own."""
 LEAST_FRAGMENT_BYTES = 64 << 10
 """Less for each fragment is left as copies: it would hardly take less space."""
 GROUP_OBJECTS = 4096
@@ -43,6 +41,11 @@ def may_be_coded(name: str, entry: CatalogEntry, now_ns: int, delay_s: float) ->
     return entry.has_file and not name.startswith(HIDDEN) and now_ns - entry.modified_ns >= delay_s * 1e9
 
 
+def is_alone(entry: CatalogEntry, data: int) -> bool:
+    """Whether an object has a group of its own, and is read in pieces."""
+    return entry.size_bytes > data * FRAGMENT_BYTES
+
+
 class Collector:
     """Collects objects into groups of one redundancy."""
 
@@ -55,7 +58,7 @@ class Collector:
         """Take objects; yield the groups that are full."""
         for one in found:
             size_bytes = one.entry.size_bytes
-            if size_bytes > LARGE_BYTES:
+            if is_alone(one.entry, self._redundancy.data):
                 yield [one]
             elif size_bytes:
                 self._held.append(one)
