@@ -12,6 +12,8 @@ from ais_loader import Entry, connect, errors
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch.gather.fragments import GatheredFragments
+from storage_node.cluster.coding import group_reader
 from storage_node.cluster.coding.group import Manifest
 from tests.coding.coded_kit import CodedCluster
 from tests.node.cluster_kit import BUCKET, Answer
@@ -120,7 +122,8 @@ def test_single_objects_and_their_descriptions_are_those_that_were_put(client: C
         with bucket.open(name) as file:
             file.seek(len(OBJECTS[name]) // 2)
             assert file.read() == OBJECTS[name][len(OBJECTS[name]) // 2 :]
-    assert {info.name for info in bucket.objects()} == {*OBJECTS, "plain", "shard.tar"}
+    listed = {info.name for info in bucket.objects()}
+    assert listed >= {*OBJECTS, "plain", "shard.tar"} and not any(name.startswith("/") for name in listed)
 
 
 def test_an_owner_stores_an_archive_again_for_its_members(coded: Made, client: Client) -> None:
@@ -155,6 +158,41 @@ def test_an_overwritten_or_deleted_object_is_coded_no_more(coded: Made, client: 
     [again, gone] = client.get_batch([Entry(BUCKET, "again"), Entry(BUCKET, "gone")], on_error="placeholder")
     assert again.tobytes() == b"new" and gone.status.name == "NOT_FOUND"
     bucket.delete("again")
+
+
+@pytest.fixture
+def without_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node asks for the first two fragments of a group before others have failed."""
+    monkeypatch.setattr(
+        GatheredFragments, "failing", lambda _, bucket, names: {one for one in names if one[32:35] in ("/0/", "/1/")}
+    )
+
+
+@pytest.mark.usefixtures("without_two")
+def test_what_is_decoded_from_parity_has_the_same_bytes(coded: Made) -> None:
+    groups = [coded.cluster.batches(number).resources.coded.groups for number in range(6)]
+    before = sum(one.decoded for one in groups)
+    assert_read(coded.cluster.ask(NAMES), NAMES)
+    assert sum(one.decoded for one in groups) > before + len(NAMES) // 4
+
+
+@pytest.mark.usefixtures("without_two")
+def test_a_node_without_the_codec_says_what_to_install(coded: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(data: int, parity: int) -> None:
+        raise errors.Unsupported("pip install it")
+
+    monkeypatch.setattr(group_reader, "codec_of", missing)
+    answer = coded.cluster.ask(["large"])
+    assert answer.status == {0: pb.UNAVAILABLE}
+    assert "pip install it" in answer.faults[0].message
+
+
+def test_one_object_many_times_and_many_tiny_ones_are_one_batch(coded: Made) -> None:
+    tiny = {f"tiny/{at:04}": b"%d" % at for at in range(2000)}
+    coded.cluster.put_coded(tiny)
+    names = [*tiny, *["small/004"] * 500]
+    answer = coded.cluster.ask(names)
+    assert [answer.data[at] for at in range(len(names))] == [*tiny.values(), *[SMALL["small/004"]] * 500]
 
 
 def test_two_of_six_nodes_may_be_gone(own: Made) -> None:

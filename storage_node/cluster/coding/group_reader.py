@@ -75,6 +75,7 @@ class _Range:
         """The same range of other fragments."""
         self._parts: dict[int, memoryview] = {}
         """Ranges of other fragments of which pieces have arrived."""
+        self._problem = ""
         self._asked: set[int] = set()
         self._lost: set[int] = set()
         self._late: set[int] = set()
@@ -130,7 +131,11 @@ class _Range:
             return
         self._have[fragment] = data if room is None else room
         if self.is_decoded:
-            codec = codec_of(self.manifest.data, self.manifest.parity)
+            try:
+                codec = codec_of(self.manifest.data, self.manifest.parity)
+            except LoaderError as error:
+                self._problem = f"; {error}"
+                return
             [self.target[:]] = codec.decode(self._have, [self.fragment])
             self.is_done = True
 
@@ -149,6 +154,7 @@ class _Range:
         return NodeUnavailable(
             f"group {self.manifest.group.hex()}: {len(self.manifest.fragments) - len(missing)} of "
             f"{len(self.manifest.fragments)} fragments can be read, {self.manifest.data} are needed; not {missing}"
+            f"{self._problem}"
         )
 
 
@@ -334,11 +340,12 @@ class GroupReader:
                             one.take(fragment, offset, data, is_last=frame.completes_entry)
                     changed.set()
             self._silences.note(time.monotonic() - began_s)
-        except LoaderError:
-            pass
-        for one, fragment in chosen:
-            one.lose(fragment)  # what has not arrived
-        changed.set()
+        except LoaderError as error:
+            log.debug("fragments cannot be read: %s", error)
+        finally:
+            for one, fragment in chosen:
+                one.lose(fragment)  # what has not arrived
+            changed.set()
 
 
 def _ranges(layout: Manifest, wanted: Wanted, room: memoryview) -> list[_Range]:
