@@ -179,7 +179,7 @@ class Coder:
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
         reached = await self._within_reach(view, bucket, owners)
         built: list[_Built] = []
-        began_ms = self._node.store.clock.wall_ms()
+        began_ms, began_s = self._node.store.clock.wall_ms(), time.monotonic()
         for group in groups:
             objects = [one for one in group if one.name in reached]
             if sum(one.entry.size_bytes for one in objects) < bucket.coding.data * LEAST_FRAGMENT_BYTES:
@@ -187,11 +187,18 @@ class Coder:
             try:
                 built.append(await self._write(view, bucket, companion, objects))
                 if is_alone(group[0].entry, bucket.coding.data):  # that may have taken long, and it is alone
-                    began_ms = self._node.store.clock.wall_ms()
+                    began_ms, began_s = self._node.store.clock.wall_ms(), time.monotonic()
             except (ReplicaLost, LoaderError) as error:
                 log.info("objects of %s are not coded for now: %s", bucket.name, error)
-        built = await self._recorded(view, bucket, companion, built)
-        await self._swap(view, bucket, built, owners, began_ms)
+        built = await self._recorded(view, bucket, companion, built, began_s)
+        if self._is_current(view, began_s):
+            await self._swap(view, bucket, built, owners, began_ms)
+
+    def _is_current(self, view: ClusterView, began_s: float) -> bool:
+        """Whether the map is still this one, and fragments of that time are surely there although nothing names them."""
+        return (
+            self._membership.view is view and time.monotonic() - began_s < self._node.config.cluster.coding_grace_s / 2
+        )
 
     async def _within_reach(
         self, view: ClusterView, bucket: pb.MapBucket, owners: Mapping[str, Sequence[int]]
@@ -250,7 +257,12 @@ class Coder:
         return b"".join(open_object(self._node.store, bucket, one.name, start=at, length=size_bytes, version=version))
 
     async def _recorded(
-        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, built: Sequence[_Built]
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        companion: pb.MapBucket,
+        built: Sequence[_Built],
+        began_s: float,
     ) -> list[_Built]:
         """Write the manifests of those groups whose fragments are on disks; return those whose manifest is as well."""
         names: dict[int, list[str]] = {}
@@ -260,7 +272,7 @@ class Coder:
         lasting = await self._fragments.lasting(view, companion, names)
         built = [one for one in built if lasting.issuperset(one.manifest.fragments)]
         failpoint("code.fragments")
-        if not built or self._membership.view is not view:
+        if not built or not self._is_current(view, began_s):
             return []
         await record(self._writes, bucket, [one.manifest for one in built])
         recorded = [manifest_name(one.manifest.group) for one in built]
@@ -280,8 +292,6 @@ class Coder:
         owners: Mapping[str, Sequence[int]],
         began_ms: int,
     ) -> None:
-        if self._membership.view is not view:
-            return
         left: dict[str, CatalogEntry] = {}
         by_node: dict[int, list[tuple[str, CatalogEntry]]] = {}
         for one in built:
