@@ -195,7 +195,7 @@ class Coder:
             await self._swap(view, bucket, built, owners, began_ms)
 
     def _is_current(self, view: ClusterView, began_s: float) -> bool:
-        """Whether the map is still this one, and fragments of that time are surely there although nothing names them."""
+        """Whether the map is still this one, and fragments of that time are surely there, named or not."""
         return (
             self._membership.view is view and time.monotonic() - began_s < self._node.config.cluster.coding_grace_s / 2
         )
