@@ -286,7 +286,7 @@ class ClusterSettings(SettingsGroup):
     """Maximum rate at which this node codes objects."""
     coding_grace_s: Finite = 3600.0
     """The time for which fragments stay after no object is in them any more, for readers that looked an object up
-    before. Use the same value on all nodes."""
+    before. Several times `max_clock_offset_s`, and the same on all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

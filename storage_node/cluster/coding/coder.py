@@ -119,8 +119,10 @@ class Coder:
         for bucket in view.buckets.values():
             if not bucket.HasField("coding"):
                 continue
-            if why := self._why_not(view, bucket):
-                waits[bucket.name] = why
+            fragments, hosts = bucket.coding.data + bucket.coding.parity, owning_hosts(view.map)
+            if hosts < fragments:
+                waits[bucket.name] = f"its groups have {fragments} fragments, and {hosts} hosts take objects: add hosts"
+            if hosts < fragments or view.is_changing or bucket.uuid in self._node.store.replicas.stale.bucket_uuids():
                 continue
             groups: list[list[Candidate]] = []
             async for group in self._groups(view, bucket):
@@ -136,16 +138,6 @@ class Coder:
             if groups:
                 await self._code(view, bucket, groups)
         self._metrics.waits = waits
-
-    def _why_not(self, view: ClusterView, bucket: pb.MapBucket) -> str:
-        fragments, hosts = bucket.coding.data + bucket.coding.parity, owning_hosts(view.map)
-        if hosts < fragments:
-            return f"its groups have {fragments} fragments, and {hosts} hosts take objects: add hosts"
-        if view.is_changing:
-            return "the cluster is changing"
-        if bucket.uuid in self._node.store.replicas.stale.bucket_uuids():
-            return "copies on this node are still compared with those of others"
-        return ""
 
     async def _groups(self, view: ClusterView, bucket: pb.MapBucket) -> AsyncIterator[list[Candidate]]:
         collector = Collector(Redundancy(bucket.coding.data, bucket.coding.parity))

@@ -24,8 +24,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.bucket_uuid import created_ns
@@ -55,15 +57,26 @@ from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import CatalogEntry, coded_path
+from storage_node.store.format import CatalogEntry, Version, coded_path
 from storage_node.store.names import CODED_PREFIX
 
 _LOOKS = 8
-"""How often in `coding_grace_s` the owners of a group's objects are asked about them. Its fragments are looked after in
-each pass: there are far fewer."""
+"""How often in `coding_grace_s` the owners of a group's objects are asked about them, and fragments without a manifest
+are looked for. The fragments of groups are looked after in each pass: they are far fewer."""
 _RECALLED_NAMES = 64
 """Most objects that an owner makes copies of in one call."""
 log = logging.getLogger(__name__)
+
+
+class _Kept(NamedTuple):
+    """A group that this node keeps."""
+
+    version: Version
+    """Of its manifest."""
+    layout: Manifest
+    """The manifest without its slots, which take most of it."""
+    looked_s: float
+    """When the owners of its objects were last asked about them. They have just swapped when it is made."""
 
 
 class Keeper:
@@ -86,66 +99,72 @@ class Keeper:
         self._metrics = metrics
         self._empty_since_s: dict[bytes, float] = {}
         """When groups were first found to be empty."""
-        self._looked_s: dict[bytes, float] = {}
-        """When the owners of the objects of groups were last asked about them."""
+        self._kept: dict[bytes, _Kept] = {}
+        """The groups that this node keeps, as of the last pass."""
+        self._swept_s = -math.inf
 
     async def pass_(self, view: ClusterView) -> bool:
         """Go through the groups that this node keeps, and the fragments that it has. Returns whether nothing was left
         to do. Raises LoaderError."""
         if view.is_changing:
             return False
-        kept, short, clean = 0, 0, True
-        known: set[bytes] = set()
+        kept, short, clean, now_s = 0, 0, True, time.monotonic()
+        sweeps = now_s - self._swept_s >= self._node.config.cluster.coding_grace_s / _LOOKS
+        found: set[bytes] = set()
         for bucket in view.buckets.values():
             companion = view.buckets.get(companion_name(bucket.uuid))
             if companion is None:
                 continue
-            async for manifest in self._manifests(view, bucket):
+            async for group, version in self._manifests(view, bucket):
                 if self._membership.view is not view:
                     return False
-                known.add(manifest.group)
+                found.add(group)
                 kept += 1
                 try:
-                    is_whole, is_settled = await self._keep(view, bucket, companion, manifest)
+                    is_whole, is_settled = await self._keep(view, bucket, companion, group, version)
                 except (ReplicaLost, LoaderError) as error:
-                    log.info("group %s of %s: %s", manifest.group.hex(), bucket.name, error)
+                    log.info("group %s of %s: %s", group.hex(), bucket.name, error)
                     is_whole = is_settled = False
                 short += not is_whole
                 clean = clean and is_whole and is_settled
-            await self._sweep(view, bucket, companion)
-        for times in (self._empty_since_s, self._looked_s):
-            for group in times.keys() - known:
-                del times[group]
+            if sweeps:
+                await self._sweep(view, bucket, companion)
+                self._swept_s = now_s
+        for known in (self._empty_since_s, self._kept):
+            for group in known.keys() - found:
+                known.pop(group)
         self._metrics.groups, self._metrics.short_groups = kept, short
         return clean
 
-    async def _manifests(self, view: ClusterView, bucket: pb.MapBucket) -> AsyncIterator[Manifest]:
+    async def _manifests(self, view: ClusterView, bucket: pb.MapBucket) -> AsyncIterator[tuple[bytes, Version]]:
+        """Yield the groups of which this node is the first owner of the manifest, with the manifest's version."""
         local = view.position[self._membership.node_uuid]
         for drive in [drive for drive in self._node.store.drives if drive is not None]:
             after = ""
             while page := await self._node.read(_page, drive, bucket.uuid, CODED_PREFIX, after):
                 after = page[-1][0]
-                names = [name for name, entry in page if not entry.is_tombstone]
-                for name, owners in zip(names, owners_of(view, bucket, names), strict=True):
+                versions = {name: entry.version for name, entry in page if not entry.is_tombstone}
+                for name, owners in zip(versions, owners_of(view, bucket, list(versions)), strict=True):
                     if owners[0] == local:
-                        try:
-                            yield await self._groups.manifest(bucket, group_of_manifest(name))
-                        except LoaderError as error:
-                            log.info("%s/%s cannot be read for now: %s", bucket.name, name, error)
+                        yield group_of_manifest(name), versions[name]
 
     async def _keep(
-        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, manifest: Manifest
+        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, group: bytes, version: Version
     ) -> tuple[bool, bool]:
         """Return whether all fragments of a group are there, and whether nothing else was left to do.
 
         Raises ReplicaLost, LoaderError.
         """
-        now_s = time.monotonic()
-        is_other = (bucket.coding.data, bucket.coding.parity) != (manifest.data, manifest.parity)
-        age_s = (time.time_ns() - created_ns(manifest.group.hex())) / 1e9
-        since_s = min(age_s, now_s - self._looked_s.get(manifest.group, 0.0))
-        if since_s < self._node.config.cluster.coding_grace_s / _LOOKS and not is_other:
-            return await self._mend(view, bucket, companion, manifest), True
+        now_s, kept = time.monotonic(), self._kept.get(group)
+        if kept is None or kept.version != version:
+            manifest = await self._groups.manifest(bucket, group)
+            young_s = (time.time_ns() - created_ns(group.hex())) / 1e9
+            looked_s = now_s - young_s if kept is None else kept.looked_s
+            kept = self._kept[group] = _Kept(version, manifest._replace(slots=()), looked_s)
+        is_other = (bucket.coding.data, bucket.coding.parity) != (kept.layout.data, kept.layout.parity)
+        if now_s - kept.looked_s < self._node.config.cluster.coding_grace_s / _LOOKS and not is_other:
+            return await self._mend(view, bucket, companion, kept.layout), True
+        manifest = await self._groups.manifest(bucket, group)
         names = [slot.name for slot in manifest.slots]
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
         answers = await self._states(view, bucket, owners)
@@ -158,7 +177,7 @@ class Keeper:
             return True, False
         for node, slots in plain_owners(manifest, owners, answers).items():
             await self._swap(view, bucket, manifest, node, slots)
-        self._looked_s[manifest.group] = now_s
+        self._kept[group] = kept._replace(looked_s=now_s)
         return await self._mend(view, bucket, companion, manifest), True
 
     async def _states(
@@ -216,7 +235,8 @@ class Keeper:
         self._metrics.fragments_rebuilt += len(places)
         names = tuple(places[index].name if index in places else name for index, name in enumerate(manifest.fragments))
         if names != manifest.fragments:
-            await record(self._writes, bucket, [manifest._replace(fragments=names)])
+            whole = await self._groups.manifest(bucket, manifest.group)
+            await record(self._writes, bucket, [whole._replace(fragments=names)])
             self._groups.forget([manifest.group])
             if (replica_set := self._writes.replica_set(companion.name)) is not None:
                 await self._writes.delete_many(replica_set, sorted({*manifest.fragments} - {*names}))

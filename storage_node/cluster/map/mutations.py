@@ -224,8 +224,8 @@ def set_bucket(map_: pb.ClusterMap, name: str, settings: BucketSettings) -> None
     if settings.remote is not None:
         found.ClearField("remote")
         if settings.remote:
-            if found.HasField("coding"):
-                raise ValueError(f"bucket {name!r} is erasure coded, and cannot become a remote one")
+            if any(one.coded_of == found.uuid for one in map_.bucket):
+                raise ValueError(f"bucket {name!r} is or was erasure coded, and cannot become a remote one")
             found.remote.CopyFrom(settings.remote.to_wire())
 
 

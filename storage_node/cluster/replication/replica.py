@@ -292,18 +292,19 @@ def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.Re
     coded = [(one.name, coded_entry(one, raw)) for one, raw in zip(request.object, request.metadata, strict=True)]
     for name, _ in coded:
         check_object_name(name)
+    wanted = dict(enumerate(coded))
     if request.only_files:
         here = store.replicas.newest(request.bucket.name, [name for name, _ in coded])
-        coded = [
-            (name, entry._replace(modified_ns=mine.modified_ns))
-            for (name, entry), mine in zip(coded, here, strict=True)
+        wanted = {
+            at: (name, entry._replace(modified_ns=mine.modified_ns))
+            for (at, (name, entry)), mine in zip(wanted.items(), here, strict=True)
             if mine is not None and mine.has_file and mine.version == entry.version
-        ]
-    written = store.write_coded(request.bucket.name, coded)
+        }
+    written = store.write_coded(request.bucket.name, list(wanted.values()))
     return wire.RecodeResponse(
         done=[
             at
-            for at, (entry, (_, sent)) in enumerate(zip(written, coded, strict=True))
+            for (at, (_, sent)), entry in zip(wanted.items(), written, strict=True)
             if isinstance(entry, CatalogEntry) and (entry.version, entry.path) == (sent.version, sent.path)
         ]
     )
