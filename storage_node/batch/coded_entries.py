@@ -8,7 +8,6 @@ read a window at a time, and archives are stored again for their members.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -21,7 +20,7 @@ from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
 from storage_node.context.node import Node
-from storage_node.limits.tasks import retrieve
+from storage_node.limits.tasks import results_of, retrieve
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
@@ -35,6 +34,10 @@ class _Wanted(NamedTuple):
     start: int
     size_bytes: int
     needs_file: bool
+
+    @property
+    def range(self) -> tuple[CatalogEntry, int, int]:
+        return self.entry, self.start, self.size_bytes
 
     @property
     def is_large(self) -> bool:
@@ -122,32 +125,34 @@ class CodedEntries:
                 found = await reading
             finally:
                 reading.cancel()
-            if files := [one for one in window if one.needs_file]:
-                look_up = partial(self._enter, files, [memoryview(b"")] * len(files))
-                await self._node.open_archives(self._request.tenant, look_up)
-            if rest := [(one, data) for one, data in zip(window, found, strict=True) if not one.needs_file]:
-                await self._node.read(self._enter, *zip(*rest, strict=True))
+            read = partial(self._node.open_archives, self._request.tenant) if self._request.member else self._node.read
+            await read(self._enter, window, found)
         return self._windows[0][0].position if self._windows else self._batch.n
 
     async def _load(self, window: Sequence[_Wanted]) -> list[memoryview | LoaderError]:
-        """Read the entries of a window, and store those again that need files. Errors are left to the look-up."""
-        found: list[memoryview | LoaderError] = [memoryview(b"")] * len(window)
-        ranges: dict[bytes, dict[tuple[CatalogEntry, int, int], list[int]]] = {}
-        for at, one in enumerate(window):
-            if one.needs_file:
-                with contextlib.suppress(LoaderError):
-                    await self._objects.recall_all(one.bucket_uuid, [(one.name, one.entry)])
-            elif not one.is_large:
-                ranges.setdefault(one.bucket_uuid, {}).setdefault((one.entry, one.start, one.size_bytes), []).append(at)
+        """Read the entries of a window, and store those again that need files. Returns the bytes of small ones, and
+        errors."""
+        objects, verify = self._objects, self._request.verify_ranges
+        files = {(one.bucket_uuid, one.name): one.entry for one in window if one.needs_file}
+        stored = await results_of(objects.recall(uuid, name, entry) for (uuid, name), entry in files.items())
+        problems = dict(zip(files, stored, strict=True))
+        ranges: dict[bytes, dict[tuple[CatalogEntry, int, int], memoryview | LoaderError]] = {}
+        for one in window:
+            if not (one.needs_file or one.is_large):
+                ranges.setdefault(one.bucket_uuid, {})[one.range] = memoryview(b"")
         for bucket_uuid, wanted in ranges.items():
             try:
-                read = await self._objects.read(bucket_uuid, list(wanted), verify=self._request.verify_ranges)
+                read = await objects.read(bucket_uuid, list(wanted), verify=verify)
             except LoaderError as error:
                 read = [error] * len(wanted)
-            for positions, data in zip(wanted.values(), read, strict=True):
-                for at in positions:
-                    found[at] = data
-        return found
+            wanted.update(zip(wanted, read, strict=True))
+        nothing = memoryview(b"")
+        return [
+            problems[one.bucket_uuid, one.name] or nothing
+            if one.needs_file
+            else ranges.get(one.bucket_uuid, {}).get(one.range, nothing)
+            for one in window
+        ]
 
     def _enter(self, window: Sequence[_Wanted], found: Sequence[memoryview | LoaderError]) -> None:
         """Enter what was read into the batch's table. Runs on a reader thread."""

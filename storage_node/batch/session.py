@@ -84,7 +84,7 @@ class BatchService:
         self.node = node
         self.resources = BatchResources(node, etl, remote)
         self.resources.coded = CodedObjects(node, GroupReader(GatheredFragments(self.resources)))
-        node.recall = self.resources.coded.recall
+        node.recall = self.resources.coded.recall_all
         self.stopping = False
         self._sessions: set[_Session] = set()
         limits = node.config.limits

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from concurrent.futures import Executor
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from storage_node.security.audit.log import audit_log
 from storage_node.settings.config import ServerConfig
 from storage_node.store.buckets import ObjectCoded
 from storage_node.store.drive.version_clock import LAST_MS, advice, shown
+from storage_node.store.format import CatalogEntry
 from storage_node.store.store import Store
 
 FORGOTTEN_S = 600.0
@@ -164,8 +165,9 @@ class Node:
             _UNREAD_CALLS, _UNREAD_STILL_S, config.limits.tenant_weights, tenant_share=config.limits.tenant_share
         )
         """Slots of gRPC calls with a single request, until it has arrived."""
-        self.recall: Callable[[ObjectCoded], Awaitable[None]] | None = None
-        """Stores coded objects here as files again; None before the node can."""
+        self.recall: Callable[[bytes, Iterable[tuple[str, CatalogEntry]]], Awaitable[None]] | None = None
+        """Stores coded objects of a bucket here as files again, given by uuid, and names with entries; None before the
+        node can."""
         self._readers = readers
         self._archive_openers = archive_openers
         self.opening = JobTurns(config.reads.archive_threads, spare=1)
@@ -219,7 +221,7 @@ class Node:
             except ObjectCoded as coded:
                 if self.recall is None or not coded.entries:
                     raise
-                await self.recall(coded)
+                await self.recall(coded.bucket_uuid, coded.entries.items())
         return await run()
 
     async def _read(self, function: Callable[..., T], arguments: tuple[object, ...]) -> T:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ais_loader import Entry, connect, errors
+from ais_loader import ClusterOptions, Entry, connect, errors
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -22,6 +22,7 @@ from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
 
+PATIENT = ClusterOptions(retry_s=60.0)
 DRAW = random.Random(7)
 SMALL = {f"small/{at:03}": DRAW.randbytes(DRAW.randrange(1, 40_000)) for at in range(120)} | {"empty": b""}
 LARGE = {"large": DRAW.randbytes(9_000_001), "middle": DRAW.randbytes(1_500_000)}
@@ -64,7 +65,7 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 @pytest.fixture(scope="module")
 def client(coded: Made) -> Iterator[Client]:
-    with connect(coded.cluster.nodes[0].url) as client:
+    with connect(coded.cluster.nodes[0].url, options=PATIENT) as client:
         yield client
 
 
@@ -229,7 +230,7 @@ def test_flipped_bits_in_two_fragments_of_each_group_reach_nobody(own: Made) -> 
                 flip_a_byte(path, at)
     assert_read(own.cluster.ask(NAMES), NAMES)
     ranges = [("large", 3_000_000, 500), ("small/003", 5, 10)]
-    with connect(own.cluster.nodes[0].url) as client:
+    with connect(own.cluster.nodes[0].url, options=PATIENT) as client:
         found = client.get_batch(
             [Entry(BUCKET, name, start=at, length=size) for name, at, size in ranges], verify_ranges=True
         )
@@ -265,7 +266,7 @@ def test_a_snapshot_has_the_coded_versions_that_it_saw(own: Made) -> None:
     cluster.map.bucket[0].snapshot.add(name="s", cut=cut)
     cluster.learn()
     cluster.await_compared()
-    with connect(cluster.nodes[0].url) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT) as client:
         bucket, pinned = client.bucket(BUCKET), client.bucket(f"{BUCKET}@s")
         bucket.put("large", b"new")
         bucket.put("s.tar", b"no archive")

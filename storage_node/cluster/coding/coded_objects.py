@@ -14,7 +14,7 @@ from ais_loader.errors import BucketNotFound, CorruptObject, LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.coding.group_reader import GroupReader, Wanted
 from storage_node.context.node import Node
-from storage_node.store.buckets import ObjectCoded
+from storage_node.limits.tasks import results_of
 from storage_node.store.format import CatalogEntry
 from storage_node.store.retained_replicas import KeptVersion, retained_coded
 from storage_node.store.write import Upload
@@ -83,24 +83,20 @@ class CodedObjects:
 
     # -- files
 
-    async def recall(self, coded: ObjectCoded) -> None:
-        """Store these objects here again. Raises DriveFull, NodeUnavailable, LoaderError."""
-        await self.recall_all(coded.bucket_uuid, coded.entries.items())
-
-    async def recall_all(self, bucket_uuid: bytes, objects: Iterable[tuple[str, CatalogEntry]]) -> None:
-        """Store objects of a bucket here again, given by name and entry. Raises the first error, after all of them."""
-        tasks = [self._recalled(bucket_uuid, name, entry) for name, entry in objects]
-        for result in await asyncio.gather(*map(asyncio.shield, tasks), return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
-
-    def _recalled(self, bucket_uuid: bytes, name: str, entry: CatalogEntry) -> asyncio.Task[None]:
-        """Return the task that stores an object. Callers share it."""
+    async def recall(self, bucket_uuid: bytes, name: str, entry: CatalogEntry) -> None:
+        """Store an object here again. Callers at the same time share the work. Raises DriveFull, NodeUnavailable,
+        LoaderError."""
         key = bucket_uuid, name
         if (task := self._recalling.get(key)) is None:
             task = self._recalling[key] = asyncio.create_task(self._store(bucket_uuid, name, entry))
             task.add_done_callback(lambda _: self._recalling.pop(key))
-        return task
+        await asyncio.shield(task)
+
+    async def recall_all(self, bucket_uuid: bytes, objects: Iterable[tuple[str, CatalogEntry]]) -> None:
+        """Store objects of a bucket here again, given by name and entry. Raises the first error, after all of them."""
+        for result in await results_of(self.recall(bucket_uuid, name, entry) for name, entry in objects):
+            if isinstance(result, LoaderError):
+                raise result
 
     async def _store(self, bucket_uuid: bytes, name: str, entry: CatalogEntry) -> None:
         node, bucket = self._node, self._bucket(bucket_uuid).name
