@@ -19,6 +19,7 @@ EXTRAS = {
     "indexed_gzip": "archives",
     "lz4": "archives",
     "zstandard": "archives",
+    "pyeclib": "store,coding",
     "torch": "torch",
     "fsspec": "fsspec",
     "obstore": "store,remote",

@@ -337,7 +337,13 @@ class NodeServer:
         self.peer_port = self._listen_for_peers(peer_server)
         by_opener = {"clients": lanes, "peers": peer_lanes}
         running = RunningNode(
-            batches, self.membership, lifecycle.repair, lifecycle.drives, lifecycle.promote.metrics, by_opener
+            batches,
+            self.membership,
+            lifecycle.repair,
+            lifecycle.coding.metrics,
+            lifecycle.drives,
+            lifecycle.promote.metrics,
+            by_opener,
         )
         self.metrics_port = held.enter_context(
             metrics_served(listen.host, listen.metrics_port, METRICS, partial(replace, running))

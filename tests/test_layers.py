@@ -74,10 +74,12 @@ storage_node.security.identity
 storage_node.security.rights
 storage_node.security.audit
 storage_node.context
+storage_node.cluster.coding.codec
 storage_node.cluster.consensus
 storage_node.cluster.map
 storage_node.cluster.replication
 storage_node.cluster.repair
+storage_node.cluster.coding
 storage_node.cluster.snapshots
 storage_node.cluster.drives
 storage_node.promote

@@ -50,12 +50,10 @@ def _parse_bucket(text: str) -> Target:
     "--copies",
     metavar="N",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Copies of each object, on different hosts of a cluster.",
+    help="Copies of each object, on different hosts of a cluster (1).",
 )
 @takes_store
-def create(name: Target, assignments: tuple[str, ...], exist_ok: bool, copies: int, store: StoreChoice) -> None:
+def create(name: Target, assignments: tuple[str, ...], exist_ok: bool, copies: int | None, store: StoreChoice) -> None:
     """Create a bucket.
 
     Its name has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot. KEY=VALUE are the properties that
@@ -72,8 +70,8 @@ def create(name: Target, assignments: tuple[str, ...], exist_ok: bool, copies: i
             raise click.ClickException(
                 f"bucket {name.bucket!r} already exists; with --exist-ok that is no error"
             ) from None
-        if not exist_ok:
-            note_copies(client, name.bucket, copies, by="--copies")
+        if not exist_ok and "redundancy" not in properties:
+            note_copies(client, name.bucket, copies or 1, by="--copies")
 
 
 @bucket.command(name="ls")
@@ -120,7 +118,8 @@ def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None
     quota_bytes=200GB and quota_objects=1000000 refuse writes that would exceed them, and 0 removes them.
 
     In a cluster, copies=3 changes the number of copies of all objects in the bucket. While copies are being made or
-    removed, `show` says that the bucket is settling.
+    removed, `show` says that the bucket is settling. redundancy=rs:4+2 keeps settled objects as four data and two
+    parity fragments on six hosts, and redundancy=copies as copies again.
     """
     with store.writing(create=False) as client:
         bucket = client.bucket(name.bucket)
@@ -160,6 +159,8 @@ def _assigned(text: str) -> tuple[str, Any]:
         return key, int(value)
     if key == "quota_objects" and value.isascii() and value.isdigit():
         return key, int(value)
+    if key == "redundancy" and value:
+        return key, value
     if key == "quota_bytes" and value:
         return key, size_of_text(value)
     if key in _REMOTE_KEYS and "=" in text:
@@ -169,7 +170,7 @@ def _assigned(text: str) -> tuple[str, Any]:
             return key, value == "true"
         return key, size_of_text(value) if key in _SIZES else value
     raise click.UsageError(
-        f"{text!r}: need copies=N, min_copies=N, quota_bytes=SIZE, quota_objects=N, or "
+        f"{text!r}: need copies=N, min_copies=N, redundancy=rs:K+M, quota_bytes=SIZE, quota_objects=N, or "
         f"{', '.join(_REMOTE_KEYS)} with a value"
     )
 

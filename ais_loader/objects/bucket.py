@@ -110,6 +110,7 @@ class Bucket(
         remote: Remote | str | None = None,
         quota_bytes: int | None = None,
         quota_objects: int | None = None,
+        redundancy: str | None = None,
     ) -> BucketInfo:
         """Change the bucket's properties, which `Client.create_bucket` describes. None leaves a property unchanged.
 
@@ -118,7 +119,8 @@ class Bucket(
         until it has finished. `remote` makes the bucket a remote one, or changes its place: stored copies stay
         and are validated by the new rule. `remote=""` removes it: the stored copies are then all that there is.
         `quota_bytes` and `quota_objects` apply to writes from now on, and 0 removes them. The first quota of a bucket
-        takes one scan of its objects. If they exceed it already, they stay.
+        takes one scan of its objects. If they exceed it already, they stay. `redundancy` applies to every object, in
+        the background: "rs:K+M" codes those that have settled, and sets `copies` to M+1; "copies" brings them back.
 
         Raises BucketNotFound, StoreReadOnly; Unsupported for a quota in a cluster; InvalidRequest if the store cannot
         keep that number of copies; NodeUnavailable if you change `copies` while a snapshot of the bucket is being made.
@@ -132,6 +134,7 @@ class Bucket(
             remote=place,
             quota_bytes=quota_bytes,
             quota_objects=quota_objects,
+            redundancy=redundancy,
         )
         info = self._transport.set_bucket(self.name, settings)
         if place is not None:

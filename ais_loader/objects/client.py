@@ -211,17 +211,18 @@ class Client(Closing):
         name: str,
         *,
         exist_ok: bool = False,
-        copies: int = 1,
+        copies: int | None = None,
         min_copies: int = 1,
         remote: Remote | str | None = None,
         quota_bytes: int = 0,
         quota_objects: int = 0,
+        redundancy: str | None = None,
     ) -> Bucket:
         """Create a bucket. An existing bucket keeps its properties.
 
         Args:
-            copies: The number of copies of each object, on different hosts of a cluster. You can change it later with
-                `Bucket.set`.
+            copies: The number of copies of each object, on different hosts of a cluster; 1 unless `redundancy` implies
+                another. You can change it later with `Bucket.set`.
             min_copies: The smallest number of copies that a write must store. If fewer can be written, the write is
                 refused and can be retried. If at least this many but fewer than `copies` are written, the store makes
                 the missing copies later.
@@ -230,6 +231,8 @@ class Client(Closing):
             quota_bytes: The maximum size of all objects together; 0 for no limit. What would exceed it is refused with
                 `QuotaExceeded`. Not for remote buckets, and not in a cluster. See docs/operations.md.
             quota_objects: The maximum number of objects, in the same way.
+            redundancy: "rs:K+M", such as "rs:4+2", keeps objects that have settled in K data and M parity fragments,
+                on as many hosts of a cluster; any M hosts may be lost. The default is "copies". See docs/cluster.md.
 
         Raises BucketExists (unless `exist_ok`; and if an existing bucket has another `remote`), InvalidName,
         InvalidRequest, Unsupported, StoreReadOnly.
@@ -241,6 +244,7 @@ class Client(Closing):
             remote=place,
             quota_bytes=quota_bytes,
             quota_objects=quota_objects,
+            redundancy=redundancy,
         )
         found = self._transport.create_bucket(name, settings, exist_ok=exist_ok)
         if place is not None and found.remote != place:

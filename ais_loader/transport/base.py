@@ -35,6 +35,7 @@ from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.plain import plain
+from ais_loader.wire.redundancy import Redundancy
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import require_unreserved
 
@@ -96,6 +97,8 @@ class BucketInfo:
     """The maximum size of its objects, all together; 0 if there is none."""
     quota_objects: int = 0
     """The maximum number of its objects; 0 if there is none."""
+    redundancy: str = "copies"
+    """How objects that have settled are kept: "copies", or "rs:K+M" for K data and M parity fragments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,18 +385,24 @@ def checked_settings(
     remote: Remote | Literal[""] | None,
     quota_bytes: int | None,
     quota_objects: int | None,
+    redundancy: str | None,
 ) -> BucketSettings:
     """Check settings of a bucket that a caller gave. Raises InvalidRequest, TypeError."""
 
     def checked(what: str, value: int | None, least: int, most: int) -> int | None:
         return None if value is None else whole_number(what, value, least=least, most=most)
 
+    if redundancy is not None:
+        if not isinstance(redundancy, str):
+            raise TypeError(f"redundancy is a {type(redundancy).__name__}; need a str")
+        Redundancy.parse(redundancy)  # raises
     return BucketSettings(
         checked("copies", copies, 1, MAX_COPIES),
         checked("min_copies", min_copies, 1, MAX_COPIES),
         remote,
         checked("quota_bytes", quota_bytes, 0, MAX_QUOTA),
         checked("quota_objects", quota_objects, 0, MAX_QUOTA),
+        redundancy,
     )
 
 

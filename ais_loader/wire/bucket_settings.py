@@ -22,6 +22,7 @@ class BucketSettings:
     """An empty string removes it; the stored objects stay."""
     quota_bytes: int | None = None
     quota_objects: int | None = None
+    redundancy: str | None = None
 
     @classmethod
     def from_wire(cls, request: pb.CreateBucketRequest | pb.SetBucketRequest) -> Self:

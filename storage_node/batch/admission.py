@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.redundancy import is_companion
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallSlot, CallSlots
 from storage_node.limits.memory_budget import MemoryBudget
@@ -40,7 +41,9 @@ class Admission:
             limits.tenant_weights,
             tenant_share=limits.tenant_share,
         )
-        """Slots of requests for entries on this node's own drives only."""
+        """Slots of requests for entries of this node. Those of coded objects wait for fragments on others."""
+        self.fragments = CallSlots(limits.max_active_batches * _PARTS_PER_BATCH, limits.still_s)
+        """Slots of requests for fragments, which wait for no other node."""
         self.requests = MemoryBudget(limits.max_request_bytes, limits.tenant_share)
         self._request_bytes: dict[CallSlot, int] = {}
         self._answer_bytes: dict[CallSlot, int] = {}
@@ -50,8 +53,9 @@ class Admission:
     def admit(self, request: pb.BatchRequest, evict: Callable[[], None]) -> Iterator[CallSlot]:
         """Count a batch while it is being served. Raises Busy if there are too many.
 
-        Parts of a batch, which wait for no other node, are counted separately. Otherwise nodes whose batches wait for
-        each other's parts would reject these forever. `evict`: see `CallSlot`.
+        Parts of a batch, which wait for fragments at most, and fragments, which wait for no other node, are counted
+        separately. Otherwise nodes whose batches wait for each other's parts would reject these forever. `evict`: see
+        `CallSlot`.
         """
         if self.node.load.memory_is_critical():
             raise Busy(f"{self.node.load.resident_bytes:,} bytes of memory are in use", "memory")
@@ -59,6 +63,8 @@ class Admission:
         if not request.local and rates is not None and (why := rates.take(request.tenant)) is not None:
             raise Busy(why, "rate")
         call_slots, what = (self.parts, "parts of batches") if request.local else (self.batches, "batches")
+        if request.local and len(request.bucket) == 1 and is_companion(request.bucket[0]):
+            call_slots, what = self.fragments, "fragments"
         size_bytes = request.ByteSize()
         if not self.requests.acquire_now(size_bytes, tenant=request.tenant):
             over = self.requests.is_over(request.tenant, size_bytes)
@@ -86,7 +92,7 @@ class Admission:
         """
         if not self.buffered.acquire_now(size_bytes, tenant=call_slot.tenant):
             over = self.buffered.is_over(call_slot.tenant, size_bytes)
-            for call_slots in (self.batches, self.parts):
+            for call_slots in (self.batches, self.parts, self.fragments):
                 _make_room(call_slots, self._answer_bytes, size_bytes, call_slot.tenant if over else None)
             if over:
                 raise Busy(_over(call_slot.tenant, "answers", "max_buffered_bytes", self.buffered), "answers")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StaleMap
 from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch.coded_entries import CodedEntries
 from storage_node.batch.readahead import BatchAhead
 from storage_node.batch.resources import BatchCall, Message, look_up
 from storage_node.limits.fair_scheduler import FrameSlot
@@ -21,6 +22,7 @@ from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan, goes_from_files
 
+T = TypeVar("T")
 ALIVE_S = 2.0
 """Interval of messages to a receiver that waits for a cold entry; peers and clients give up a node that is silent."""
 _EMPTY = Frame(
@@ -46,6 +48,7 @@ class LocalBatch:
         self._call, self._resources, self._request = call, call.resources, call.request
         self._sends_files = sends_files and call.request.receiver_checks
         self._cold: ColdEntries[asyncio.Future[Part]] | None = None
+        self._coded: CodedEntries | None = None
         self._cached = False
         """Whether the last frame came entirely from the page cache."""
 
@@ -67,39 +70,52 @@ class LocalBatch:
             tier = self._resources.remote
             buckets = self._call.buckets
             cold = cold_entries(tier, self._request, batch, buckets) if buckets else {}
-            if self._request.HasField("whole_up_to") and (cold or not _is_sent(self._request, batch)):
-                if cold:  # the client looks the object up, and its reader knows which bytes to fetch
+            is_elsewhere = bool(cold or batch.coded)
+            if self._request.HasField("whole_up_to") and (is_elsewhere or not _is_sent(self._request, batch)):
+                if is_elsewhere:  # the client looks the object up, and its reader knows which bytes to fetch
                     batch.fail(0, ObjectNotFound(f"{self._request.name[0]!r} is not stored"))
                 self._call.tally.described(found=not batch.status[0])
                 return batch.end(0)
             if cold:
                 self._cold = ColdEntries(batch, cold, tier, asyncio.ensure_future)
+            if batch.coded:
+                self._coded = CodedEntries(self._resources.coded, self._resources.node, self._request, batch)
             end = await run(batch, ahead)
             self._call.tally.ended(batch, end)
             return end
         finally:
             if self._cold is not None:
                 self._cold.close()
+            if self._coded is not None:
+                await self._coded.close()
             ahead.close()
             batch.close()
 
     async def _spans(self, batch: StoreBatch) -> AsyncGenerator[FrameSpan, None]:
-        """Iterate over the frames to read. Those of cold entries follow when their objects are stored."""
-        cold, first = self._cold, 0
-        if cold is None:
-            for span in batch.spans():
-                yield span
-            return
+        """Iterate over the frames to read. Those of cold entries follow when their objects are stored, and those of
+        coded ones when their bytes have been read from fragments."""
+        cold, coded, first = self._cold, self._coded, 0
+        placed = batch.n if coded is None else first
         while first < batch.n:
-            stop = cold.next_cold()
+            if coded is not None and first == placed:
+                placed = await self._from_fragments(coded.place())
+            stop = placed if cold is None else min(placed, cold.next_cold())
             for span in batch.spans(first=first, stop=stop):
-                for position, part, begin, end in cold.missing(span):
-                    await self._arrived(cold, position, part.ready(begin, end))
+                await self._ready(span)
                 yield span
-                cold.release(span)
-            if stop < batch.n:
+                if cold is not None:
+                    cold.release(span)
+            if cold is not None and stop < batch.n and stop == cold.next_cold():
                 await self._fetched(cold, stop)
             first = stop
+
+    async def _ready(self, span: FrameSpan) -> None:
+        """Wait for the bytes of a frame that are arriving."""
+        if self._cold is not None:
+            for position, part, begin, end in self._cold.missing(span):
+                await self._arrived(self._cold, position, part.ready(begin, end))
+        if self._coded is not None and span.is_piece:
+            await self._from_fragments(self._coded.ready(span))
 
     async def _fetched(self, cold: ColdEntries[asyncio.Future[Part]], position: int) -> None:
         """Wait until a cold entry can be read, or its beginning."""
@@ -123,12 +139,27 @@ class LocalBatch:
         elif error is not None:
             raise error
 
-    async def _wait(self, fetch: asyncio.Future[Any]) -> None:
+    async def _wait(self, fetch: asyncio.Future[T]) -> None:
         """Wait for the end of a fetch. Meanwhile, empty frames tell the receiver that this node is alive."""
         assert self._cold is not None
-        with self._call.call_slot.waiting(), self._cold.waiting(self._call.waits):
+        with self._cold.waiting(self._call.waits):
+            await self._alive(fetch)
+
+    async def _alive(self, fetch: asyncio.Future[T]) -> None:
+        with self._call.call_slot.waiting():
             while not (await asyncio.wait([fetch], timeout=ALIVE_S))[0]:
                 await self._call.send(encode_frame(self._call.batch_id, _EMPTY))
+
+    async def _from_fragments(self, reading: Coroutine[Any, Any, T]) -> T:
+        """Wait for bytes of coded entries."""
+        task = asyncio.ensure_future(reading)
+        try:
+            with self._call.waits.waiting("peer"):
+                await self._alive(task)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        return task.result()
 
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         resources = self._resources
@@ -208,6 +239,9 @@ class LocalBatch:
         if self._cold is not None:  # how many bytes are collected is known only when all objects are stored
             while (position := self._cold.next_cold()) < batch.n:
                 await self._fetched(self._cold, position)
+        if self._coded is not None:
+            while await self._from_fragments(self._coded.place()) < batch.n:
+                pass
         held_bytes = int(batch.sizes.sum())
         if held_bytes > budget.limit_bytes:
             raise InvalidRequest(
@@ -218,9 +252,7 @@ class LocalBatch:
             messages: list[tuple[int, bytes | memoryview]] = []
             entries, ended = 0, False
             for span in batch.spans():
-                if self._cold is not None:
-                    for position, part, begin, end in self._cold.missing(span):
-                        await self._arrived(self._cold, position, part.ready(begin, end))
+                await self._ready(span)
                 ahead.reading(span)
                 slot = await self._call.turn(span.payload_bytes)
                 try:

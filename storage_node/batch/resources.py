@@ -15,6 +15,7 @@ from ais_loader.wire.node_waits import NodeWaits
 from storage_node.batch.admission import Admission
 from storage_node.batch.peers import PeerPool
 from storage_node.batch.readahead import Readahead
+from storage_node.cluster.coding.coded_objects import CodedObjects
 from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.etl.local_etl import LocalEtl
@@ -62,6 +63,8 @@ class BatchResources(Admission):
         """Number of entries that were requested again from another holder."""
         self.soft_errors = 0
         """Number of entries of gathered batches that failed without ending the batch."""
+        self.coded: CodedObjects
+        """Set with the sessions, which gather fragments from other nodes."""
         self.etl = etl
         self.remote = remote
         self.slots = FrameSlots(self.budget, node.config.limits.tenant_weights, reads.read_threads + 1)

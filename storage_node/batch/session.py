@@ -33,10 +33,13 @@ from ais_loader.wire.node_waits import NodeWaits
 from storage_node.batch.admission import Busy
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assembled_batch import AssembledBatch
+from storage_node.batch.gather.fragments import GatheredFragments
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.local_batch import LocalBatch
 from storage_node.batch.resources import BatchCall, BatchResources, Gone, Message
 from storage_node.batch.transformed_batch import TransformedBatch
+from storage_node.cluster.coding.coded_objects import CodedObjects
+from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.context.node import Node
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.limits.call_slots import MAX_TENANT, CallSlot, CallSlots, current_tenant
@@ -80,6 +83,8 @@ class BatchService:
     def __init__(self, node: Node, etl: LocalEtl, remote: RemoteTier) -> None:
         self.node = node
         self.resources = BatchResources(node, etl, remote)
+        self.resources.coded = CodedObjects(node, GroupReader(GatheredFragments(self.resources)))
+        node.recall = self.resources.coded.recall_all
         self.stopping = False
         self._sessions: set[_Session] = set()
         limits = node.config.limits

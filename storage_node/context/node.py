@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from concurrent.futures import Executor
 from typing import NamedTuple, TypeVar
 
@@ -23,7 +23,9 @@ from storage_node.limits.tasks import deliver, settled
 from storage_node.limits.tenant_rates import TenantRates
 from storage_node.security.audit.log import audit_log
 from storage_node.settings.config import ServerConfig
+from storage_node.store.buckets import ObjectCoded
 from storage_node.store.drive.version_clock import LAST_MS, advice, shown
+from storage_node.store.format import CatalogEntry
 from storage_node.store.store import Store
 
 FORGOTTEN_S = 600.0
@@ -99,6 +101,8 @@ T = TypeVar("T")
 
 _READS_PER_THREAD = 2
 """Jobs that each reader thread has or finds when it is done; further jobs wait for their tenants' turns."""
+_RECALLS = 3
+"""How often a function may find that objects are coded, or were coded again."""
 _UNREAD_CALLS = 4096
 _UNREAD_STILL_S = 1.0
 """Time limit for a request to arrive while memory is short."""
@@ -161,6 +165,9 @@ class Node:
             _UNREAD_CALLS, _UNREAD_STILL_S, config.limits.tenant_weights, tenant_share=config.limits.tenant_share
         )
         """Slots of gRPC calls with a single request, until it has arrived."""
+        self.recall: Callable[[bytes, Iterable[tuple[str, CatalogEntry]]], Awaitable[None]] | None = None
+        """Stores coded objects of a bucket here as files again, given by uuid, and names with entries; None before the
+        node can."""
         self._readers = readers
         self._archive_openers = archive_openers
         self.opening = JobTurns(config.reads.archive_threads, spare=1)
@@ -191,15 +198,33 @@ class Node:
     async def open_archives(self, tenant: str, function: Callable[..., T], *arguments: object) -> T:
         """Like `read`, for jobs that may take as long as reading an entire archive, or deleting a bucket. They have
         threads of their own, shared by tenants in turns."""
-        async with self.opening.turn(tenant):
-            return await self._run(self._archive_openers, function, arguments)
+
+        async def run() -> T:
+            async with self.opening.turn(tenant):
+                return await self._run(self._archive_openers, function, arguments)
+
+        return await self._with_files(run)
 
     async def read(self, function: Callable[..., T], *arguments: object) -> T:
         """Run a function that may wait for a drive, off the event loop.
 
         If cancelled, it still returns only when the function has ended, or will never run: what it works on may be
-        closed. A result that can be closed is then closed.
+        closed. A result that can be closed is then closed. If it raises ObjectCoded, the objects are stored again, and
+        it is called again.
         """
+        return await self._with_files(lambda: self._read(function, arguments))
+
+    async def _with_files(self, run: Callable[[], Awaitable[T]]) -> T:
+        for _ in range(_RECALLS):
+            try:
+                return await run()
+            except ObjectCoded as coded:
+                if self.recall is None or not coded.entries:
+                    raise
+                await self.recall(coded.bucket_uuid, coded.entries.items())
+        return await run()
+
+    async def _read(self, function: Callable[..., T], arguments: tuple[object, ...]) -> T:
         tenant = current_tenant.get()
         submitted_s = clock_s()
         self.metrics.pending_reads += 1

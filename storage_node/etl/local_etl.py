@@ -76,7 +76,7 @@ class LocalEtl:
     async def run(self, request: batch_pb.BatchRequest) -> TransformedRun:
         """Return the run of a batch that requests transforms, looked up in the catalog. Raises InvalidRequest."""
         check_calls(request)
-        batch = await self._read(StoreBatch, self._store, inputs_of(request))
+        batch = await self._read(StoreBatch.of_files, self._store, inputs_of(request))
         return TransformedRun(self._settings, request, batch)
 
     def kept(self, bucket: str, name: str, version: str, call: batch_pb.TransformCall) -> tuple[memoryview, int] | None:

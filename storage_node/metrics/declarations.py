@@ -357,6 +357,29 @@ METRICS = (
         lambda node: node.scrub.finished_s,
         "When the scrub had last covered all drives, in seconds since 1970; 0 if it has not covered all of them yet.",
     ),
+    # Erasure coding.
+    metric("ais_loader_coded_bytes_total", "counter", "bytes")(
+        lambda node: node.coding.bytes_coded, "Bytes of the objects that this node has taken from copies to fragments."
+    ),
+    metric("ais_loader_coded_objects_total", "counter", "objects")(
+        lambda node: node.coding.objects_coded, "Objects that this node has taken from copies to fragments."
+    ),
+    metric("ais_loader_coding_groups", "gauge", "groups", "what")(
+        lambda node: {"whole": node.coding.groups - node.coding.short_groups, "short": node.coding.short_groups},
+        "Groups of coded objects that this node keeps, as of its last pass. what: whole, short (they lack fragments). "
+        "Each group is counted by one node.",
+    ),
+    metric("ais_loader_coding_groups_total", "counter", "groups", "what")(
+        lambda node: {"coded": node.coding.groups_coded, "dissolved": node.coding.groups_dissolved},
+        "Groups that this node has coded, and has had brought back to copies.",
+    ),
+    metric("ais_loader_coding_rebuilt_fragments_total", "counter", "fragments")(
+        lambda node: node.coding.fragments_rebuilt, "Lost, damaged or misplaced fragments that were written again."
+    ),
+    metric("ais_loader_coding_decoded_ranges_total", "counter", "ranges")(
+        lambda node: node.resources.coded.groups.decoded,
+        "Ranges of fragments that were computed from other fragments, because one was late or could not be read.",
+    ),
     # Segments of small objects.
     metric("ais_loader_sparse_segments", "gauge", "segments")(
         lambda node: sum(len(drive.sparse) for drive in node.node.store.drives if drive is not None),

@@ -35,7 +35,7 @@ class BucketsService:
 
     async def ListBuckets(self, request: pb.ListBucketsRequest, context: Context) -> pb.ListBucketsResponse:
         if (view := self._cluster.view) is not None:
-            return pb.ListBucketsResponse(bucket=[self._cluster.get(view, name) for name in sorted(view.buckets)])
+            return pb.ListBucketsResponse(bucket=self._cluster.all(view))
         found = sorted(self._store.buckets().items())
         return pb.ListBucketsResponse(bucket=[_bucket(name, bucket) for name, bucket in found])
 

@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from storage_node.batch.session import BatchService
+from storage_node.cluster.coding.coding import Coding
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.revoked_tokens import RevokedTokens
@@ -155,13 +157,14 @@ class NodeLifecycle:
             node, writes, put_writer.store_chunks, put_writer.store_group, put_writer.done_earlier, plans
         )
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
-        self._objects = ObjectsService(node, writes, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)
+        self._objects = ObjectsService(node, writes, put_writer, self.remote, self.batches.resources.coded)
         job_store = RemoteStore(
             NodeStore(node, writes, etl.spool), self.remote.buckets, lambda: self.remote, lambda work: work
         )
         self.promote = PromoteService(node, membership, writes, self.remote, job_store.heads)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
+        self.coding = Coding(node, membership, writes, repair, self.batches.resources.coded)
         self.snapshots = NodeSnapshots(node, membership, writes, repair)
         self.drives = DriveManager(
             node,
@@ -230,7 +233,8 @@ class NodeLifecycle:
             Returned=repair.returned,
             Push=repair.push,
             TooFew=repair.too_few,
-            Progress=lambda _: repair.progress(),
+            Recall=self.coding.recall,
+            Progress=self._progress,
         )
         add("Snapshots", SnapshotsService(node, snapshots.snapshots))
         copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
@@ -239,6 +243,11 @@ class NodeLifecycle:
         add("RemotePeer", RemotePeerService(self.remote))
         add("Etl", EtlService(self.jobs, self.calls), **etl_calls(self.calls, self.jobs))
         add("EtlPeer", State=self.calls.state, Part=self.jobs.answer)
+
+    def _progress(self, _: replica_pb.ProgressRequest) -> replica_pb.ProgressResponse:
+        progress = self.repair.progress()
+        progress.coding.CopyFrom(self.coding.progress())
+        return progress
 
     def parts(self, listeners: NodePart) -> list[NodePart]:
         """Return all parts in the order of their start. `listeners`: the open ports, as one of the parts."""
@@ -271,6 +280,8 @@ class NodeLifecycle:
             "ending what stands in others' way": self.batches.watch,
             "following the cluster's map": self._map_sync().run,
             "taking care of snapshots": self.snapshots.sweep.run,
+            "coding objects": self.coding.code,
+            "keeping groups of coded objects": self.coding.keep,
             "passing buckets through transforms": self.jobs.run,
             "following the list of transforms": partial(_follow, self.etl, self._etl_due),
             **({} if audit is None else {"keeping the end of the audit log": audit.keep_end}),

@@ -9,17 +9,25 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 from typing import Any
 
-from ais_loader.errors import ObjectNotFound
+from ais_loader.errors import ObjectNotFound, RangeError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.names_block import NamesBlock
 from ais_loader.wire.object_info import info_of
+from storage_node.cluster.coding.coded_objects import CodedObjects
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
 from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.descriptions import described
+from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
 from storage_node.services.object_writes import ObjectWrites
+from storage_node.services.put_writer import PutWriter
+from storage_node.store.buckets import ObjectCoded
 from storage_node.store.listing import PAGE_BYTES
+from storage_node.store.read.frame_plan import check_range
 from storage_node.store.read.object_reader import (
+    CHUNK_BYTES,
     MemberPage,
     MemberReader,
     StoredObjectReader,
@@ -34,14 +42,20 @@ MAX_PAGE_SIZE = 10_000
 class ObjectsService(ObjectWrites):
     """Belongs to the node's event loop. Reads, and builds pages, on reader threads."""
 
+    def __init__(
+        self, node: Node, writes: WriteCoordinator, put_writer: PutWriter, tier: RemoteTier, coded: CodedObjects
+    ) -> None:
+        super().__init__(node, writes, put_writer, tier)
+        self._objects = coded
+
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncGenerator[pb.GetResponse, None]:
         """Yield the description of an object or member, then its bytes. Raises LoaderError."""
         read, bucket = self._node.read, self._tier.buckets.find(request.bucket)
-        reader: StoredObjectReader | MemberReader
+        opened: StoredObjectReader | MemberReader | ObjectCoded
         if request.member:
             if bucket is not None:
                 await self._tier.reads.ensure(bucket, request.name)
-            reader = await self._node.open_archives(tenant_of(context), self._open, request)
+            opened = await self._node.open_archives(tenant_of(context), self._open, request)
         else:
             part = None
             if bucket is not None:
@@ -55,14 +69,34 @@ class ObjectsService(ObjectWrites):
                         async for chunk in chunks:
                             yield pb.GetResponse(data=chunk)
                 return
-            reader = await read(self._open, request)
-        with closing(reader):
-            info = info_of(request.bucket, request.name, reader.record)
-            yield pb.GetResponse(header=pb.GetHeader(info=info, length=reader.length))
-            while data := await read(next, reader, b""):
+            opened = await read(self._open, request)
+        if isinstance(opened, ObjectCoded):
+            async with aclosing(self._coded(request, opened)) as messages:
+                async for message in messages:
+                    yield message
+            return
+        with closing(opened):
+            info = info_of(request.bucket, request.name, opened.record)
+            yield pb.GetResponse(header=pb.GetHeader(info=info, length=opened.length))
+            while data := await read(next, opened, b""):
                 yield pb.GetResponse(data=data)
 
-    def _open(self, request: pb.GetRequest) -> StoredObjectReader | MemberReader:
+    async def _coded(self, request: pb.GetRequest, coded: ObjectCoded) -> AsyncGenerator[pb.GetResponse, None]:
+        [entry], start = coded.entries.values(), request.start
+        length = request.length if request.HasField("length") else -1
+        if fault := check_range(start, length, entry.size_bytes):
+            raise RangeError(f"{request.bucket}/{request.name}: {fault}")
+        size_bytes = entry.size_bytes - start if length < 0 else length
+        info = info_of(request.bucket, request.name, entry)
+        yield pb.GetResponse(header=pb.GetHeader(info=info, length=size_bytes))
+        verify = request.verify_range or size_bytes == entry.size_bytes
+        async with aclosing(self._objects.chunks(coded.bucket_uuid, entry, start, size_bytes, verify=verify)) as chunks:
+            async for chunk in chunks:
+                for at in range(0, len(chunk), CHUNK_BYTES):
+                    yield pb.GetResponse(data=bytes(chunk[at : at + CHUNK_BYTES]))
+
+    def _open(self, request: pb.GetRequest) -> StoredObjectReader | MemberReader | ObjectCoded:
+        """Open an object or a member. Returns the error for a coded object, which is not stored again to be read."""
         wanted: dict[str, Any] = {
             "start": request.start,
             "length": request.length if request.HasField("length") else None,
@@ -71,7 +105,10 @@ class ObjectsService(ObjectWrites):
         }
         if request.member:
             return open_member(self._store, request.bucket, request.name, request.member, **wanted)
-        return open_object(self._store, request.bucket, request.name, **wanted)
+        try:
+            return open_object(self._store, request.bucket, request.name, **wanted)
+        except ObjectCoded as coded:
+            return coded
 
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         """Describe an object. Raises LoaderError."""

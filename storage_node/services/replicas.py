@@ -53,6 +53,10 @@ class ReplicaService:
     async def Versions(self, request: wire.VersionsRequest, context: Context) -> wire.VersionsResponse:
         return await self._node.read(replica.versions, self._store, request)
 
+    async def Recode(self, request: wire.RecodeRequest, context: Context) -> wire.RecodeResponse:
+        grace_s = self._node.config.cluster.coding_grace_s
+        return await self._node.read(functools.partial(replica.recode, grace_s=grace_s), self._store, request)
+
     def _known_map(self) -> int:
         return self._node.map_version
 

@@ -13,6 +13,7 @@ from ais_loader.wire.generated import ais_cluster_pb2
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.batch.resources import BatchResources
 from storage_node.batch.session import BatchService
+from storage_node.cluster.coding.coder import CodingMetrics
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.repair.repair import Repair
 from storage_node.context.membership import Membership
@@ -40,6 +41,7 @@ class RunningNode:
     batches: BatchService
     membership: Membership
     repair: Repair
+    coding: CodingMetrics
     drives: DriveManager
     promote: PromoteMetrics
     lanes: Mapping[str, LaneListener]

@@ -18,7 +18,7 @@ from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallStream, Received
 from storage_node.services.errors import Context
 from storage_node.store.drive.version_clock import check_counter
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import CatalogEntry, coded_path, encode_metadata
 from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.names import check_object_name
 from storage_node.store.retained_replicas import KeptVersion, seen, seen_after
@@ -181,12 +181,12 @@ def _begin(store: Store, header: copies_pb.KeepHeader) -> KeptVersion:
         header.size_bytes,
         header.checksum,
         header.modified_ns,
-        0,
-        b"",
-        b"",
+        header.offset,
+        coded_path(header.group) if header.group else b"",
+        encode_metadata(dict(header.metadata)) if header.group else b"",
     )
     drive = store.drive_set.at(store.drive_set.placement.owner(header.bucket.uuid, header.name))
-    file = None if header.is_tombstone else drive.stage()
+    file = None if header.is_tombstone or header.group else drive.stage()
     return KeptVersion(drive, header.bucket.uuid, header.name, entry, header.ended, dict(header.metadata), file)
 
 

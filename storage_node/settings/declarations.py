@@ -280,6 +280,13 @@ class ClusterSettings(SettingsGroup):
     tombstone_grace_s: Seconds = 3600.0
     """A deletion is remembered for at least this time, and until every node of the cluster has confirmed that it has
     nothing older."""
+    coding_delay_s: Seconds = 60.0
+    """In a bucket with redundancy=rs:K+M, the age from which an object is coded. Until then it is kept as copies."""
+    coding_bytes_per_s: Finite = 128 << 20
+    """Maximum rate at which this node codes objects."""
+    coding_grace_s: Finite = 3600.0
+    """The time for which fragments stay after no object is in them any more, for readers that looked an object up
+    before. Several times `max_clock_offset_s`, and the same on all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

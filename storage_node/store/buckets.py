@@ -20,7 +20,9 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
+from ais_loader.wire.redundancy import COPIES
 from storage_node.store.failpoints import failpoint
+from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name, unfinished_name
 from storage_node.store.pool.drive_set import DriveSet
@@ -34,6 +36,19 @@ _PURGE_AT_ONCE = 1000
 
 class ReplicaStale(NodeUnavailable):
     """Another node may have a newer version; read there, or retry in a moment."""
+
+
+class ObjectCoded(NodeUnavailable):
+    """Objects are coded: their bytes are in fragments that several nodes have, and no files are here. A node reads them
+    from these, or stores them again; whoever gets this error asks one."""
+
+    def __init__(
+        self, message: str, bucket_uuid: bytes = b"", entries: Mapping[str, CatalogEntry] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.bucket_uuid = bucket_uuid
+        self.entries = entries or {}
+        """Entry of each object by name."""
 
 
 class Buckets:
@@ -222,6 +237,11 @@ def _require_settable(bucket: BucketRecord) -> None:
 
 
 def _require_one_copy(settings: BucketSettings) -> None:
+    if settings.redundancy not in (None, COPIES):
+        raise InvalidRequest(
+            f"redundancy={settings.redundancy}: fragments go to different hosts, and this store is on one; form a "
+            "cluster"
+        )
     for what, count in (("copies", settings.copies), ("min_copies", settings.min_copies)):
         if count not in (None, 1):
             raise InvalidRequest(f"{what}={count}: a store on one host keeps one copy of each object")

@@ -46,6 +46,10 @@ POINTS = (
     "move.dropped",
     "rebuild.built",
     "rebuild.aside",
+    "code.fragments",
+    "code.manifest",
+    "code.swapped",
+    "code.done",
 )
 
 _armed, _left = "", 0

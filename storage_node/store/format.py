@@ -45,7 +45,9 @@ XATTR_NAME = "user.ais_loader"
 ENDED_XATTR_NAME = "user.ais_loader.ended"
 MAX_XATTR_BYTES = 1536
 
-_OBJECT_KIND, _TOMBSTONE_KIND = 1, 2
+_OBJECT_KIND, _TOMBSTONE_KIND, _CODED_KIND = 1, 2, 3
+_CODED = b"coded/"
+_CODED_PATH_BYTES = len(_CODED) + 32
 _VALUE = struct.Struct("<BBHIQIQIQQH")
 WRITE_ID = slice(1, 17)
 """Part of the write memory that contains the id; see `write_memory`."""
@@ -80,9 +82,10 @@ class CatalogEntry(NamedTuple):
     """CRC-32C of the whole object."""
     modified_ns: int
     offset: int
-    """Offset of the object in its file."""
+    """Offset of the object in its file, or in its group."""
     path: bytes
-    """Path of the file, relative to the drive's `objects` folder; empty for a tombstone."""
+    """Path of the file, relative to the drive's `objects` folder; empty for a tombstone. Names the group of a coded
+    object."""
     raw_metadata: bytes
     writes: bytes = b""
     """Write memory: the id of its write, and the outcomes of earlier ones; see `write_memory`."""
@@ -93,12 +96,26 @@ class CatalogEntry(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """Number of the file on this drive, independent of the version. Raises StoreFormatError for a tombstone."""
+        """Number of the file on this drive, independent of the version. Raises StoreFormatError if it has no file."""
         return generation_of_path(self.path)
 
     @property
     def is_tombstone(self) -> bool:
         return not self.path
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether its bytes are in the fragments of a group, which other nodes have."""
+        return self.path.startswith(_CODED)
+
+    @property
+    def group(self) -> bytes:
+        """UUID of the group of a coded object."""
+        return bytes.fromhex(self.path[len(_CODED) :].decode())
+
+    @property
+    def has_file(self) -> bool:
+        return bool(self.path) and not self.is_coded
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -201,6 +218,11 @@ def file_path(bucket_uuid: bytes, name: str, generation: int) -> bytes:
     return b"%02x/%02x/%s.%x" % (run >> 6 & 63, run & 63, digest[2:].hex().encode(), generation)
 
 
+def coded_path(group: bytes) -> bytes:
+    """Return the path in the entry of an object whose bytes are in the group with this UUID."""
+    return _CODED + group.hex().encode()
+
+
 def generation_of_path(path: bytes) -> int:
     """Return the generation at the end of a file's name. Raises StoreFormatError for other names."""
     try:
@@ -213,7 +235,7 @@ def generation_of_path(path: bytes) -> int:
 
 
 def encode_entry(entry: CatalogEntry) -> bytes:
-    kind = _OBJECT_KIND if entry.path else _TOMBSTONE_KIND
+    kind = (_CODED_KIND if entry.is_coded else _OBJECT_KIND) if entry.path else _TOMBSTONE_KIND
     head = _VALUE.pack(FORMAT_VERSION, kind, len(entry.writes), *entry[:7], len(entry.path))
     return head + entry.path + entry.writes + entry.raw_metadata
 
@@ -227,6 +249,8 @@ def decode_entry(value: bytes) -> CatalogEntry:
     end = _VALUE.size + fields[10]
     metadata_at = end + fields[2]
     kind = _OBJECT_KIND if fields[10] else _TOMBSTONE_KIND
+    if fields[1] == _CODED_KIND and fields[10] == _CODED_PATH_BYTES and value.startswith(_CODED, _VALUE.size):
+        kind = _CODED_KIND
     if fields[0] != FORMAT_VERSION or fields[1] != kind or len(value) < metadata_at:
         raise StoreFormatError(
             f"catalog value of format {fields[0]}, kind {fields[1]}, {len(value)} bytes; "
@@ -246,14 +270,20 @@ def is_tombstone(value: bytes) -> bool:
     return value[1:2] == b"\2"
 
 
-_OBJECT_HEAD, _TOMBSTONE_HEAD = (bytes((FORMAT_VERSION, kind)) for kind in (_OBJECT_KIND, _TOMBSTONE_KIND))
+def has_file(value: bytes) -> bool:
+    """Whether a catalog value is that of an object in a file, without decoding it."""
+    return value[1:2] == b"\1"
+
+
+_OBJECT_HEADS = tuple(bytes((FORMAT_VERSION, kind)) for kind in (_OBJECT_KIND, _CODED_KIND))
+_TOMBSTONE_HEAD = bytes((FORMAT_VERSION, _TOMBSTONE_KIND))
 
 
 def is_object(value: bytes) -> bool:
     """Whether a catalog value is that of an object, without decoding it. Raises StoreFormatError for one that is
     neither that of an object nor of a deleted one."""
     head = value[:2]
-    if head == _OBJECT_HEAD:
+    if head in _OBJECT_HEADS:
         return True
     if head != _TOMBSTONE_HEAD:
         decode_entry(value)

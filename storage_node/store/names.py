@@ -20,8 +20,11 @@ PARTS_PREFIX = "/.parts/"
 begins with it, and listings contain them only if this prefix is requested. They are placed, replicated and repaired
 like all objects."""
 HIDDEN = "/."
-"""Beginning of the names of parts, of the objects of inventories (ais_loader/wire/inventory.py), and of indexes of
-lines (ais_loader/wire/line_index.py). No other name begins with a slash."""
+"""Beginning of the names of parts, of manifests, of the objects of inventories (ais_loader/wire/inventory.py), and of
+indexes of lines (ais_loader/wire/line_index.py). No other name begins with a slash."""
+CODED_PREFIX = "/.coded/"
+"""Prefix of the manifests of groups of an erasure coded bucket, followed by the group's id."""
+_MANIFEST = re.compile(r"/\.coded/[0-9a-f]{32}\Z")
 _PART = re.compile(r"/\.parts/[0-9a-f]{32}/(?:upload|[0-9]{5})\Z")
 _OF_INVENTORY = re.compile(
     r"/\.inventory/[0-9a-f]{16}/(?:current|data-[0-9a-f]{16}|changed/(?P<changed>.+))\Z", re.DOTALL
@@ -86,7 +89,7 @@ def object_name_fault(name: str) -> str | None:
         return f"names have 1 to {MAX_OBJECT_NAME_BYTES:,} bytes of UTF-8, and this one has {size_bytes:,}"
     if "\0" in name:
         return "it contains a NUL character"
-    if name[0] == "/" and _PART.match(name):
+    if name[0] == "/" and (_PART.match(name) or _MANIFEST.match(name)):
         return None
     if name[0] == "/" or name[-1] == "/":
         return "it begins or ends with '/'"

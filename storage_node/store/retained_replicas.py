@@ -23,7 +23,7 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.ended_versions import Ended, Retained, find_seen, scan_seen
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.files.staged_file import StagedFile
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.names import HIDDEN
 from storage_node.store.store import Store
 
@@ -103,7 +103,7 @@ def release(gone: Sequence[RetainedHere]) -> None:
                 continue
             batch = WriteBatch(raw_mode=True)
             batch.delete(one.key)
-            if not one.record.is_tombstone:
+            if one.record.has_file:
                 generation = one.record.generation
                 batch.delete(fmt.generation_key(fmt.MARK_PREFIX, generation))
                 batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), one.record.path)
@@ -155,9 +155,27 @@ class KeptVersion:
         finally:
             self.abort()
 
+    def publish(self, batch: WriteBatch, key: bytes, ended: int) -> Retained:
+        """Publish its file under a key; see `Transactions.retain`."""
+        assert self.file is not None
+        version, modified_ns = self.record.version, self.record.modified_ns
+        pending = PendingObject(self.bucket_uuid, self.name, self.file, self.metadata, version, modified_ns)
+        return Retained(key, self.drive.changes.retain(batch, key, ended, pending))
+
     def abort(self) -> None:
         if self.file is not None:
             self.file.discard()
+
+
+def retained_coded(store: Store, bucket_uuid: bytes, name: str, version: Version) -> KeptVersion | None:
+    """Begin to write a file for a retained version that is coded; None if none is retained. Raises LoaderError."""
+    drive = store.drive_set.at(store.drive_set.placement.owner(bucket_uuid, name))
+    for key, value in drive.catalog.scan(fmt.retained_prefix(bucket_uuid, name)):
+        entry = fmt.decode_entry(value)
+        if entry.version == version and entry.is_coded:
+            ended = fmt.ended_of_retained(key)
+            return KeptVersion(drive, bucket_uuid, name, entry, ended, entry.metadata, drive.stage())
+    return None
 
 
 def _keep(kept: KeptVersion) -> None:
@@ -181,6 +199,9 @@ def _keep(kept: KeptVersion) -> None:
         batch = WriteBatch(raw_mode=True)
         for other in others:
             if other.record.version == entry.version:
+                if other.record.is_coded and kept.file is not None:
+                    marked.append(kept.publish(batch, other.key, other.ended))
+                    break
                 if other.ended >= ended:
                     return
                 _end_at(batch, other, ended, marked)
@@ -191,7 +212,7 @@ def _keep(kept: KeptVersion) -> None:
                     _end_at(batch, other, entry.counter, marked)
                 else:
                     batch.delete(other.key)
-                    if not other.record.is_tombstone:
+                    if other.record.has_file:
                         batch.delete(fmt.generation_key(fmt.MARK_PREFIX, other.record.generation))
                         path = other.record.path
                         batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, other.record.generation), path)
@@ -202,10 +223,7 @@ def _keep(kept: KeptVersion) -> None:
                 batch.put(key, fmt.encode_entry(entry))
                 drive.catalog.write(batch, sync=False)
             else:
-                pending = PendingObject(
-                    kept.bucket_uuid, kept.name, kept.file, kept.metadata, entry.version, entry.modified_ns
-                )
-                marked.append(Retained(key, changes.retain(batch, key, ended, pending)))
+                marked.append(kept.publish(batch, key, ended))
     changes.defer_unlink(Ended(dead, marked))
 
 
@@ -214,6 +232,6 @@ def _end_at(batch: WriteBatch, other: Retained, ended: int, marked: list[Retaine
     key = other.key[:-8] + ended.to_bytes(8, "big")
     batch.delete(other.key)
     batch.put(key, fmt.encode_entry(entry))
-    if not entry.is_tombstone:
+    if entry.has_file:
         batch.put(fmt.generation_key(fmt.MARK_PREFIX, entry.generation), ended.to_bytes(8, "big") + entry.path)
         marked.append(Retained(key, entry))

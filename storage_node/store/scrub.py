@@ -98,7 +98,7 @@ class DriveScrub:
         for key, value in itertools.chain(self._drive.entries(after), retained):
             with contextlib.suppress(StoreFormatError):  # unreadable entries are left to the doctor
                 entry = fmt.decode_entry(value)
-                if not entry.is_tombstone:
+                if entry.has_file:
                     self._reading = key, entry, compare_copy(self._drive, entry)
                     return True
         return False

@@ -445,6 +445,11 @@ class Store(Closing):
                 left.append(result[1])
         return left
 
+    def write_coded(self, bucket: str, coded: Sequence[tuple[str, CatalogEntry]]) -> list[CatalogEntry | LoaderError]:
+        """See `WriteRouter.write_coded`. Raises what `bucket_to_change` raises, StoreReadOnly, Closed."""
+        self.drive_set.require_writable()
+        return self._changes.write_coded(self.bucket_to_change(bucket).uuid_bytes, coded)
+
     def objects(
         self,
         bucket: str,

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from ais_loader.errors import ContentMismatch, InvalidRequest, LoaderError, OutcomeUnknown
+from ais_loader.errors import ContentMismatch, DriveFailed, InvalidRequest, LoaderError, OutcomeUnknown
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import Indexing
@@ -381,6 +381,28 @@ class WriteRouter:
         for (name, _, _), result in zip(tombstones, results, strict=True):
             if not isinstance(result, LoaderError):
                 self.tell(bucket_uuid, name, result[1])
+        return results
+
+    def write_coded(
+        self, bucket_uuid: bytes, coded: Sequence[tuple[str, CatalogEntry]]
+    ) -> list[CatalogEntry | LoaderError]:
+        """Write coded entries, one commit for each drive. Results are in order; names fail with their drive. See
+        `Transactions.write_coded`."""
+
+        def change_one(row: int) -> CatalogEntry:
+            raise DriveFailed(
+                f"{coded[row][0]!r}: objects move between drives, and are not coded before that has ended"
+            )
+
+        results = self._grouped(
+            bucket_uuid,
+            [name for name, _ in coded],
+            lambda owner, rows: owner.changes.write_coded(bucket_uuid, [coded[row] for row in rows]),
+            change_one,
+        )
+        for (name, _), result in zip(coded, results, strict=True):
+            if not isinstance(result, LoaderError):
+                self.tell(bucket_uuid, name, result)
         return results
 
     def _grouped(

@@ -257,6 +257,7 @@ def test_properties_of_a_bucket_are_shown_and_changed(run: Run, bucket_name: str
         "uuid": "",
         "copies": 1,
         "min_copies": 1,
+        "redundancy": "copies",
         "settling": False,
         "quota_bytes": 0,
         "quota_objects": 0,

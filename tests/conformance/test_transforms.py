@@ -14,6 +14,7 @@ import pytest
 from ais_loader import Bucket, Client, Command, Entry, Item, NodeCommand, Pipeline, Stage, Status, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.etl.run.transformed_run import TransformedRun
+from tests.coding.coded_kit import CodedCluster
 from tests.node.cluster_kit import LocalCluster
 from tests.node.node_kit import serving
 
@@ -33,7 +34,10 @@ def shard() -> bytes:
     return made.getvalue()
 
 
-@pytest.fixture(scope="module", params=["embedded", "grpc", pytest.param("cluster", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["embedded", "grpc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cluster", "coded"))],
+)
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder: Path = tmp_path_factory.mktemp(request.param)
     if request.param == "embedded":
@@ -42,6 +46,12 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     elif request.param == "grpc":
         with serving(folder, **ALLOWED) as node, connect(node.url) as client:
             yield filled(client)
+    elif request.param == "coded":
+        with CodedCluster(folder, **ALLOWED) as coded, connect(coded.nodes[0].url) as client:
+            filled(client)
+            for names in (list(DATA), ["large"], ["shard.tar"]):
+                coded.code(names)
+            yield client
     else:
         with (
             LocalCluster(folder, 3, copies=2, **ALLOWED) as cluster,

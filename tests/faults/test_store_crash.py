@@ -165,6 +165,7 @@ def test_every_fail_point_is_armed_somewhere() -> None:
     used |= {"promote.staged", "promote.lasting"}  # by the tests of promotion
     used |= {"snapshot.held", "snapshot.cut_by_all", "snapshot.settled"}  # by those of snapshots in clusters
     used |= {"upload.noted", "upload.sent", "upload.done", "upload.settled"}  # by those of write-back
+    used |= {"code.fragments", "code.manifest", "code.swapped", "code.done"}  # by those of erasure coding
     assert used | {"create.identity", "rebuild.built", "rebuild.aside"} == set(POINTS)
     with pytest.raises(ValueError, match="not one of"):
         arm("put.stagd")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ais_loader.errors import LoaderError
 from ais_loader.testing import eventually
@@ -226,7 +226,7 @@ class LocalCluster:
                     f"{number}: {held} {service.resources.parts.held} {service.resources.batches.held}"
                 ) from None
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

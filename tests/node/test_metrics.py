@@ -448,6 +448,7 @@ def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]
         "Drives",
         "Cluster",
         "Repair",
+        "Erasure coding",
         "Drives that change",
         "Promotion",
         "Transforms",

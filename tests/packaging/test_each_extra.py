@@ -49,6 +49,12 @@ for kind, pack in (("gz", gzip.compress), ("lz4", lz4.frame.compress), ("zst", z
 for kind in ("lz4", "zst"):
     client.get_batch(["ais://b/s.tar"], archive=f"tar.{kind}").write_to(f"batch.tar.{kind}")
 """,
+    "store,coding": """
+from storage_node.cluster.coding.codec import codec_of
+parity = [bytearray(3)]
+codec_of(2, 1).encode([b"one", b"two"], parity)
+assert codec_of(2, 1).decode({1: b"two", 2: parity[0]}, [0]) == [b"one"]
+""",
     "torch": """
 from torch.utils.data import DataLoader
 dataset = ais_loader.MapDataset(url, ["ais://b/s.tar/0.txt", "ais://b/s.tar/1.txt"])

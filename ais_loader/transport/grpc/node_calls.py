@@ -56,6 +56,7 @@ from ais_loader.wire.generated import ais_snapshots_pb2 as snapshots_pb
 from ais_loader.wire.map_delta import carried
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.plain import plain
+from ais_loader.wire.redundancy import COPIES
 from ais_loader.wire.remote import Remote
 
 T = TypeVar("T")
@@ -546,6 +547,7 @@ def _bucket_info(bucket: pb.Bucket) -> BucketInfo:
         Remote.from_wire(bucket.remote) if bucket.HasField("remote") else None,
         bucket.quota_bytes,
         bucket.quota_objects,
+        bucket.redundancy or COPIES,
     )
 
 

@@ -60,7 +60,7 @@ class MapNode(_message.Message):
     def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ..., peer_endpoint: _Optional[str] = ...) -> None: ...
 
 class MapBucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies", "min_copies", "snapshot", "former_copies", "remote")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "snapshot", "former_copies", "remote", "coding", "coded_of")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,8 @@ class MapBucket(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     FORMER_COPIES_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
+    CODING_FIELD_NUMBER: _ClassVar[int]
+    CODED_OF_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     copies: int
@@ -75,7 +77,17 @@ class MapBucket(_message.Message):
     snapshot: _containers.RepeatedCompositeFieldContainer[MapSnapshot]
     former_copies: _containers.RepeatedScalarFieldContainer[int]
     remote: _ais_objects_pb2.Remote
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ..., former_copies: _Optional[_Iterable[int]] = ..., remote: _Optional[_Union[_ais_objects_pb2.Remote, _Mapping]] = ...) -> None: ...
+    coding: Coding
+    coded_of: bytes
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ..., former_copies: _Optional[_Iterable[int]] = ..., remote: _Optional[_Union[_ais_objects_pb2.Remote, _Mapping]] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., coded_of: _Optional[bytes] = ...) -> None: ...
+
+class Coding(_message.Message):
+    __slots__ = ("data", "parity")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    PARITY_FIELD_NUMBER: _ClassVar[int]
+    data: int
+    parity: int
+    def __init__(self, data: _Optional[int] = ..., parity: _Optional[int] = ...) -> None: ...
 
 class MapSnapshot(_message.Message):
     __slots__ = ("name", "cut", "created_ns", "maker", "objects", "size_bytes")

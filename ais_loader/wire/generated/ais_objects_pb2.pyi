@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Bucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies", "min_copies", "settling", "remote", "quota_bytes", "quota_objects")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "settling", "remote", "quota_bytes", "quota_objects", "redundancy")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Bucket(_message.Message):
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUOTA_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    REDUNDANCY_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     copies: int
@@ -24,7 +25,8 @@ class Bucket(_message.Message):
     remote: Remote
     quota_bytes: int
     quota_objects: int
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., settling: bool = ..., remote: _Optional[_Union[Remote, _Mapping]] = ..., quota_bytes: _Optional[int] = ..., quota_objects: _Optional[int] = ...) -> None: ...
+    redundancy: str
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., settling: bool = ..., remote: _Optional[_Union[Remote, _Mapping]] = ..., quota_bytes: _Optional[int] = ..., quota_objects: _Optional[int] = ..., redundancy: _Optional[str] = ...) -> None: ...
 
 class Remote(_message.Message):
     __slots__ = ("url", "endpoint", "region", "profile", "validate_after_s", "cache_bytes", "write_back", "max_requests_per_s", "max_bytes_per_day", "inventory", "verify_md5")
@@ -53,7 +55,7 @@ class Remote(_message.Message):
     def __init__(self, url: _Optional[str] = ..., endpoint: _Optional[str] = ..., region: _Optional[str] = ..., profile: _Optional[str] = ..., validate_after_s: _Optional[float] = ..., cache_bytes: _Optional[int] = ..., write_back: bool = ..., max_requests_per_s: _Optional[float] = ..., max_bytes_per_day: _Optional[int] = ..., inventory: _Optional[str] = ..., verify_md5: bool = ...) -> None: ...
 
 class CreateBucketRequest(_message.Message):
-    __slots__ = ("name", "copies", "exist_ok", "min_copies", "remote", "quota_bytes", "quota_objects")
+    __slots__ = ("name", "copies", "exist_ok", "min_copies", "remote", "quota_bytes", "quota_objects", "redundancy")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     EXIST_OK_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +63,7 @@ class CreateBucketRequest(_message.Message):
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUOTA_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    REDUNDANCY_FIELD_NUMBER: _ClassVar[int]
     name: str
     copies: int
     exist_ok: bool
@@ -68,23 +71,26 @@ class CreateBucketRequest(_message.Message):
     remote: Remote
     quota_bytes: int
     quota_objects: int
-    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., exist_ok: bool = ..., min_copies: _Optional[int] = ..., remote: _Optional[_Union[Remote, _Mapping]] = ..., quota_bytes: _Optional[int] = ..., quota_objects: _Optional[int] = ...) -> None: ...
+    redundancy: str
+    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., exist_ok: bool = ..., min_copies: _Optional[int] = ..., remote: _Optional[_Union[Remote, _Mapping]] = ..., quota_bytes: _Optional[int] = ..., quota_objects: _Optional[int] = ..., redundancy: _Optional[str] = ...) -> None: ...
 
 class SetBucketRequest(_message.Message):
-    __slots__ = ("name", "copies", "min_copies", "remote", "quota_bytes", "quota_objects")
+    __slots__ = ("name", "copies", "min_copies", "remote", "quota_bytes", "quota_objects", "redundancy")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUOTA_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    REDUNDANCY_FIELD_NUMBER: _ClassVar[int]
     name: str
     copies: int
     min_copies: int
     remote: Remote
     quota_bytes: int
     quota_objects: int
-    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., remote: _Optional[_Union[Remote, _Mapping]] = ..., quota_bytes: _Optional[int] = ..., quota_objects: _Optional[int] = ...) -> None: ...
+    redundancy: str
+    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., remote: _Optional[_Union[Remote, _Mapping]] = ..., quota_bytes: _Optional[int] = ..., quota_objects: _Optional[int] = ..., redundancy: _Optional[str] = ...) -> None: ...
 
 class GetBucketRequest(_message.Message):
     __slots__ = ("name",)

@@ -99,6 +99,22 @@ class PushResponse(_message.Message):
     deleted: int
     def __init__(self, objects: _Optional[int] = ..., withheld: _Optional[int] = ..., deleted: _Optional[int] = ...) -> None: ...
 
+class RecallRequest(_message.Message):
+    __slots__ = ("bucket", "group", "name")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    bucket: BucketRef
+    group: bytes
+    name: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., group: _Optional[bytes] = ..., name: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RecallResponse(_message.Message):
+    __slots__ = ("objects",)
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    objects: int
+    def __init__(self, objects: _Optional[int] = ...) -> None: ...
+
 class TooFewRequest(_message.Message):
     __slots__ = ("bucket", "name")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
@@ -116,7 +132,7 @@ class ProgressRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ProgressResponse(_message.Message):
-    __slots__ = ("map_version", "clean_version", "names_seen", "names_before", "doubtful_names", "doubtful_bucket", "silent", "objects_pushed", "bytes_pushed", "names_fetched", "short_objects", "short_writes", "scrub", "clock_offset_s", "clock_ahead_s")
+    __slots__ = ("map_version", "clean_version", "names_seen", "names_before", "doubtful_names", "doubtful_bucket", "silent", "objects_pushed", "bytes_pushed", "names_fetched", "short_objects", "short_writes", "scrub", "clock_offset_s", "clock_ahead_s", "coding")
     class ShortObjectsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +155,7 @@ class ProgressResponse(_message.Message):
     SCRUB_FIELD_NUMBER: _ClassVar[int]
     CLOCK_OFFSET_S_FIELD_NUMBER: _ClassVar[int]
     CLOCK_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    CODING_FIELD_NUMBER: _ClassVar[int]
     map_version: int
     clean_version: int
     names_seen: int
@@ -154,7 +171,35 @@ class ProgressResponse(_message.Message):
     scrub: ScrubProgress
     clock_offset_s: float
     clock_ahead_s: float
-    def __init__(self, map_version: _Optional[int] = ..., clean_version: _Optional[int] = ..., names_seen: _Optional[int] = ..., names_before: _Optional[int] = ..., doubtful_names: _Optional[int] = ..., doubtful_bucket: _Optional[_Iterable[str]] = ..., silent: _Optional[_Iterable[str]] = ..., objects_pushed: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., names_fetched: _Optional[int] = ..., short_objects: _Optional[_Mapping[str, int]] = ..., short_writes: _Optional[int] = ..., scrub: _Optional[_Union[ScrubProgress, _Mapping]] = ..., clock_offset_s: _Optional[float] = ..., clock_ahead_s: _Optional[float] = ...) -> None: ...
+    coding: CodingProgress
+    def __init__(self, map_version: _Optional[int] = ..., clean_version: _Optional[int] = ..., names_seen: _Optional[int] = ..., names_before: _Optional[int] = ..., doubtful_names: _Optional[int] = ..., doubtful_bucket: _Optional[_Iterable[str]] = ..., silent: _Optional[_Iterable[str]] = ..., objects_pushed: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., names_fetched: _Optional[int] = ..., short_objects: _Optional[_Mapping[str, int]] = ..., short_writes: _Optional[int] = ..., scrub: _Optional[_Union[ScrubProgress, _Mapping]] = ..., clock_offset_s: _Optional[float] = ..., clock_ahead_s: _Optional[float] = ..., coding: _Optional[_Union[CodingProgress, _Mapping]] = ...) -> None: ...
+
+class CodingProgress(_message.Message):
+    __slots__ = ("groups", "short_groups", "groups_coded", "objects_coded", "bytes_coded", "groups_dissolved", "fragments_rebuilt", "waits")
+    class WaitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SHORT_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_CODED_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_CODED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_CODED_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_DISSOLVED_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_REBUILT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    groups: int
+    short_groups: int
+    groups_coded: int
+    objects_coded: int
+    bytes_coded: int
+    groups_dissolved: int
+    fragments_rebuilt: int
+    waits: _containers.ScalarMap[str, str]
+    def __init__(self, groups: _Optional[int] = ..., short_groups: _Optional[int] = ..., groups_coded: _Optional[int] = ..., objects_coded: _Optional[int] = ..., bytes_coded: _Optional[int] = ..., groups_dissolved: _Optional[int] = ..., fragments_rebuilt: _Optional[int] = ..., waits: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ScrubProgress(_message.Message):
     __slots__ = ("damaged", "found", "mended", "scrubbed_bytes", "pass_objects", "pass_bytes", "finished_s", "is_under_way")
@@ -338,7 +383,7 @@ class NewestResponse(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ..., map_version: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class ObjectState(_message.Message):
-    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns", "evicted", "announced")
+    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns", "evicted", "announced", "group", "offset")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_TOMBSTONE_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +394,8 @@ class ObjectState(_message.Message):
     MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: ObjectVersion
     is_tombstone: bool
@@ -359,7 +406,29 @@ class ObjectState(_message.Message):
     modified_ns: int
     evicted: ObjectVersion
     announced: ObjectVersion
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ..., evicted: _Optional[_Union[ObjectVersion, _Mapping]] = ..., announced: _Optional[_Union[ObjectVersion, _Mapping]] = ...) -> None: ...
+    group: bytes
+    offset: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ..., evicted: _Optional[_Union[ObjectVersion, _Mapping]] = ..., announced: _Optional[_Union[ObjectVersion, _Mapping]] = ..., group: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class RecodeRequest(_message.Message):
+    __slots__ = ("bucket", "object", "metadata", "wall_ms", "only_files")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FILES_FIELD_NUMBER: _ClassVar[int]
+    bucket: BucketRef
+    object: _containers.RepeatedCompositeFieldContainer[ObjectState]
+    metadata: _containers.RepeatedScalarFieldContainer[bytes]
+    wall_ms: int
+    only_files: bool
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., metadata: _Optional[_Iterable[bytes]] = ..., wall_ms: _Optional[int] = ..., only_files: bool = ...) -> None: ...
+
+class RecodeResponse(_message.Message):
+    __slots__ = ("done",)
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    done: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, done: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BuryRequest(_message.Message):
     __slots__ = ("bucket", "name", "version", "not_above", "is_copy", "wall_ms", "writes", "looked_ms", "metadata")

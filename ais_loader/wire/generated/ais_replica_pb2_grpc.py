@@ -54,6 +54,11 @@ class ReplicaStub(object):
                 request_serializer=protos_dot_ais__replica__pb2.VersionsRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__replica__pb2.VersionsResponse.FromString,
                 _registered_method=True)
+        self.Recode = channel.unary_unary(
+                '/ais_loader.v1.Replica/Recode',
+                request_serializer=protos_dot_ais__replica__pb2.RecodeRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.RecodeResponse.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer(object):
@@ -90,6 +95,14 @@ class ReplicaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Recode(self, request, context):
+        """Entries of objects whose bytes are in a group of an erasure coded bucket from now on: each takes the place of the
+        node's copy of the same version or an older one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +125,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Versions,
                     request_deserializer=protos_dot_ais__replica__pb2.VersionsRequest.FromString,
                     response_serializer=protos_dot_ais__replica__pb2.VersionsResponse.SerializeToString,
+            ),
+            'Recode': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recode,
+                    request_deserializer=protos_dot_ais__replica__pb2.RecodeRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.RecodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -160,6 +178,11 @@ class RepairStub(object):
                 '/ais_loader.v1.Repair/TooFew',
                 request_serializer=protos_dot_ais__replica__pb2.TooFewRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__replica__pb2.TooFewResponse.FromString,
+                _registered_method=True)
+        self.Recall = channel.unary_unary(
+                '/ais_loader.v1.Repair/Recall',
+                request_serializer=protos_dot_ais__replica__pb2.RecallRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.RecallResponse.FromString,
                 _registered_method=True)
         self.Progress = channel.unary_unary(
                 '/ais_loader.v1.Repair/Progress',
@@ -215,6 +238,13 @@ class RepairServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Recall(self, request, context):
+        """Have copies of these objects again, whose bytes are in a group: that is to be given up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Progress(self, request, context):
         """How far this node is with moving what it has to where the map wants it.
         """
@@ -254,6 +284,11 @@ def add_RepairServicer_to_server(servicer, server):
                     servicer.TooFew,
                     request_deserializer=protos_dot_ais__replica__pb2.TooFewRequest.FromString,
                     response_serializer=protos_dot_ais__replica__pb2.TooFewResponse.SerializeToString,
+            ),
+            'Recall': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recall,
+                    request_deserializer=protos_dot_ais__replica__pb2.RecallRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.RecallResponse.SerializeToString,
             ),
             'Progress': grpc.unary_unary_rpc_method_handler(
                     servicer.Progress,

@@ -114,7 +114,7 @@ class KeepRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[KeepHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class KeepHeader(_message.Message):
-    __slots__ = ("bucket", "name", "version", "is_tombstone", "size_bytes", "checksum", "modified_ns", "metadata", "ended")
+    __slots__ = ("bucket", "name", "version", "is_tombstone", "size_bytes", "checksum", "modified_ns", "metadata", "ended", "group", "offset")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,8 @@ class KeepHeader(_message.Message):
     MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     bucket: _ais_replica_pb2.BucketRef
     name: str
     version: _ais_replica_pb2.ObjectVersion
@@ -140,7 +142,9 @@ class KeepHeader(_message.Message):
     modified_ns: int
     metadata: _containers.ScalarMap[str, str]
     ended: int
-    def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[_ais_replica_pb2.ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., modified_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., ended: _Optional[int] = ...) -> None: ...
+    group: bytes
+    offset: int
+    def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[_ais_replica_pb2.ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., modified_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., ended: _Optional[int] = ..., group: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class KeepResponse(_message.Message):
     __slots__ = ()

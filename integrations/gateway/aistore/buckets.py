@@ -11,6 +11,7 @@ from typing import Any
 from ais_loader.errors import BucketExists
 from ais_loader.objects.bucket import Bucket
 from ais_loader.transport.base import BucketInfo
+from ais_loader.wire.redundancy import Redundancy
 
 from ..names import check_prefix
 from ..request import Response
@@ -27,14 +28,17 @@ ALL_ACCESS = str(2**64 - 1)
 
 def props_of(info: BucketInfo) -> dict[str, Any]:
     """Return a bucket's properties in AIStore's terms."""
+    redundancy = Redundancy.parse(info.redundancy)
+    copies = 1 if redundancy is not None else info.copies
+    data, parity = (0, 0) if redundancy is None else (redundancy.data, redundancy.parity)
     nothing = {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}}
     return {
         "provider": provider_of(info),
         "backend_bck": nothing,
         "checksum": {"type": "crc32c", "validate_cold_get": False, "validate_warm_get": True},
         "versioning": {"enabled": True, "validate_warm_get": False, "synchronize": False},
-        "mirror": {"enabled": info.copies > 1, "copies": info.copies, "burst_buffer": 0},
-        "ec": {"enabled": False, "data_slices": 0, "parity_slices": 0, "objsize_limit": 0},
+        "mirror": {"enabled": copies > 1, "copies": copies, "burst_buffer": 0},
+        "ec": {"enabled": data > 0, "data_slices": data, "parity_slices": parity, "objsize_limit": 0},
         "lru": {"enabled": info.remote is not None},
         "access": ALL_ACCESS,
         "features": "0",

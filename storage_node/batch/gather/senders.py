@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from functools import partial
 
 from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, Frame
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch.coded_entries import CodedEntries
 from storage_node.batch.resources import BatchResources, look_up
 from storage_node.limits.counters import clock_s
 from storage_node.limits.memory_budget import Credit, MemoryBudget
@@ -159,15 +161,18 @@ async def own_frames(
             await run.close()
         return
     batch = await look_up(resources, tenant, part)
+    coded = CodedEntries(resources.coded, resources.node, part, batch)
     try:
-        for span in batch.spans(MAX_PAYLOAD_BYTES):
-            await credit.spend(span.payload_bytes)
-            slot = await resources.turn(tenant, 0)  # charged when it is sent
-            try:
-                frame = await resources.node.read(batch.read, span)
-            finally:
-                slot.release()
-            credit.add(span.payload_bytes - len(frame.payload))
-            yield frame
+        async with aclosing(coded.spans(MAX_PAYLOAD_BYTES)) as spans:
+            async for span in spans:
+                await credit.spend(span.payload_bytes)
+                slot = await resources.turn(tenant, 0)  # charged when it is sent
+                try:
+                    frame = await resources.node.read(batch.read, span)
+                finally:
+                    slot.release()
+                credit.add(span.payload_bytes - len(frame.payload))
+                yield frame
     finally:
+        await coded.close()
         batch.close()

@@ -90,7 +90,11 @@ def why_kept(view: ClusterView | None, neighbours: Sequence[Neighbour], own_buck
     if own_buckets:
         return f"bucket {min(own_buckets)!r} is this node's alone: what is on the drive of it is nowhere else"
     hosts = len({node.host for node in view.nodes})
-    single = sorted(bucket.name for bucket in view.buckets.values() if min(sure_copies(bucket), hosts) < 2)
+    single = sorted(
+        bucket.name
+        for bucket in view.buckets.values()
+        if min(sure_copies(bucket), hosts) < 2 and not bucket.coded_of  # a lost fragment is decoded from the others
+    )
     if single:
         return f"bucket {single[0]!r} keeps one copy of each object: what is on the drive of it is nowhere else"
     for node in neighbours:

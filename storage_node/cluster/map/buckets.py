@@ -25,6 +25,8 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
+from ais_loader.wire.redundancy import COPIES, Redundancy
+from storage_node.cluster.coding.codec import codec_of
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
@@ -57,6 +59,10 @@ class ClusterBuckets:
             raise _not_found(name, view)
         return described(found)
 
+    def all(self, view: ClusterView) -> list[pb.Bucket]:
+        """Return the buckets in the order of their names, without those of fragments."""
+        return [described(bucket) for _, bucket in sorted(view.buckets.items()) if not bucket.coded_of]
+
     async def create(self, view: ClusterView, request: pb.CreateBucketRequest) -> pb.Bucket:
         """Create a bucket. Raises InvalidName, InvalidRequest, Unsupported, BucketExists, ChangeFailed."""
         name, exist_ok = request.name, request.exist_ok
@@ -65,11 +71,13 @@ class ClusterBuckets:
         _require_no_quota(settings)
         if exist_ok and name in view.buckets:
             return described(view.buckets[name])
+        redundancy = require_redundancy(settings)
         make = mutations.create_bucket(
             name,
             settings.copies or 1,
             settings.min_copies or 1,
             remote=settings.remote or None,
+            redundancy=redundancy,
         )
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
@@ -87,8 +95,9 @@ class ClusterBuckets:
     async def set(self, view: ClusterView, name: str, settings: BucketSettings) -> pb.Bucket:
         """Change properties of a bucket. Raises BucketNotFound, InvalidRequest, Unsupported, ChangeFailed."""
         _require_no_quota(settings)
+        require_redundancy(settings)
         meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
-        if meant is None:
+        if meant is None or meant.coded_of:
             raise _not_to_change(name, view)
         change = mutations.set_bucket(name, settings)
 
@@ -109,7 +118,7 @@ class ClusterBuckets:
         Raises BucketNotFound, BucketNotEmpty, NodesSilent, ChangeFailed.
         """
         meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
-        if meant is None:
+        if meant is None or meant.coded_of:
             raise _not_to_change(name, view)
         remove = mutations.delete_bucket(name)
 
@@ -205,7 +214,7 @@ def _not_found(name: str, view: ClusterView | None = None) -> BucketNotFound:
     of, mark, snapshot = name.partition(SNAPSHOT_MARK)
     if mark and view is not None and of in view.buckets:
         return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
-    return bucket_not_found(of, () if view is None else view.buckets)
+    return bucket_not_found(of, () if view is None else [one.name for one in view.buckets.values() if not one.coded_of])
 
 
 def _not_to_change(name: str, view: ClusterView) -> LoaderError:
@@ -222,6 +231,7 @@ def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
         min_copies=max(1, bucket.min_copies),
         settling=bool(bucket.former_copies),
         remote=bucket.remote if bucket.HasField("remote") else None,
+        redundancy=str(Redundancy(bucket.coding.data, bucket.coding.parity)) if bucket.HasField("coding") else COPIES,
     )
 
 
@@ -229,3 +239,15 @@ def _require_no_quota(settings: BucketSettings) -> None:
     """Raise Unsupported for a quota: a node counts its own replicas only."""
     if settings.quota_bytes or settings.quota_objects:
         raise Unsupported("a bucket of a cluster has no quota; a single node and an embedded store have them")
+
+
+def require_redundancy(settings: BucketSettings) -> Redundancy | None:
+    """Return the redundancy of the settings if it is coding. Raises InvalidRequest, and Unsupported if this node cannot
+    code."""
+    redundancy = Redundancy.parse(settings.redundancy) if settings.redundancy is not None else None
+    if redundancy is None:
+        return None
+    if settings.copies not in (None, 0, redundancy.copies):
+        raise InvalidRequest(f"redundancy={redundancy} implies copies={redundancy.copies}; leave copies out")
+    codec_of(redundancy.data, redundancy.parity)  # raises
+    return redundancy

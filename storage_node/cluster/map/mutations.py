@@ -13,6 +13,7 @@ from ais_loader.errors import BucketHasSnapshots
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.redundancy import COPIES, Redundancy, companion_name
 from ais_loader.wire.remote import Remote
 from storage_node.cluster.consensus.effects import Edit, changing, require_cluster
 from storage_node.context.errors import TooFewCopies
@@ -154,9 +155,17 @@ def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str) -> Edit:
     return edit
 
 
-def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, remote: Remote | None = None) -> Edit:
+def create_bucket(
+    name: str,
+    copies: int = 1,
+    min_copies: int = 1,
+    *,
+    remote: Remote | None = None,
+    redundancy: Redundancy | None = None,
+) -> Edit:
     """Create a bucket. Raises InvalidName at once."""
     check_bucket_name(name)
+    copies = redundancy.copies if redundancy is not None else copies
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_ = require_cluster(map_)
@@ -170,6 +179,8 @@ def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, remote: Re
             min_copies=min_copies,
             remote=remote.to_wire() if remote is not None else None,
         )
+        if redundancy is not None:
+            _code(map_, map_.bucket[-1], redundancy)
         return map_
 
     return edit
@@ -188,8 +199,19 @@ def set_bucket(map_: pb.ClusterMap, name: str, settings: BucketSettings) -> None
     if found is None:
         raise ValueError(f"bucket {name!r} does not exist; create_bucket makes it")
     before = found.copies, max(1, found.min_copies)
+    redundancy = Redundancy.parse(settings.redundancy) if settings.redundancy is not None else None
+    copies = settings.copies if redundancy is None else redundancy.copies
+    if settings.redundancy == COPIES:
+        found.ClearField("coding")
+    elif redundancy is not None:
+        _code(map_, found, redundancy)
+    elif found.HasField("coding") and copies not in (None, before[0]):
+        raise ValueError(
+            f"bucket {name!r} is erasure coded, which implies its number of copies; set redundancy=copies with "
+            "copies=N, or another redundancy=rs:K+M"
+        )
     wanted = (
-        before[0] if settings.copies is None else settings.copies,
+        before[0] if copies is None else copies,
         before[1] if settings.min_copies is None else settings.min_copies,
     )
     if wanted != before:
@@ -202,6 +224,8 @@ def set_bucket(map_: pb.ClusterMap, name: str, settings: BucketSettings) -> None
     if settings.remote is not None:
         found.ClearField("remote")
         if settings.remote:
+            if any(one.coded_of == found.uuid for one in map_.bucket):
+                raise ValueError(f"bucket {name!r} is or was erasure coded, and cannot become a remote one")
             found.remote.CopyFrom(settings.remote.to_wire())
 
 
@@ -214,7 +238,27 @@ def delete_bucket(map_: pb.ClusterMap, name: str) -> None:
     if found.snapshot:
         named = ", ".join(one.name for one in found.snapshot)
         raise BucketHasSnapshots(f"bucket {name!r} has snapshots, {named}: delete them first")
+    for bucket in [one for one in map_.bucket if one.coded_of == found.uuid]:
+        map_.bucket.remove(bucket)
     map_.bucket.remove(found)
+
+
+def _code(map_: pb.ClusterMap, bucket: pb.MapBucket, redundancy: Redundancy) -> None:
+    """Have a bucket coded from now on, and create the bucket of its fragments. Raises ValueError."""
+    hosts = owning_hosts(map_)
+    if hosts < redundancy.fragments:
+        raise ValueError(
+            f"redundancy={redundancy}: the fragments of a group go to {redundancy.fragments} different hosts, and the "
+            f"cluster has {hosts} that take objects; add hosts, or choose fewer fragments"
+        )
+    if bucket.HasField("remote"):
+        raise ValueError(
+            f"bucket {bucket.name!r} is a remote one, whose objects are kept elsewhere; it is not erasure coded"
+        )
+    bucket.coding.data, bucket.coding.parity = redundancy.data, redundancy.parity
+    if not any(one.coded_of == bucket.uuid for one in map_.bucket):
+        name = companion_name(bucket.uuid)
+        map_.bucket.add(name=name, uuid=draw_bucket_uuid(), copies=1, min_copies=1, coded_of=bucket.uuid)
 
 
 def require_copies(map_: pb.ClusterMap, copies: int, min_copies: int) -> None:

@@ -12,15 +12,14 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
 from ais_loader.wire.generated.ais_cluster_pb2_grpc import ClusterStub
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
-from storage_node.cluster.repair.transfers import bucket_ref
+from storage_node.cluster.repair.transfers import SYNC_TIMEOUT_S, bucket_ref, recode_request
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import PeerClocks
-from storage_node.store.format import Version
+from storage_node.store.format import CatalogEntry, Version
 
 PAGE_NAMES = 1000
-SYNC_TIMEOUT_S = 60.0
 PUSH_TIMEOUT_S = 120.0
 """Time for a node to send what it was asked for, including its wait for a turn."""
 T = TypeVar("T")
@@ -84,6 +83,29 @@ class RepairPeers:
         await self._advance_clock(_versions(state for _, state in found))
         return [(name, state) for name, state in found if state is not None], page.more
 
+    async def recode(
+        self,
+        endpoint: str,
+        bucket: pb.MapBucket,
+        coded: Sequence[tuple[str, CatalogEntry]],
+        wall_ms: int,
+        *,
+        only_files: bool = False,
+    ) -> set[str]:
+        """Send entries of objects whose bytes are in a group; return the names that the node has so now. Raises
+        ReplicaLost."""
+        request = recode_request(bucket, coded, wall_ms, only_files=only_files)
+        answer: wire.RecodeResponse
+        answer = await self.channels.ask(endpoint, rpc.ReplicaStub, "Recode", request, SYNC_TIMEOUT_S)
+        return {coded[at][0] for at in answer.done}
+
+    async def recall(self, endpoint: str, bucket: pb.MapBucket, group: bytes, names: Sequence[str]) -> None:
+        """Have the node make copies of objects whose bytes are in a group. Raises ReplicaLost."""
+        request = wire.RecallRequest(bucket=bucket_ref(bucket), group=group, name=names)
+        with self.channels.reporting(endpoint):
+            call = rpc.RepairStub(self.channels.to(endpoint)).Recall(request)
+            await while_it_answers(call, self.channels, endpoint)
+
     async def push(self, endpoint: str, bucket: pb.MapBucket, names: Sequence[str], node_uuid: bytes) -> None:
         """Make the node send these names to this one. Raises ReplicaLost."""
         request = wire.PushRequest(bucket=bucket_ref(bucket), name=names, node_uuid=node_uuid)
@@ -146,4 +168,4 @@ def state_of(state: wire.ObjectState) -> State | None:
         return UNKNOWN
     if not state.HasField("version"):
         return State(from_wire(state.evicted), True, is_evicted=True) if state.HasField("evicted") else None
-    return State(from_wire(state.version), state.is_tombstone, state.size_bytes)
+    return State(from_wire(state.version), state.is_tombstone, state.size_bytes, group=state.group)

@@ -29,6 +29,8 @@ class State:
     size_bytes: int = 0
     is_evicted: bool = False
     """The node has no entry: it has evicted a copy of a remote object with this version. Older ones are outdated."""
+    group: bytes = b""
+    """Id of the group that the object's bytes are in; empty if the node has them in a file."""
 
 
 UNKNOWN = State(Version(0, 0), False, -1)

@@ -156,6 +156,10 @@ class Repair:
         # Nodes that cannot be told find out in their next pass.
         await asyncio.gather(*(self._peers.too_few(one.peer_endpoint) for one in others), return_exceptions=True)
 
+    @property
+    def peers(self) -> RepairPeers:
+        return self._peers
+
     async def progress_of(self, endpoint: str) -> wire.ProgressResponse:
         """Return the repair progress of another node. Raises ReplicaLost."""
         return await self._peers.progress(endpoint)

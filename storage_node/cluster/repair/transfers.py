@@ -21,18 +21,19 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated.ais_replica_pb2_grpc import ReplicaStub
 from storage_node.cluster.repair.plan import batches
-from storage_node.cluster.replication.replica import to_wire
-from storage_node.cluster.replication.replicas import RemoteReplicaStream
+from storage_node.cluster.replication.replica import to_state, to_wire
+from storage_node.cluster.replication.replicas import RemoteReplicaStream, ReplicaStream
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import refused
 from storage_node.context.node import Node
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.read.object_reader import StoredObjectReader, open_object
 
 SMALL_BYTES = 256 << 10
 """Larger objects are streamed, each as a write of its own."""
 GROUP_BYTES, GROUP_NAMES = 4 << 20, 256
 _TOMBSTONES_AT_ONCE = 16
+SYNC_TIMEOUT_S = 60.0
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -120,18 +121,25 @@ class Transfers:
                 self._sending -= Counter((bucket.uuid, name) for name in names)
 
     async def _push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
+        wall_ms = self._node.store.clock.wall_ms()  # before: entries that come late may be of a group that is gone
         found = await self._node.read(self._records, bucket.name, bucket.uuid, list(names))
         tombstones = [(name, entry) for name, entry in found if entry.is_tombstone]
-        objects = [(name, entry) for name, entry in found if not entry.is_tombstone]
+        coded = [(name, entry) for name, entry in found if entry.is_coded]
+        objects = [(name, entry) for name, entry in found if not entry.is_tombstone and not entry.is_coded]
         small = [name for name, entry in objects if entry.size_bytes <= SMALL_BYTES]
         large = [name for name, entry in objects if entry.size_bytes > SMALL_BYTES]
         sizes = [entry.size_bytes for _, entry in objects if entry.size_bytes <= SMALL_BYTES]
         done = 0
         for at in range(0, len(tombstones), _TOMBSTONES_AT_ONCE):
             part = tombstones[at : at + _TOMBSTONES_AT_ONCE]
-            await _all(*(self._push_tombstone(endpoint, bucket, name, entry) for name, entry in part))
+            await all_of(*(self._push_tombstone(endpoint, bucket, name, entry) for name, entry in part))
             done += len(part)
             self._counts.tombstones_pushed += len(part)
+        for entries in chunks(coded, GROUP_NAMES):
+            request = recode_request(bucket, entries, wall_ms)
+            answer = await self._channels.ask(endpoint, ReplicaStub, "Recode", request, SYNC_TIMEOUT_S)
+            done += len(answer.done)
+            self._counts.objects_pushed += len(answer.done)
         for group in batches(small, sizes, most_names=GROUP_NAMES, most_bytes=GROUP_BYTES):
             done += await self._push_group(endpoint, bucket, [small[at] for at in group])
         for name in large:
@@ -194,7 +202,7 @@ class Transfers:
             entries.append(entry)
         return objects, entries
 
-    async def _commit(self, copy: RemoteReplicaStream, staged: wire.Staged, entries: Sequence[CatalogEntry]) -> int:
+    async def _commit(self, copy: ReplicaStream, staged: wire.Staged, entries: Sequence[CatalogEntry]) -> int:
         """Commit what was staged, under the versions that it has here; return how many objects the node has now."""
         commit = wire.WriteCommit(
             object=[
@@ -221,31 +229,20 @@ class Transfers:
         except LoaderError as error:
             self._failed(name, error)
             return 0
-        copy = RemoteReplicaStream(endpoint, self._channels)
         entry = reader.record
+        copy = OutgoingObject(RemoteReplicaStream(endpoint, self._channels), bucket, name, entry.metadata)
         try:
-            header = pb.PutHeader(
-                bucket=bucket.name,
-                name=name,
-                metadata=entry.metadata,
-                size_bytes=entry.size_bytes,
-                checksum=entry.checksum,
-            )
-            reply = await copy.begin(wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=bucket.uuid)))
-            if reply.HasField("staged"):
-                raise refused(endpoint, reply.staged.object[0].error)
+            await copy.begin()
             while chunk := await read(next, reader, b""):
                 await self._throttle.spend(len(chunk))
-                await copy.send(wire.WriteRequest(data=chunk), STEP_TIMEOUT_S)
-            end = pb.PutEnd(size_bytes=entry.size_bytes, checksum=entry.checksum)
-            staged = (await copy.ask(wire.WriteRequest(end=end), STEP_TIMEOUT_S)).staged
-            return await self._commit(copy, staged, [entry])
+                await copy.send(chunk)
+            return await self._commit(copy.stream, await copy.end(entry.size_bytes, entry.checksum), [entry])
         except LoaderError as error:
             self._failed(name, error)
             return 0
         finally:
             reader.close()
-            await copy.close()
+            await copy.stream.close()
 
     def _failed(self, name: str, error: Exception) -> None:
         if isinstance(error, ObjectNotFound):
@@ -254,11 +251,55 @@ class Transfers:
         log.warning("%s cannot be copied to another node for now: %s", name, error)
 
 
+def recode_request(
+    bucket: cluster_pb.MapBucket, coded: Sequence[tuple[str, CatalogEntry]], wall_ms: int, *, only_files: bool = False
+) -> wire.RecodeRequest:
+    return wire.RecodeRequest(
+        only_files=only_files,
+        bucket=bucket_ref(bucket),
+        object=[to_state(name, entry) for name, entry in coded],
+        metadata=[entry.raw_metadata for _, entry in coded],
+        wall_ms=wall_ms,
+    )
+
+
 def bucket_ref(bucket: cluster_pb.MapBucket) -> wire.BucketRef:
     return wire.BucketRef(name=bucket.name, uuid=bucket.uuid)
 
 
-async def _all(*steps: Awaitable[None]) -> None:
+class OutgoingObject:
+    """An object that is sent to one node as a replica, in chunks. Every step raises ReplicaLost, LoaderError."""
+
+    def __init__(
+        self, stream: ReplicaStream, bucket: cluster_pb.MapBucket, name: str, metadata: dict[str, str] | None = None
+    ) -> None:
+        self.stream = stream
+        self._header = wire.WriteHeader(
+            object=pb.PutHeader(bucket=bucket.name, name=name, metadata=metadata), bucket_uuid=bucket.uuid
+        )
+
+    async def begin(self) -> None:
+        reply = await self.stream.begin(wire.WriteRequest(header=self._header))
+        if reply.HasField("staged"):
+            raise refused("the other node", reply.staged.object[0].error)
+
+    async def send(self, data: bytes) -> None:
+        await self.stream.send(wire.WriteRequest(data=data), STEP_TIMEOUT_S)
+
+    async def end(self, size_bytes: int, checksum: int) -> wire.Staged:
+        """Finish the bytes; the caller commits what is staged."""
+        end = pb.PutEnd(size_bytes=size_bytes, checksum=checksum)
+        return (await self.stream.ask(wire.WriteRequest(end=end), STEP_TIMEOUT_S)).staged
+
+    async def commit(self, version: Version, modified_ns: int) -> None:
+        one = wire.CommitObject(version=to_wire(version), modified_ns=modified_ns)
+        request = wire.WriteRequest(commit=wire.WriteCommit(object=[one], is_copy=True))
+        result = (await self.stream.ask(request, STEP_TIMEOUT_S)).committed.object[0]
+        if result.HasField("error"):
+            raise refused("the other node", result.error)
+
+
+async def all_of(*steps: Awaitable[object]) -> None:
     """Wait for all steps, even if one fails; then raise the first error."""
     for result in await asyncio.gather(*steps, return_exceptions=True):
         if isinstance(result, BaseException):

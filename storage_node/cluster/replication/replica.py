@@ -14,8 +14,9 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.store.drive.preconditions import SUPERSEDED, Condition, checked, id_of
 from storage_node.store.drive.version_clock import MAX_EPOCH, check_counter
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import CatalogEntry, Version, coded_path, decode_metadata
 from storage_node.store.listing import PAGE_BYTES, within
+from storage_node.store.names import check_object_name
 from storage_node.store.replica_state import clock_s
 from storage_node.store.store import Store
 from storage_node.store.write import Upload, check_content
@@ -280,6 +281,52 @@ def write_tombstones(store: Store, request: contents.BuryManyRequest) -> content
     return contents.BuryManyResponse(failure=failures([fault or next(left) for fault in late]))
 
 
+def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.RecodeResponse:
+    """Have entries of a coded bucket. Raises LoaderError; WriteTooLate if the request was under way for longer than
+    half of `grace_s`, because a group that no node names is given up after that time."""
+    require_bucket(store, request.bucket.name, request.bucket.uuid)
+    if len(request.object) != len(request.metadata):
+        raise errors.InvalidRequest(f"{len(request.metadata)} metadata of {len(request.object)} objects")
+    if store.clock.wall_ms() - request.wall_ms > 500 * grace_s:
+        raise WriteTooLate("these entries were sent too long ago, and their group may be gone; send them again")
+    coded = [(one.name, coded_entry(one, raw)) for one, raw in zip(request.object, request.metadata, strict=True)]
+    for name, _ in coded:
+        check_object_name(name)
+    wanted = dict(enumerate(coded))
+    if request.only_files:
+        here = store.replicas.newest(request.bucket.name, [name for name, _ in coded])
+        wanted = {
+            at: (name, entry._replace(modified_ns=mine.modified_ns))
+            for (at, (name, entry)), mine in zip(wanted.items(), here, strict=True)
+            if mine is not None and mine.has_file and mine.version == entry.version
+        }
+    written = store.write_coded(request.bucket.name, list(wanted.values()))
+    return wire.RecodeResponse(
+        done=[
+            at
+            for (at, (_, sent)), entry in zip(wanted.items(), written, strict=True)
+            if isinstance(entry, CatalogEntry) and (entry.version, entry.path) == (sent.version, sent.path)
+        ]
+    )
+
+
+def coded_entry(state: wire.ObjectState, raw_metadata: bytes) -> CatalogEntry:
+    """Convert a coded entry that another node sent. Raises InvalidRequest, StoreFormatError."""
+    if len(state.group) != 16:
+        raise errors.InvalidRequest(f"a group's id has 16 bytes, not {len(state.group)}")
+    decode_metadata(raw_metadata)
+    return CatalogEntry(
+        *from_wire(state.version),
+        state.size_bytes,
+        state.checksum,
+        state.modified_ns,
+        state.offset,
+        coded_path(state.group),
+        raw_metadata,
+        checked(state.writes),
+    )
+
+
 def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:
     """Return the errors among these results, with their positions."""
     return [
@@ -360,6 +407,8 @@ def to_state(name: str, entry: CatalogEntry | None) -> wire.ObjectState:
         checksum=entry.checksum,
         writes=entry.writes,
         modified_ns=entry.modified_ns,
+        group=entry.group if entry.is_coded else b"",
+        offset=entry.offset if entry.is_coded else 0,
     )
 
 

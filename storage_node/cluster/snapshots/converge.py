@@ -178,8 +178,10 @@ class Convergence:
             modified_ns=entry.modified_ns,
             metadata=entry.metadata,
             ended=end_of(version.ended, entry.counter, cuts),
+            group=entry.group if entry.is_coded else b"",
+            offset=entry.offset if entry.is_coded else 0,
         )
-        if entry.is_tombstone:
+        if not entry.has_file:
             yield pb.KeepRequest(header=header)
             return
         read = self._node.read

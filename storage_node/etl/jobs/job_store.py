@@ -123,7 +123,7 @@ class OwnStore:
 def local_inputs(store: Store, spool: Spool, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
     """Read objects: those that fit into memory in frames, as for a batch; larger ones, and those that the batch fails
     to read, one by one."""
-    batch = StoreBatch(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
+    batch = StoreBatch.of_files(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
     found: list[Input | LoaderError | None] = [None] * len(names)
     try:
         for span in _spans(batch):

@@ -135,7 +135,7 @@ class Retention:
         outcome = Ended([], [])
         for key, entry, ended in ending:
             is_kept = bool(self._cuts) and self._is_kept(key, entry, ended)
-            if entry.is_tombstone:  # in a cluster: another replica may have missed the deletion
+            if not entry.has_file:  # of a tombstone, another replica may have missed the deletion
                 if is_kept:
                     name = fmt.name_of_key(key)
                     batch.put(fmt.retained_key(fmt.bucket_of_key(key), name, ended), fmt.encode_entry(entry))
@@ -200,7 +200,7 @@ class Retention:
             if not self.is_seen(fmt.bucket_of_key(key), entry.counter, fmt.ended_of_retained(key)):
                 batch.delete(key)
                 gone += 1
-                if entry.is_tombstone:
+                if not entry.has_file:
                     continue
                 batch.delete(fmt.generation_key(fmt.MARK_PREFIX, entry.generation))
                 batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, entry.generation), entry.path)
@@ -496,7 +496,10 @@ class NamedFiles:
 
 
 def named_by(entry: CatalogEntry) -> tuple[bytes, ...]:
-    """Return the object's path and, for a slot of a segment, the segment's, which is removed with its last object."""
+    """Return the object's path and, for a slot of a segment, the segment's, which is removed with its last object; none
+    for an entry without a file."""
+    if not entry.has_file:
+        return ()
     return (entry.path, file_of(entry.path)) if entry.offset else (entry.path,)
 
 
@@ -507,9 +510,7 @@ def named_paths(catalog: Catalog) -> Iterator[bytes]:
     """
     for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX):
         for _, value in catalog.scan(prefix):
-            entry = fmt.decode_entry(value)
-            if not entry.is_tombstone:
-                yield from named_by(entry)
+            yield from named_by(fmt.decode_entry(value))
     for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
         for _, path in catalog.scan(prefix):
             yield path

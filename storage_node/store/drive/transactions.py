@@ -41,7 +41,7 @@ may have reached RocksDB's log. If even the catalog cannot be read, their intent
 A move (segment_compaction.py) is a put of the bytes that an entry names already, under the same version. It is
 committed only if the catalog still has that very entry, and always durably: the old bytes may have been durable.
 
-Deletions and tombstones bring no file: they consist of step 2, a commit as in step 5, and step 6.
+Deletions, tombstones and coded entries bring no file: they consist of step 2, a commit as in step 5, and step 6.
 
 Versions. An object's entry is only ever replaced by a newer version. A put without a version gets one above the current
 one. A put or a deletion with a version, which another node issued, changes nothing if the drive already has that
@@ -322,6 +322,7 @@ class Transactions:
         The questions, in an order in which each one may rely on the answers to those before it:
 
         - A move is committed only over the very entry whose bytes it has copied.
+        - A file of the version that is coded here replaces the coded entry.
         - A copy of a remote object gives way to a write that is not uploaded yet, and to a newer copy that was evicted.
         - A mended copy of the version that is here replaces it, whatever its condition says: that was decided before.
         - A condition is decided by the newest entry. A repeat has the result of the earlier attempt, if that is known.
@@ -335,6 +336,8 @@ class Transactions:
             if before != pending.moved or pending.bucket_uuid in self.dead_buckets:
                 return VersionConflict(f"{pending.name!r}: changed while it was to be moved")
             return _Chosen(key, pending, entry._replace(writes=pending.moved.writes))
+        if before is not None and before.is_coded and before[:5] == entry[:5]:
+            return _Chosen(key, pending, entry._replace(writes=before.writes))
         floor = self.retention.floor(pending.bucket_uuid)
         if before is not None and pending.is_outdated_copy(before, entry):
             return VersionConflict(f"{pending.name!r}: what was put or deleted is not uploaded yet")
@@ -624,14 +627,47 @@ class Transactions:
         self.defer_unlink(ended)
         return results
 
+    def write_coded(self, bucket_uuid: bytes, coded: Sequence[tuple[str, CatalogEntry]]) -> list[CatalogEntry]:
+        """Write coded entries, given with their names, in one durable commit. Returns the entry of each name that
+        counts now, in order.
+
+        One replaces an older version, the file of its own version, and the same version in an older group. Raises
+        BucketNotFound.
+        """
+        keys = [fmt.object_key(bucket_uuid, name) for name, _ in coded]
+        with self.stripes.of(keys):
+            self._require_writable()
+            self._require_buckets((bucket_uuid, name) for name, _ in coded)
+            stored = self._entries(keys)
+            newest, placed = dict(stored), dict[bytes, CatalogEntry | None]()
+            for key, (_, entry) in zip(keys, coded, strict=True):
+                before = newest.get(key)
+                if before is not None and before[:5] == entry[:5]:
+                    if before.is_coded and before.path >= entry.path:
+                        continue
+                    entry = entry._replace(raw_metadata=before.raw_metadata, writes=before.writes)
+                elif before is not None and before.version >= entry.version:
+                    continue
+                else:
+                    self._clock.advance_past(entry.counter)
+                    entry = entry._replace(writes=self._memory(key, before, entry.writes, entry.modified_ns))
+                newest[key] = placed[key] = entry
+            ended = self._replace(placed, {key: stored[key] for key in placed if key in stored}, durable=True)
+        self.defer_unlink(ended)
+        return [newest[key] for key in keys]
+
     def _replace(
         self,
         entries: dict[bytes, CatalogEntry | None],
         before: dict[bytes, CatalogEntry],
         deletions: dict[bytes, CatalogEntry] | None = None,
+        *,
+        durable: bool = False,
     ) -> Ended:
         """Set entries without files, or remove them (None). Returns the objects that this ends."""
         batch = WriteBatch(raw_mode=True)
+        exist = [key for key, entry in entries.items() if entry is not None and not entry.is_tombstone]
+        self.deletions.replaced(batch, exist)
         if deletions:
             self.deletions.put(batch, deletions)
         written = {key: None if entry is None else fmt.encode_entry(entry) for key, entry in entries.items()}
@@ -641,21 +677,22 @@ class Transactions:
             else:
                 batch.put(key, value)
         now = self._clock.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
-        # A version that a tombstone ends, ends at the tombstone's number, on every node and at any time.
-        ends = {key: tombstone.counter for key, tombstone in entries.items() if tombstone is not None}
+        # A version that another one ends, ends at that one's number, on every node and at any time.
+        ends = {key: entry.counter for key, entry in entries.items() if entry is not None}
         ended = self.retention.end(batch, ((key, entry, ends.get(key, now)) for key, entry in before.items()))
         journaled = self.journal.note(batch, entries)
         counted = self.usage.change(batch, (Change(key, before.get(key), entry) for key, entry in entries.items()))
         if entries:
             try:
                 with self._cache.changing(written):
-                    self._catalog.write(batch, sync=self._sync)
+                    self._catalog.write(batch, sync=self._sync or durable)
             except BaseException:
                 self.usage.failed(counted)
                 raise
             self.usage.committed(counted)
             self.journal.committed(journaled)
             self.deletions.committed(deletions or {})
+            self.deletions.forget(exist)
         failpoint("delete.committed")
         return ended
 
@@ -672,9 +709,9 @@ class Transactions:
             with contextlib.suppress(StoreFormatError):  # the file of an unreadable entry is unknown
                 before = self._catalog.get(key)
                 dead = [fmt.decode_entry(before)] if before is not None else []
-            dead = [other for other in dead if not other.is_tombstone]
             batch = WriteBatch(raw_mode=True)
             counted = self.usage.change(batch, [Change(key, dead[0] if dead else None, entry)])
+            dead = [other for other in dead if other.has_file]
             now = 0
             if entry is None:
                 batch.delete(key)
@@ -682,7 +719,8 @@ class Transactions:
                 now = entry.counter if key.startswith(fmt.OBJECT_PREFIX) else 0
                 dead = [other for other in dead if other.path != entry.path]
                 batch.put(key, fmt.encode_entry(entry))
-                put_blocks(batch, entry.generation, blocks)
+                if blocks:
+                    put_blocks(batch, entry.generation, blocks)
             ended = self.retention.end(batch, ((key, other, now) for other in dead))
             try:
                 with self._cache.changing({key: None}):  # it is looked up when it is read

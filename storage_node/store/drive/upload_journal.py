@@ -130,7 +130,7 @@ class UploadJournal:
 
         Otherwise the object is uploaded again then, unless the remote storage still has it.
         """
-        if entry.is_tombstone or is_slot(entry.path):
+        if not entry.has_file or is_slot(entry.path):
             return
         content = entry.size_bytes, entry.checksum, entry.modified_ns
         identity = fmt.identity_of(bucket_uuid, name, entry.version, entry.generation, *content, entry.raw_metadata)

@@ -254,14 +254,14 @@ class _Rebuild:
             (root / "objects").mkdir(FOLDER_MODE, exist_ok=True)
             files = opened.enter_context(contextlib.closing(RawFiles(root, writable=False)))
             catalog = opened.enter_context(contextlib.closing(Catalog(root / _NEW, writable=True)))
-            tombstones = _carry_over(root, catalog, seen)
+            carried = _carry_over(root, catalog, seen)
             self._collect(root, files, catalog, cuts, seen)
             if seen.files and not seen.newest.counter and not evidence.keeps_identity(files):
                 raise StoreFormatError(
                     f"{root}: none of its {seen.files:,} files says what it is, and its file system stores no extended "
                     "attributes: its catalog cannot be rebuilt"
                 )
-            for version in tombstones:
+            for version in carried:
                 seen.note(version)
             self._verify_entries(root, files, catalog, seen)
             _journal_uploads(catalog)
@@ -311,14 +311,14 @@ class _Rebuild:
             before = catalog.get(key)
             other = fmt.decode_entry(before) if before is not None else None
             # Of the same version, the later file is the one that a move has left, or a repair.
-            if other is not None and not other.is_tombstone and other.version == identity.version:
+            if other is not None and other.has_file and other.version == identity.version:
                 is_older = other.generation > identity.generation
-            else:
-                is_older = other is not None and other.version > identity.version
+            else:  # a coded entry has replaced the file of its version
+                is_older = other is not None and (other.version, other.is_coded) > (identity.version, False)
             if is_older:
                 self._superseded(root, path)
                 continue
-            if other is not None and not other.is_tombstone:
+            if other is not None and other.has_file:
                 self._superseded(root, other.path)
             batch = WriteBatch(raw_mode=True)
             batch.put(key, fmt.encode_entry(evidence.record_of(files, identity, path)))
@@ -331,11 +331,11 @@ class _Rebuild:
         """Compare each object with its identity, and compute the checksums of its blocks."""
         for entry, value in itertools.chain(catalog.scan(fmt.OBJECT_PREFIX), catalog.scan(fmt.RETAINED_PREFIX)):
             record, key = fmt.decode_entry(value), fmt.object_key_of(entry)
-            if record.is_tombstone:
-                continue
-            if key == entry:
+            if key == entry and not record.is_tombstone:
                 seen.objects += 1
                 seen.object_bytes += record.size_bytes
+            if not record.has_file:
+                continue
             self._advance(root, "verifying objects", seen.objects)
             problem, blocks = evidence.compare(files, record, verify=self._verify)
             if problem is not None:
@@ -413,10 +413,10 @@ def _read_record(root: Path, findings: list[Finding]) -> StoreRecord | None:
 
 
 def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Version]:
-    """Copy the tombstones of the old catalog, as far as it can be read, and note the numbers that it had reserved:
-    files contain neither.
+    """Copy the tombstones and coded entries of the old catalog, as far as it can be read, and note the numbers that it
+    had reserved: files contain neither.
 
-    Returns the tombstones' versions.
+    Returns the versions of what was copied.
     """
     carried: list[Version] = []
     batch = WriteBatch(raw_mode=True)
@@ -429,7 +429,7 @@ def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Vers
         for key, value in old.scan(fmt.OBJECT_PREFIX):
             with contextlib.suppress(StoreFormatError):  # unreadable entries are rebuilt from files
                 entry = fmt.decode_entry(value)
-                if entry.is_tombstone:
+                if not entry.has_file:
                     batch.put(key, value)
                     carried.append(entry.version)
     if carried:

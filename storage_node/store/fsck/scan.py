@@ -139,10 +139,9 @@ class Scan:
         for _, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
             with contextlib.suppress(StoreFormatError):  # `entries` reports it
                 entry = fmt.decode_entry(value)
-                self.survey.object_bytes += entry.size_bytes
+                self.survey.object_bytes += entry.size_bytes if entry.has_file else 0
                 self.survey.newest = max(self.survey.newest, entry.version)
-                if not entry.is_tombstone:
-                    yield from named_by(entry)
+                yield from named_by(entry)
         for _, value in self._drive.catalog.scan(fmt.RETAINED_PREFIX):
             with contextlib.suppress(StoreFormatError):
                 yield from named_by(fmt.decode_entry(value))
@@ -159,8 +158,8 @@ class Scan:
         except (StoreFormatError, UnicodeDecodeError) as error:
             return self._suspect("bad-entry", str(error), key=key)
         if key.startswith(fmt.RETAINED_PREFIX):
-            # It stays where it was when it ended; a tombstone has no file.
-            return None if entry.is_tombstone else self._examine_file(key, entry)
+            # It stays where it was when it ended.
+            return self._examine_file(key, entry) if entry.has_file else None
         bucket_uuid = fmt.bucket_of_key(key)
         if self._record is not None:
             if bucket_uuid not in self._names:
@@ -179,7 +178,7 @@ class Scan:
         if fmt.is_pending(entry.raw_metadata) and self._drive.catalog.get(fmt.pending_key(key)) is None:
             message = "it is not uploaded to its remote storage, and will not be: the journal of uploads lacks it"
             return self._suspect("not-journaled", message, key=key, record=entry)
-        return None if entry.is_tombstone else self._examine_file(key, entry)
+        return self._examine_file(key, entry) if entry.has_file else None
 
     def _examine_file(self, key: bytes, entry: CatalogEntry) -> Suspect | None:
         try:

@@ -272,7 +272,7 @@ class _Step:
         record = entry.record
         bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
         existing = target.newest(bucket_uuid, [name])[0]
-        if record.is_tombstone or (existing is not None and existing.version >= record.version):
+        if not record.has_file or (existing is not None and existing.version >= record.version):
             return None
         if owner in self._sweep.full:
             raise DriveFull(f"{target.root}: no space left for what moves there")
@@ -317,6 +317,8 @@ class _Step:
                     writes=newest.writes,
                     raw_metadata=newest.raw_metadata,
                 )
+            elif best is not target and newest.is_coded:
+                target.changes.write_coded(bucket_uuid, [(name, newest)])
             elif best is not target:
                 pending = staged.get(entry.key)
                 if best is not source or _content(newest) != _content(entry.record) or pending is None:

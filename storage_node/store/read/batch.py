@@ -21,6 +21,7 @@ from ais_loader.errors import ArchiveUnsupported, LoaderError, MemberNotFound, N
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame, without_end
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
+from storage_node.store.buckets import ObjectCoded
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_members import status_of
@@ -110,7 +111,28 @@ class StoreBatch:
         self._lookup.complete()
         return self._table.records[position]
 
-    # -- entries that are stored after the look-up
+    # -- entries that are coded, or stored after the look-up
+
+    @property
+    def coded(self) -> list[int]:
+        """Positions of entries whose objects are coded, in order. They are failed until they are placed."""
+        return sorted(self._table.coded)
+
+    def range_of(self, position: int) -> tuple[int, int]:
+        """Return the start and the length that are requested of an entry; -1: to its end."""
+        return self._lookup.range_of(position)
+
+    @classmethod
+    def of_files(cls, store: Store, request: pb.BatchRequest) -> StoreBatch:
+        """Return a batch none of whose objects is coded. Raises ObjectCoded, for the coded ones of one bucket."""
+        batch = cls(store, request)
+        if batch.coded:
+            at = request.bucket_index[batch.coded[0]] if request.bucket_index else 0
+            coded = [p for p in batch.coded if not request.bucket_index or request.bucket_index[p] == at]
+            entries = {request.name[p]: entry for p in coded if (entry := batch.record(p)) is not None}
+            batch.close()
+            raise ObjectCoded("objects are coded", store.bucket(request.bucket[at]).uuid_bytes, entries)
+        return batch
 
     def look_up_again(self, position: int) -> None:
         """Look up an entry whose object has been stored, replaced or deleted since, and whose frame is not planned
@@ -124,11 +146,14 @@ class StoreBatch:
         self._table.place(position, spooled.source.fd, spooled.size_bytes, spooled.checksum, version)
         self._reader.note_change()
 
-    def place_arriving(self, position: int, fd: int, start: int, size_bytes: int, version: str) -> None:
+    def place_arriving(
+        self, position: int, fd: int, start: int, size_bytes: int, version: str, checksum: int | None = None
+    ) -> None:
         """Set the bytes of an entry, whose frame is not planned yet, to `size_bytes` bytes from `start` of a file in
-        which they arrive. The caller waits until those of a frame have arrived before it reads the frame."""
+        which they arrive. The caller waits until those of a frame have arrived before it reads the frame. `checksum`:
+        their CRC-32C, if it is known."""
         self._lookup.complete()
-        self._table.place(position, fd, size_bytes, None, version, start)
+        self._table.place(position, fd, size_bytes, checksum, version, start)
         if size_bytes > MAX_ITEM_BYTES:
             self._table.fail_too_large(position, size_bytes)
         self._reader.note_change()

@@ -20,7 +20,7 @@ from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import has_version
 from ais_loader.wire.reserved import ETAG_VERSION
-from storage_node.store.buckets import ReplicaStale
+from storage_node.store.buckets import ObjectCoded, ReplicaStale
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.locations import StoredFile, find
 from storage_node.store.files.segment_format import file_of
@@ -264,7 +264,9 @@ class BatchLookup:
                 table.records[position] = entry
                 table.paths[position] = file_of(entry.path) if entry.offset else entry.path
                 request = self._request
-                if entry.size_bytes > MAX_ITEM_BYTES and not (request.start or request.member or table.describes):
+                if entry.is_coded:
+                    self._fail_coded(position)
+                elif entry.size_bytes > MAX_ITEM_BYTES and not (request.start or request.member or table.describes):
                     table.fail_too_large(position, entry.size_bytes)
         return missed
 
@@ -296,9 +298,12 @@ class BatchLookup:
         if entry is None:
             return
         if failed := self._refused(position, entry):
+            table.coded.discard(position)
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return
-        start, length = self._range(position)
+        if entry.is_coded:
+            return
+        start, length = self.range_of(position)
         if request.member and request.member[position]:
             self._narrow_to_member(position, entry, request.member[position])
         elif start or length >= 0:
@@ -360,7 +365,7 @@ class BatchLookup:
         table = self.table
         name, drive = table.names[position], table.drive_of(position)
         try:
-            part = find_member(drive, entry, name, member, *self._range(position))
+            part = find_member(drive, entry, name, member, *self.range_of(position))
         except FileNotFoundError:
             # Probably just replaced: the current shard has members of its own.
             if name not in self._looking:
@@ -387,7 +392,8 @@ class BatchLookup:
         table.kind[position] = pb.STORED if part.is_whole else pb.COMPUTED
         table.checksum[position] = part.member.checksum if part.is_whole else 0
 
-    def _range(self, position: int) -> tuple[int, int]:
+    def range_of(self, position: int) -> tuple[int, int]:
+        """Return the start and the length that the request gives for an entry; -1: to its end."""
         request = self._request
         return (
             request.start[position] if request.start else 0,
@@ -408,7 +414,7 @@ class BatchLookup:
             return _Failed(pb.NOT_FOUND, EntryFault(str(gone), gone.kind))
         if self._request.member and self._request.member[position]:
             return None  # a range is the member's
-        if fault := check_range(*self._range(position), entry.size_bytes):
+        if fault := check_range(*self.range_of(position), entry.size_bytes):
             return _Failed(pb.RANGE, EntryFault(f"{name!r}: {fault}"))
         return None
 
@@ -445,6 +451,10 @@ class BatchLookup:
         if failed := self._refused(position, entry):
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return False
+        if entry.is_coded:
+            table.records[position] = entry
+            self._fail_coded(position)
+            return False
         table.drives[slot] = drive
         table.slots[position], table.folders[position] = slot, drive.files.objects_fd
         table.records[position], table.paths[position] = entry, file_of(entry.path)
@@ -455,10 +465,17 @@ class BatchLookup:
         self._narrow(position)
         return not table.status[position]
 
+    def _fail_coded(self, position: int) -> None:
+        """Fail an entry until its bytes are placed."""
+        self.table.coded.add(position)
+        name = self.table.names[position]
+        self.table.fail(position, pb.UNAVAILABLE, f"{name!r}: it is coded, and not read yet", ObjectCoded.kind)
+
     def look_up_again(self, position: int) -> None:
         """Look up an entry as if for the first time."""
         self.complete()
         table = self.table
+        table.coded.discard(position)
         table.status[position] = pb.OK
         table.faults.pop(table.first_index + position, None)
         table.records[position] = None

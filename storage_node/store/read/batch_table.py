@@ -57,6 +57,8 @@ class BatchTable:
         self.slots: list[int] = [0] * n
         self.drives: dict[int, Drive] = {}
         """Drives by slot. A drive that is given up meanwhile keeps its folders open for its readers."""
+        self.coded: set[int] = set()
+        """Positions of coded objects, whose bytes have not been placed."""
         self.placed: dict[int, str] = {}
         """Versions of the objects of entries whose bytes are in a file of their own, by position."""
         self.resumed_version = ""
@@ -92,6 +94,8 @@ class BatchTable:
         `checksum`: their CRC-32C; None if it is unknown. `version`: of the object that they are from.
         """
         self.placed[position] = version
+        self.records[position] = None
+        self.coded.discard(position)
         self.status[position] = pb.OK
         self.faults.pop(self.first_index + position, None)
         self.folders[position], self.paths[position], self.start[position] = fd, b"", start

@@ -21,6 +21,7 @@ from storage_node.store import native
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.member import Member
 from storage_node.store.archives.source import CHUNK_BYTES as ARCHIVE_CHUNK_BYTES
+from storage_node.store.buckets import ObjectCoded
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
@@ -276,6 +277,8 @@ def read_located(drive: Drive, entry: CatalogEntry, label: str) -> bytes | memor
 
     Returns none if they cannot be read: another look-up then tells why.
     """
+    if not entry.has_file:
+        return b""
     size = entry.size_bytes
     if size > _CACHED_BYTES:
         path = file_of(entry.path) if entry.offset else entry.path
@@ -405,6 +408,9 @@ def open_current(
         drive, entry = store.locate(bucket, name)
         if version and not has_version(entry, version):
             raise version_gone(label, version, entry.version)
+        if entry.is_coded:
+            uuid = store.bucket(bucket).uuid_bytes
+            raise ObjectCoded(f"{label}: it is coded, and has no file here", uuid, {name: entry})
         try:
             return open_file(drive, entry)
         except OSError as error:

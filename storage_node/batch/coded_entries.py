@@ -1,0 +1,193 @@
+"""Coded entries of one batch, read from fragments a window at a time, the next window while one is sent.
+
+Small objects and ranges are read together, up to a window of bytes, with one request to each node that has some of
+their fragments. They are placed in memory as a file, from which frames are read like from any other. A larger entry is
+read a window at a time, and archives are stored again for their members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from io import FileIO
+from typing import NamedTuple
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
+from storage_node.context.node import Node
+from storage_node.limits.tasks import results_of, retrieve
+from storage_node.store.format import CatalogEntry
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.frame_plan import FrameSpan
+
+
+class _Wanted(NamedTuple):
+    position: int
+    bucket_uuid: bytes
+    name: str
+    entry: CatalogEntry
+    start: int
+    size_bytes: int
+    needs_file: bool
+
+    @property
+    def range(self) -> tuple[CatalogEntry, int, int]:
+        return self.entry, self.start, self.size_bytes
+
+    @property
+    def is_large(self) -> bool:
+        return self.size_bytes > WINDOW_BYTES
+
+
+def _memory() -> FileIO:
+    return FileIO(os.memfd_create("ais-loader-coded", os.MFD_CLOEXEC), "w+")
+
+
+class _LargeEntry:
+    """Entry that is read a window at a time, into a file in memory, at its place in the entry."""
+
+    def __init__(self, objects: CodedObjects, wanted: _Wanted, *, verify: bool) -> None:
+        self._objects, self._wanted, self._verify = objects, wanted, verify
+        self.file = _memory()
+        self._chunks: AsyncGenerator[memoryview, None] | None = None
+        self._end = 0
+
+    async def ready(self, begin: int, end: int) -> None:
+        """Wait until these bytes of the entry can be read from the file; earlier ones are freed. Raises LoaderError."""
+        one, fd = self._wanted, self.file.fileno()
+        if self._chunks is None:
+            rest = one.start + begin, one.size_bytes - begin
+            self._chunks = self._objects.chunks(one.bucket_uuid, one.entry, *rest, verify=self._verify)
+            self._end = begin
+        while self._end < end:
+            data = await anext(self._chunks)
+            kept = os.pread(fd, self._end - begin, begin)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, kept, begin)
+            os.pwrite(fd, data, self._end)
+            self._end += len(data)
+
+    async def stop(self) -> None:
+        if self._chunks is not None:
+            await self._chunks.aclose()
+
+
+class CodedEntries:
+    """Coded entries of one looked-up batch. Belongs to whoever the batch belongs to, on the event loop."""
+
+    def __init__(self, objects: CodedObjects, node: Node, request: pb.BatchRequest, batch: StoreBatch) -> None:
+        self._objects, self._node, self._request, self._batch = objects, node, request, batch
+        self._windows: deque[list[_Wanted]] = deque()
+        room_bytes = 0
+        for one in map(self._wanted, batch.coded):
+            if not self._windows or one.size_bytes > room_bytes:
+                self._windows.append([])
+                room_bytes = WINDOW_BYTES
+            self._windows[-1].append(one)
+            room_bytes -= one.size_bytes
+        self._large: dict[int, _LargeEntry] = {}
+        self._ahead: asyncio.Task[list[memoryview | LoaderError]] | None = None
+
+    def _wanted(self, position: int) -> _Wanted:
+        request, entry = self._request, self._batch.record(position)
+        assert entry is not None
+        bucket = request.bucket[request.bucket_index[position] if request.bucket_index else 0]
+        start, length = self._batch.range_of(position)
+        is_member = bool(request.member and request.member[position])
+        size_bytes = 0 if is_member else entry.size_bytes - start if length < 0 else length
+        uuid = self._node.store.bucket(bucket).uuid_bytes
+        return _Wanted(position, uuid, request.name[position], entry, start, size_bytes, is_member)
+
+    async def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> AsyncGenerator[FrameSpan, None]:
+        """Yield all frames of the batch in order, each when the bytes of its coded entries are there."""
+        first = 0
+        while first < self._batch.n:
+            stop = await self.place()
+            for span in self._batch.spans(target_bytes, first, stop):
+                if span.is_piece:
+                    await self.ready(span)
+                yield span
+            first = stop
+
+    async def place(self) -> int:
+        """Place the next window of entries. Returns the position of the first entry that is not placed yet, the number
+        of entries after the last window."""
+        if self._windows:
+            window = self._windows.popleft()
+            reading = self._ahead or asyncio.create_task(self._load(window))
+            self._ahead = asyncio.create_task(self._load(self._windows[0])) if self._windows else None
+            try:
+                found = await reading
+            finally:
+                reading.cancel()
+            read = partial(self._node.open_archives, self._request.tenant) if self._request.member else self._node.read
+            await read(self._enter, window, found)
+        return self._windows[0][0].position if self._windows else self._batch.n
+
+    async def _load(self, window: Sequence[_Wanted]) -> list[memoryview | LoaderError]:
+        """Read the entries of a window, and store those again that need files. Returns the bytes of small ones, and
+        errors."""
+        objects, verify = self._objects, self._request.verify_ranges
+        files = {(one.bucket_uuid, one.name): one.entry for one in window if one.needs_file}
+        stored = await results_of(objects.recall(uuid, name, entry) for (uuid, name), entry in files.items())
+        problems = dict(zip(files, stored, strict=True))
+        ranges: dict[bytes, dict[tuple[CatalogEntry, int, int], memoryview | LoaderError]] = {}
+        for one in window:
+            if not (one.needs_file or one.is_large):
+                ranges.setdefault(one.bucket_uuid, {})[one.range] = memoryview(b"")
+        for bucket_uuid, wanted in ranges.items():
+            try:
+                read = await objects.read(bucket_uuid, list(wanted), verify=verify)
+            except LoaderError as error:
+                read = [error] * len(wanted)
+            wanted.update(zip(wanted, read, strict=True))
+        nothing = memoryview(b"")
+        return [
+            problems[one.bucket_uuid, one.name] or nothing
+            if one.needs_file
+            else ranges.get(one.bucket_uuid, {}).get(one.range, nothing)
+            for one in window
+        ]
+
+    def _enter(self, window: Sequence[_Wanted], found: Sequence[memoryview | LoaderError]) -> None:
+        """Enter what was read into the batch's table. Runs on a reader thread."""
+        batch, memory, at = self._batch, _memory(), 0
+        batch.keep(memory)
+        for one, data in zip(window, found, strict=True):
+            version, is_whole = str(one.entry.version), one.size_bytes == one.entry.size_bytes
+            if one.needs_file or isinstance(data, LoaderError):
+                batch.look_up_again(one.position)  # it may have a file by now
+                if one.position in batch.coded and isinstance(data, LoaderError):
+                    batch.fail(one.position, data)
+            elif one.is_large:
+                large = self._large[one.position] = _LargeEntry(
+                    self._objects, one, verify=is_whole or self._request.verify_ranges
+                )
+                batch.keep(large.file)
+                batch.place_arriving(one.position, large.file.fileno(), 0, one.size_bytes, version)
+            else:
+                os.pwrite(memory.fileno(), data, at)
+                checksum = one.entry.checksum if is_whole else None
+                batch.place_arriving(one.position, memory.fileno(), at, len(data), version, checksum)
+                at += len(data)
+
+    async def ready(self, span: FrameSpan) -> None:
+        """Wait until the bytes of a piece are there. If they cannot be read, its entry is failed."""
+        if (large := self._large.get(span.first)) is not None:
+            try:
+                await large.ready(span.offset, span.offset + span.payload_bytes)
+            except LoaderError as error:
+                self._batch.fail_begun(span.first, error)
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead.add_done_callback(retrieve)
+        for large in self._large.values():
+            await large.stop()

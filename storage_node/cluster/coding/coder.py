@@ -1,0 +1,352 @@
+"""Coder: takes objects that have settled from copies to fragments, in groups.
+
+The first owner of a name codes its object. Each round takes these steps, for several groups at once:
+
+1. Look which owners answer. Objects of others have to wait.
+2. Write the fragments, each to another host, and have their nodes sync them.
+3. Write the manifests, and have all their owners sync them.
+4. Swap: the other owners replace their copies by coded entries, unless they have something newer; then this node does,
+   for what all others have swapped. An entry is synced before its copy becomes garbage.
+
+Readers see the same object before and after each step, and a copy is given up only when its bytes are in fragments that
+are on disks. Any step may fail, and this node may die between two: fragments without a manifest, and groups that no
+entry names, are removed later (keeper.py), and what was not swapped is coded again in another group. Owners refuse a
+swap that comes so late that its group may be gone.
+
+Belongs to the node's event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.bucket_uuid import draw_bucket_uuid
+from ais_loader.wire.checksum import crc32c
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.redundancy import Redundancy, companion_name
+from storage_node.cluster.coding.fragments import FragmentWriter
+from storage_node.cluster.coding.group import Manifest, Slot, lay_out
+from storage_node.cluster.coding.plan import (
+    FRAGMENT_BYTES,
+    LEAST_FRAGMENT_BYTES,
+    Candidate,
+    Collector,
+    is_alone,
+    manifest_name,
+    may_be_coded,
+    place_fragments,
+)
+from storage_node.cluster.map.mutations import owning_hosts
+from storage_node.cluster.repair.peers import RepairPeers
+from storage_node.cluster.repair.plan import owners_of
+from storage_node.cluster.repair.transfers import recode_request
+from storage_node.cluster.replication import replica
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.context.errors import ReplicaLost
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
+from storage_node.store import format as fmt
+from storage_node.store.drive.drive import Drive
+from storage_node.store.failpoints import failpoint
+from storage_node.store.files.object_files import drive_error
+from storage_node.store.format import CatalogEntry
+from storage_node.store.read.object_reader import open_object
+
+ROUND_GROUPS = 8
+"""Most groups that share their syncs."""
+_SCANNED = 10_000
+"""Entries that are looked through at once."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class CodingMetrics:
+    """Counters since the node started; plain numbers that any thread may read."""
+
+    objects_coded: int = 0
+    bytes_coded: int = 0
+    groups_coded: int = 0
+    groups_dissolved: int = 0
+    fragments_rebuilt: int = 0
+    groups: int = 0
+    """Groups that this node keeps, as of its last pass."""
+    short_groups: int = 0
+    """Those of them that lack fragments."""
+    waits: dict[str, str] = field(default_factory=dict)
+    """Why objects of a bucket are not coded, by bucket."""
+
+
+class _Built(NamedTuple):
+    """A group whose fragments are written."""
+
+    manifest: Manifest
+    objects: Sequence[Candidate]
+    nodes: Mapping[int, Sequence[str]]
+    """Names of its fragments by node."""
+
+
+class Coder:
+    def __init__(
+        self,
+        node: Node,
+        membership: Membership,
+        writes: WriteCoordinator,
+        peers: RepairPeers,
+        fragments: FragmentWriter,
+        metrics: CodingMetrics,
+    ) -> None:
+        self._node = node
+        self._membership = membership
+        self._writes = writes
+        self._peers = peers
+        self._fragments = fragments
+        self._metrics = metrics
+        self.scan_s = 0.0
+        """Time that the last pass took to look for objects."""
+
+    async def pass_(self, view: ClusterView) -> None:
+        """Code what has settled. Raises LoaderError."""
+        self.scan_s = 0.0
+        waits: dict[str, str] = {}
+        for bucket in view.buckets.values():
+            if not bucket.HasField("coding"):
+                continue
+            fragments, hosts = bucket.coding.data + bucket.coding.parity, owning_hosts(view.map)
+            if hosts < fragments:
+                waits[bucket.name] = f"its groups have {fragments} fragments, and {hosts} hosts take objects: add hosts"
+            if hosts < fragments or view.is_changing or bucket.uuid in self._node.store.replicas.stale.bucket_uuids():
+                continue
+            groups: list[list[Candidate]] = []
+            async for group in self._groups(view, bucket):
+                if self._membership.view is not view:
+                    return
+                if is_alone(group[0].entry, bucket.coding.data):
+                    await self._code(view, bucket, [group])
+                    continue
+                groups.append(group)
+                if len(groups) == ROUND_GROUPS:
+                    await self._code(view, bucket, groups)
+                    groups = []
+            if groups:
+                await self._code(view, bucket, groups)
+        self._metrics.waits = waits
+
+    async def _groups(self, view: ClusterView, bucket: pb.MapBucket) -> AsyncIterator[list[Candidate]]:
+        collector = Collector(Redundancy(bucket.coding.data, bucket.coding.parity))
+        for drive in [drive for drive in self._node.store.drives if drive is not None]:
+            after: bytes | None = b""
+            while after is not None:
+                began_s = time.monotonic()
+                found, after = await self._node.read(self._candidates, view, bucket, drive, after)
+                self.scan_s += time.monotonic() - began_s
+                for group in collector.add(found):
+                    yield group
+        for group in collector.rest():
+            yield group
+
+    def _candidates(
+        self, view: ClusterView, bucket: pb.MapBucket, drive: Drive, after: bytes
+    ) -> tuple[list[Candidate], bytes | None]:
+        """Return objects after a key of which this node is the first owner; and the last key, if there may be more."""
+        found: list[Candidate] = []
+        now_ns, delay_s = time.time_ns(), self._node.config.cluster.coding_delay_s
+        last, seen = None, 0
+        for last, value in itertools.islice(
+            drive.catalog.scan(fmt.object_key(bucket.uuid, ""), after or None), _SCANNED
+        ):
+            seen += 1
+            if fmt.has_file(value):
+                name, entry = fmt.name_of_key(last), fmt.decode_entry(value)
+                if may_be_coded(name, entry, now_ns, delay_s):
+                    found.append(Candidate(name, entry, drive))
+        local = view.position[self._membership.node_uuid]
+        owners = owners_of(view, bucket, [one.name for one in found])
+        mine = [one for one, nodes in zip(found, owners, strict=True) if nodes[0] == local]
+        return mine, last if seen == _SCANNED else None
+
+    async def _code(self, view: ClusterView, bucket: pb.MapBucket, groups: Sequence[Sequence[Candidate]]) -> None:
+        """Take all steps for these groups. What cannot be coded now stays as it is. Raises LoaderError."""
+        companion = view.buckets[companion_name(bucket.uuid)]
+        names = [one.name for group in groups for one in group]
+        owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
+        reached = await self._within_reach(view, bucket, owners)
+        built: list[_Built] = []
+        began_ms, began_s = self._node.store.clock.wall_ms(), time.monotonic()
+        for group in groups:
+            objects = [one for one in group if one.name in reached]
+            if sum(one.entry.size_bytes for one in objects) < bucket.coding.data * LEAST_FRAGMENT_BYTES:
+                continue
+            try:
+                built.append(await self._write(view, bucket, companion, objects))
+                if is_alone(group[0].entry, bucket.coding.data):  # that may have taken long, and it is alone
+                    began_ms, began_s = self._node.store.clock.wall_ms(), time.monotonic()
+            except (ReplicaLost, LoaderError) as error:
+                log.info("objects of %s are not coded for now: %s", bucket.name, error)
+        built = await self._recorded(view, bucket, companion, built, began_s)
+        if self._is_current(view, began_s):
+            await self._swap(view, bucket, built, owners, began_ms)
+
+    def _is_current(self, view: ClusterView, began_s: float) -> bool:
+        """Whether the map is still this one, and fragments of that time are surely there, named or not."""
+        return (
+            self._membership.view is view and time.monotonic() - began_s < self._node.config.cluster.coding_grace_s / 2
+        )
+
+    async def _within_reach(
+        self, view: ClusterView, bucket: pb.MapBucket, owners: Mapping[str, Sequence[int]]
+    ) -> set[str]:
+        """Return the names whose other owners answer. Nothing would come of a group of which one cannot swap."""
+        first: dict[int, list[str]] = {}
+        for name, (_, *others) in owners.items():
+            for node in others:
+                first.setdefault(node, [name])
+        answers, _ = await self._peers.newest(view, bucket, first)
+        return {name for name, (_, *others) in owners.items() if all(node in answers for node in others)}
+
+    async def _write(
+        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, objects: Sequence[Candidate]
+    ) -> _Built:
+        """Write the fragments of a group. Raises ReplicaLost, LoaderError."""
+        redundancy, group = Redundancy(bucket.coding.data, bucket.coding.parity), draw_bucket_uuid()
+        is_large = is_alone(objects[0].entry, redundancy.data)
+        if is_large:
+            held = b""
+            offsets, fragment_bytes = lay_out([objects[0].entry.size_bytes], redundancy.data, FRAGMENT_BYTES)
+        else:
+            objects, offsets, fragment_bytes, held = await self._node.read(_held, objects, redundancy.data)
+
+        async def read(index: int, at: int, size_bytes: int) -> bytes:
+            at += index * fragment_bytes
+            if not is_large:
+                return held[at : at + size_bytes]
+            return await self._node.read(self._read_range, bucket.name, objects[0], at, size_bytes)
+
+        places = place_fragments(view, companion, group, range(redundancy.fragments))
+        manifest = Manifest(
+            group,
+            redundancy.data,
+            redundancy.parity,
+            fragment_bytes,
+            bucket.uuid,
+            tuple(places[index].name for index in range(redundancy.fragments)),
+            tuple(
+                Slot(one.name, one.entry.version, offset, one.entry.size_bytes, one.entry.checksum)
+                for one, offset in zip(objects, offsets, strict=True)
+            ),
+        )
+        await self._fragments.write(view, companion, manifest, places, read)
+        nodes: dict[int, list[str]] = {}
+        for place in places.values():
+            nodes.setdefault(place.node, []).append(place.name)
+        return _Built(manifest, objects, nodes)
+
+    def _read_range(self, bucket: str, one: Candidate, at: int, size_bytes: int) -> bytes:
+        """Return a range of a large object, verified by its blocks. Raises LoaderError."""
+        size_bytes = min(size_bytes, one.entry.size_bytes - at)
+        if size_bytes <= 0:
+            return b""
+        version = str(one.entry.version)
+        return b"".join(open_object(self._node.store, bucket, one.name, start=at, length=size_bytes, version=version))
+
+    async def _recorded(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        companion: pb.MapBucket,
+        built: Sequence[_Built],
+        began_s: float,
+    ) -> list[_Built]:
+        """Write the manifests of those groups whose fragments are on disks; return those whose manifest is as well."""
+        names: dict[int, list[str]] = {}
+        for one in built:
+            for node, mine in one.nodes.items():
+                names.setdefault(node, []).extend(mine)
+        lasting = await self._fragments.lasting(view, companion, names)
+        built = [one for one in built if lasting.issuperset(one.manifest.fragments)]
+        failpoint("code.fragments")
+        if not built or not self._is_current(view, began_s):
+            return []
+        await record(self._writes, bucket, [one.manifest for one in built])
+        recorded = [manifest_name(one.manifest.group) for one in built]
+        nodes: dict[int, list[str]] = {}
+        for name, owners in zip(recorded, owners_of(view, bucket, recorded), strict=True):
+            for node in owners:
+                nodes.setdefault(node, []).append(name)
+        lasting = await self._fragments.lasting(view, bucket, nodes)
+        failpoint("code.manifest")
+        return [one for one in built if manifest_name(one.manifest.group) in lasting]
+
+    async def _swap(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        built: Sequence[_Built],
+        owners: Mapping[str, Sequence[int]],
+        began_ms: int,
+    ) -> None:
+        left: dict[str, CatalogEntry] = {}
+        by_node: dict[int, list[tuple[str, CatalogEntry]]] = {}
+        for one in built:
+            path = fmt.coded_path(one.manifest.group)
+            for found, slot in zip(one.objects, one.manifest.slots, strict=True):
+                left[found.name] = found.entry._replace(path=path, offset=slot.offset)
+                for node in owners[found.name][1:]:
+                    by_node.setdefault(node, []).append((found.name, left[found.name]))
+        for node, coded in by_node.items():
+            try:
+                done = await self._peers.recode(view.nodes[node].peer_endpoint, bucket, coded, began_ms)
+            except ReplicaLost as lost:
+                log.info("objects of %s are not coded for now: %s", bucket.name, lost)
+                done = set()
+            for name in [name for name, _ in coded if name not in done]:
+                left.pop(name, None)
+        failpoint("code.swapped")
+        request = recode_request(bucket, list(left.items()), began_ms)
+        answer = await self._node.read(
+            replica.recode, self._node.store, request, self._node.config.cluster.coding_grace_s
+        )
+        failpoint("code.done")
+        self._metrics.objects_coded += len(answer.done)
+        self._metrics.bytes_coded += sum(request.object[at].size_bytes for at in answer.done)
+        self._metrics.groups_coded += len(built)
+
+
+async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequence[Manifest]) -> None:
+    """Store manifests, or new ones of their groups. Raises LoaderError."""
+    objects = []
+    for manifest in manifests:
+        data = manifest.encode()
+        name = manifest_name(manifest.group)
+        objects.append(objects_pb.SmallObject(bucket=bucket.name, name=name, data=data, checksum=crc32c(data)))
+    for result in await writes.put_small(objects):
+        if isinstance(result, LoaderError):
+            raise result
+
+
+def _held(objects: Sequence[Candidate], data: int) -> tuple[list[Candidate], list[int], int, bytes]:
+    """Read small objects; return those that are as they were, their offsets, the size of a fragment, and their bytes as
+    they lie in the group. Raises DriveFailed."""
+    found: list[tuple[Candidate, bytes]] = []
+    for one in objects:
+        try:
+            content = b"".join(one.drive.files.read(one.entry))
+        except FileNotFoundError:
+            continue  # replaced meanwhile
+        except OSError as error:
+            raise drive_error(error, one.drive.root, "reading an object") from error
+        # What is damaged is found by who reads it, and mended; a group has it afterwards.
+        if len(content) == one.entry.size_bytes and crc32c(content) == one.entry.checksum:
+            found.append((one, content))
+    offsets, fragment_bytes = lay_out([one.entry.size_bytes for one, _ in found], data, FRAGMENT_BYTES)
+    held = bytearray(data * fragment_bytes)
+    for (_, content), offset in zip(found, offsets, strict=False):
+        held[offset : offset + len(content)] = content
+    return [one for one, _ in found[: len(offsets)]], offsets, fragment_bytes, bytes(held)

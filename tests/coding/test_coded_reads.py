@@ -1,0 +1,281 @@
+"""Reads of coded objects on six nodes: whole ones, ranges, members, under faults of up to two of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from ais_loader import ClusterOptions, Entry, connect, errors
+from ais_loader.objects.client import Client
+from ais_loader.testing import eventually
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch.gather.fragments import GatheredFragments
+from storage_node.cluster.coding import group_reader
+from storage_node.cluster.coding.group import Manifest
+from tests.coding.coded_kit import CodedCluster
+from tests.node.cluster_kit import BUCKET, Answer
+from tests.store.store_kit import file_of, flip_a_byte
+from tests.tar_kit import packed_tar
+
+pytestmark = pytest.mark.slow
+
+PATIENT = ClusterOptions(retry_s=60.0)
+DRAW = random.Random(7)
+SMALL = {f"small/{at:03}": DRAW.randbytes(DRAW.randrange(1, 40_000)) for at in range(120)} | {"empty": b""}
+LARGE = {"large": DRAW.randbytes(9_000_001), "middle": DRAW.randbytes(1_500_000)}
+MEMBERS = {f"{at}.txt": DRAW.randbytes(5000) for at in range(20)}
+OBJECTS = SMALL | LARGE
+NAMES = list(OBJECTS)
+DRAW.shuffle(NAMES)
+
+
+class Made(NamedTuple):
+    cluster: CodedCluster
+    groups: list[Manifest]
+
+    def holders(self) -> list[int]:
+        """The nodes with the data fragments of the small objects, in their order."""
+        return [self.cluster.holder(name) for name in self.groups[0].fragments]
+
+    def fragments(self) -> Iterator[tuple[int, str]]:
+        for group in self.groups:
+            for name in group.fragments:
+                yield self.cluster.holder(name), name
+
+
+def made(cluster: CodedCluster) -> Made:
+    groups = cluster.put_coded(SMALL)
+    for name, data in LARGE.items():
+        groups += cluster.put_coded({name: data})
+    return Made(cluster, groups)
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """Nobody damages it."""
+    with CodedCluster(tmp_path_factory.mktemp("coded")) as cluster:
+        cluster.put({"plain": b"plain bytes", "shard.tar": packed_tar(MEMBERS)})
+        found = made(cluster)
+        found.groups.extend(cluster.code(["shard.tar"]))
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(coded: Made) -> Iterator[Client]:
+    with connect(coded.cluster.nodes[0].url, options=PATIENT) as client:
+        yield client
+
+
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    with CodedCluster(tmp_path_factory.mktemp("own"), linked=True, peer_timeout_s=4.0) as cluster:
+        yield made(cluster)
+
+
+def assert_read(answer: Answer, names: list[str]) -> None:
+    assert answer.order[: len(names)] == list(range(len(names)))
+    for at, name in enumerate(names):
+        assert answer.status[at] == pb.OK, (name, answer.faults.get(at))
+        assert answer.data[at] == OBJECTS[name], name
+
+
+def test_a_batch_has_the_bytes_in_its_order_and_each_failure_in_its_place(coded: Made) -> None:
+    names = [*NAMES, "small/000", "missing", "plain"]
+    answer = coded.cluster.ask(names)
+    assert_read(answer, NAMES)
+    assert answer.data[len(NAMES)] == SMALL["small/000"]
+    assert answer.status[len(NAMES) + 1] == pb.NOT_FOUND
+    assert answer.data[len(NAMES) + 2] == b"plain bytes"
+    coded.cluster.settle()
+
+
+@pytest.mark.parametrize("how", [{"buffered": True}, {"verify_ranges": True}, {"receiver_checks": True}])
+def test_a_batch_is_the_same_however_it_is_requested(coded: Made, how: dict[str, bool]) -> None:
+    assert_read(coded.cluster.ask(NAMES, **how), NAMES)
+    coded.cluster.settle()
+
+
+def test_ranges_are_those_of_the_objects(client: Client) -> None:
+    drawn = random.Random(3)
+    wanted: list[tuple[str, int, int | None]] = [("large", 0, 0), ("large", 9_000_001, None), ("empty", 0, None)]
+    for name in NAMES[:60] + ["large"] * 20:
+        start = drawn.randrange(len(OBJECTS[name]) + 1)
+        wanted.append((name, start, drawn.choice([None, drawn.randrange(len(OBJECTS[name]) - start + 1)])))
+    found = client.get_batch([Entry(BUCKET, name, start=start, length=length) for name, start, length in wanted])
+    for item, (name, start, length) in zip(found, wanted, strict=True):
+        stop = None if length is None else start + length
+        assert item.tobytes() == OBJECTS[name][start:stop], (name, start, length)
+    with pytest.raises(errors.RangeError):
+        client.bucket(BUCKET).get("large", start=1, length=9_000_001)
+    bucket = client.bucket(BUCKET)
+    assert bucket.get("large", start=4_000_000, length=3_000_000) == LARGE["large"][4_000_000:7_000_000]
+
+
+def test_single_objects_and_their_descriptions_are_those_that_were_put(client: Client) -> None:
+    bucket = client.bucket(BUCKET)
+    for name in ["large", "middle", "empty", "small/007"]:
+        info = bucket.head(name)
+        assert info.size_bytes == len(OBJECTS[name])
+        assert bucket.get(name) == OBJECTS[name]
+        with bucket.open(name) as file:
+            file.seek(len(OBJECTS[name]) // 2)
+            assert file.read() == OBJECTS[name][len(OBJECTS[name]) // 2 :]
+    listed = {info.name for info in bucket.objects()}
+    assert listed >= {*OBJECTS, "plain", "shard.tar"} and not any(name.startswith("/") for name in listed)
+
+
+def test_an_owner_stores_an_archive_again_for_its_members(coded: Made, client: Client) -> None:
+    wanted = [Entry(BUCKET, "shard.tar", name) for name in MEMBERS] + [Entry(BUCKET, "shard.tar", "none.txt")]
+    found = list(client.get_batch(wanted, on_error="placeholder"))
+    assert [item.tobytes() for item in found[:-1]] == list(MEMBERS.values())
+    assert found[-1].status.name == "MEMBER_NOT_FOUND"
+    version = client.bucket(BUCKET).head("shard.tar").version
+    cluster, manifest = coded.cluster, coded.groups[-1]
+    entries = [cluster.entry(number, "shard.tar") for number in cluster.owners("shard.tar")]
+    assert {str(entry.version) for entry in entries} == {version}
+    assert any(entry.has_file for entry in entries)
+    cluster.code_again("shard.tar", manifest)
+    assert {one.name for one in client.bucket(BUCKET).members("shard.tar")} == set(MEMBERS)
+
+
+def test_an_object_made_of_a_coded_one_has_its_bytes(coded: Made, client: Client) -> None:
+    bucket = client.bucket(BUCKET)
+    coded.cluster.put_coded({"source": LARGE["middle"]})
+    bucket.set_metadata("source", {"who": "x"})
+    assert bucket.head("source").metadata == {"who": "x"}
+    assert bucket.get("source") == LARGE["middle"]
+    bucket.delete("source")
+
+
+def test_an_overwritten_or_deleted_object_is_coded_no_more(coded: Made, client: Client) -> None:
+    bucket = client.bucket(BUCKET)
+    coded.cluster.put_coded({"again": b"old bytes", "gone": b"deleted"})
+    bucket.put("again", b"new")
+    bucket.delete("gone")
+    assert bucket.get("again") == b"new"
+    [again, gone] = client.get_batch([Entry(BUCKET, "again"), Entry(BUCKET, "gone")], on_error="placeholder")
+    assert again.tobytes() == b"new" and gone.status.name == "NOT_FOUND"
+    bucket.delete("again")
+
+
+@pytest.fixture
+def without_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node asks for the first two fragments of a group before others have failed."""
+    monkeypatch.setattr(
+        GatheredFragments, "failing", lambda _, bucket, names: {one for one in names if one[32:35] in ("/0/", "/1/")}
+    )
+
+
+@pytest.mark.usefixtures("without_two")
+def test_what_is_decoded_from_parity_has_the_same_bytes(coded: Made) -> None:
+    groups = [coded.cluster.batches(number).resources.coded.groups for number in range(6)]
+    before = sum(one.decoded for one in groups)
+    assert_read(coded.cluster.ask(NAMES), NAMES)
+    assert sum(one.decoded for one in groups) > before + len(NAMES) // 4
+
+
+@pytest.mark.usefixtures("without_two")
+def test_a_node_without_the_codec_says_what_to_install(coded: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(data: int, parity: int) -> None:
+        raise errors.Unsupported("pip install it")
+
+    monkeypatch.setattr(group_reader, "codec_of", missing)
+    answer = coded.cluster.ask(["large"])
+    assert answer.status == {0: pb.UNAVAILABLE}
+    assert "pip install it" in answer.faults[0].message
+
+
+def test_one_object_many_times_and_many_tiny_ones_are_one_batch(coded: Made) -> None:
+    tiny = {f"tiny/{at:04}": b"%d" % at for at in range(2000)}
+    coded.cluster.put_coded(tiny)
+    names = [*tiny, *["small/004"] * 500]
+    answer = coded.cluster.ask(names)
+    assert [answer.data[at] for at in range(len(names))] == [*tiny.values(), *[SMALL["small/004"]] * 500]
+
+
+def test_two_of_six_nodes_may_be_gone(own: Made) -> None:
+    """Not node 0, which is asked; its own fragments are lost as well in the next test."""
+    gone = [number for number in own.holders() if number != 0][:2]
+    for number in gone:
+        own.cluster.stop(number)
+    for _ in range(2):
+        assert_read(own.cluster.ask(NAMES), NAMES)
+
+
+def test_a_frozen_node_is_waited_for_only_once(own: Made) -> None:
+    frozen = next(number for number in own.holders() if number != 0)
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    own.cluster.links[frozen].stall()
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    reader = own.cluster.batches(0).resources.coded.groups
+    decoded = reader.decoded
+    own.cluster.links[frozen].flow()
+    eventually(lambda: not own.cluster.batches(0).resources.peers.is_failing(endpoint_of(own.cluster, frozen)))
+    assert decoded > 0
+    assert_read(own.cluster.ask(NAMES), NAMES)
+
+
+def endpoint_of(cluster: CodedCluster, number: int) -> str:
+    return str(cluster.view.nodes[number].peer_endpoint)
+
+
+def test_flipped_bits_in_two_fragments_of_each_group_reach_nobody(own: Made) -> None:
+    for group in own.groups:
+        for name in group.fragments[1:3]:
+            path = file_of(own.cluster.store(own.cluster.holder(name)), name, own.cluster.companion)
+            for at in range(0, path.stat().st_size, 5000):
+                flip_a_byte(path, at)
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    ranges = [("large", 3_000_000, 500), ("small/003", 5, 10)]
+    with connect(own.cluster.nodes[0].url, options=PATIENT) as client:
+        found = client.get_batch(
+            [Entry(BUCKET, name, start=at, length=size) for name, at, size in ranges], verify_ranges=True
+        )
+        assert [item.tobytes() for item in found] == [OBJECTS[name][at : at + size] for name, at, size in ranges]
+
+
+def test_three_lost_fragments_of_a_group_are_an_error_for_its_objects_alone(own: Made) -> None:
+    for name in own.groups[-1].fragments[:3]:
+        own.cluster.store(own.cluster.holder(name)).delete(own.cluster.companion, name)
+    answer = own.cluster.ask(["middle", "large"])
+    assert answer.status == {0: pb.UNAVAILABLE, 1: pb.OK}
+    assert "3 of 6 fragments can be read, 4 are needed" in answer.faults[0].message
+    assert answer.data[1] == LARGE["large"]
+
+
+def test_a_fragment_that_was_written_elsewhere_is_found_by_its_new_manifest(own: Made) -> None:
+    assert_read(own.cluster.ask(NAMES), NAMES)  # knows all manifests
+    cluster, group = own.cluster, own.groups[0]
+    names = list(group.fragments)
+    for number in range(3):  # more than can be decoded
+        holder = cluster.holder(names[number])
+        content = cluster.bytes_in(cluster.companion, names[number], holder)
+        cluster.store(holder).delete(cluster.companion, names[number])
+        names[number] = cluster.write_fragment(group.group, number, content, (holder + 3) % 6)
+    cluster.write_manifest(group._replace(fragments=tuple(names)))
+    assert_read(cluster.ask(NAMES), NAMES)
+
+
+def test_a_snapshot_has_the_coded_versions_that_it_saw(own: Made) -> None:
+    cluster = own.cluster
+    cluster.put_coded({"s.tar": packed_tar(MEMBERS)})
+    cut = max(cluster.store(number).replicas.clock for number in range(6)) + 1
+    cluster.map.bucket[0].snapshot.add(name="s", cut=cut)
+    cluster.learn()
+    cluster.await_compared()
+    with connect(cluster.nodes[0].url, options=PATIENT) as client:
+        bucket, pinned = client.bucket(BUCKET), client.bucket(f"{BUCKET}@s")
+        bucket.put("large", b"new")
+        bucket.put("s.tar", b"no archive")
+        bucket.delete("small/001")
+        assert pinned.get("large") == LARGE["large"]
+        assert pinned.get("small/001") == SMALL["small/001"]
+        found = client.get_batch([Entry(pinned.name, name) for name in ("large", "small/001", "middle")])
+        assert [item.tobytes() for item in found] == [LARGE["large"], SMALL["small/001"], LARGE["middle"]]
+        members = client.get_batch([Entry(pinned.name, "s.tar", name) for name in MEMBERS])
+        assert [item.tobytes() for item in members] == list(MEMBERS.values())
+        assert pinned.get("s.tar") == packed_tar(MEMBERS)
+        assert bucket.get("s.tar") == b"no archive"

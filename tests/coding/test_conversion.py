@@ -1,0 +1,221 @@
+"""Objects of a coded bucket on six nodes: taken from copies to fragments, kept so, and brought back."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader import errors
+from ais_loader.testing import eventually
+from ais_loader.wire.redundancy import companion_name
+from storage_node.cluster.coding.group import Manifest
+from storage_node.cluster.map.mutations import begin_leave, remove_node
+from storage_node.store.read.object_reader import open_object
+from tests.coding.coded_cluster import BUCKET, CodedCluster, coded_cluster
+
+GRACE_S = 10.0
+
+
+def drawn(count: int, size_bytes: int = 10_000, *, seed: int = 1, prefix: str = "s/") -> dict[str, bytes]:
+    draw = random.Random(seed)
+    return {f"{prefix}{number:04}": draw.randbytes(size_bytes) for number in range(count)}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[CodedCluster]:
+    with coded_cluster(tmp_path, coding_grace_s=GRACE_S, tombstone_grace_s=1.0) as running:
+        yield running
+
+
+def await_coded(cluster: CodedCluster, objects: dict[str, bytes]) -> None:
+    """Wait until all is coded but what is too little for a group on its node."""
+    eventually(lambda: cluster.files_bytes(objects) < 6 * 4 * (64 << 10), timeout_s=60.0)
+
+
+@pytest.mark.slow
+def test_what_has_settled_is_coded_and_read_as_before(cluster: CodedCluster) -> None:
+    objects = {**drawn(600), "large": random.Random(2).randbytes(3_000_001), "mid": bytes(700_000), "empty": b""}
+    cluster.bucket.put_many(objects.items())
+    infos = {info.name: info for info in cluster.bucket.objects()}
+    await_coded(cluster, objects)
+    eventually(lambda: cluster.coded(["large"]))
+    cluster.check(objects)
+    assert {info.name: info for info in cluster.bucket.objects()} == infos, "versions, times and checksums stay"
+    assert [bucket.name for bucket in cluster.client.buckets()] == [BUCKET]
+    fragments = cluster.fragments()
+    groups = {name.split("/")[0] for name in fragments}
+    assert cluster.manifests() == {f"/.coded/{group}" for group in groups}
+    for group in groups:
+        nodes = [number for name, number in fragments.items() if name.startswith(group)]
+        assert sorted(nodes) == list(range(6)), "each fragment is on another host"
+    summary = cluster.bucket.summary()
+    assert (summary.objects, summary.size_bytes) == (len(objects), sum(map(len, objects.values())))
+    cluster.bucket.put("large", b"new")
+    cluster.bucket.delete("mid")
+    assert cluster.bucket.get("large") == b"new"
+    with pytest.raises(errors.ObjectNotFound):
+        cluster.bucket.get("mid")
+
+
+@pytest.mark.slow
+def test_a_bucket_comes_back_to_copies_and_leaves_nothing(cluster: CodedCluster) -> None:
+    objects = drawn(300)
+    cluster.bucket.put_many(objects.items())
+    await_coded(cluster, objects)
+    info = cluster.bucket.set(redundancy="copies")
+    assert (info.redundancy, info.copies) == ("copies", 3)
+    eventually(lambda: cluster.plain(objects), timeout_s=60.0)
+    cluster.check(objects)
+    eventually(lambda: not cluster.manifests() and not cluster.fragments(), timeout_s=60.0)
+    cluster.check(objects)
+    cluster.bucket.set(redundancy="rs:2+1")
+    await_coded(cluster, objects)
+    cluster.check(objects)
+    cluster.client.delete_bucket(BUCKET, force=True)
+    eventually(lambda: all(not store.buckets() for store in cluster.stores))
+
+
+@pytest.mark.slow
+def test_lost_and_damaged_fragments_are_written_again(cluster: CodedCluster) -> None:
+    objects = drawn(300)
+    cluster.bucket.put_many(objects.items())
+    await_coded(cluster, objects)
+    before = cluster.fragments()
+    lost, damaged = sorted(before)[:2]
+    assert lost.split("/")[0] == damaged.split("/")[0]
+    cluster.stores[before[lost]].delete(cluster.companion, lost)
+    cluster.flip_bits(before[damaged], damaged)
+    cluster.check(objects)
+    eventually(
+        lambda: (
+            before.items() <= cluster.fragments().items()  # more may have been coded since
+            and cluster.is_sound(before[damaged], damaged)
+        ),
+        timeout_s=60.0,
+    )
+    cluster.check(objects)
+
+
+@pytest.mark.slow
+def test_a_sparse_group_is_dissolved_and_its_objects_are_coded_again(cluster: CodedCluster) -> None:
+    objects = drawn(400)
+    cluster.bucket.put_many(objects.items())
+    await_coded(cluster, objects)
+    before = cluster.manifests()
+    for name in list(objects)[:300]:
+        cluster.bucket.delete(name)
+        del objects[name]
+    eventually(lambda: not before & cluster.manifests(), timeout_s=90.0)
+    cluster.check(objects)
+    groups = {name.removeprefix("/.coded/") for name in cluster.manifests()}
+    eventually(lambda: {name.split("/")[0] for name in cluster.fragments()} == groups, timeout_s=60.0)
+    cluster.check(objects)
+
+
+@pytest.mark.slow
+def test_an_owner_that_has_a_file_again_swaps_it(cluster: CodedCluster) -> None:
+    objects = drawn(300)
+    cluster.bucket.put_many(objects.items())
+    await_coded(cluster, objects)
+    name = next(name for name in objects if cluster.coded([name]))
+    _, second, _ = cluster.owners(name)
+    store = cluster.stores[second]
+    entry = store.replicas.newest(BUCKET, [name])[0]
+    assert entry is not None
+    with store.begin_put(BUCKET, name, entry.metadata) as upload:
+        upload.assign(entry.version, entry.modified_ns, is_copy=True)
+        upload.write(objects[name])
+        assert upload.commit().has_file
+    eventually(lambda: cluster.coded([name]))
+    assert store.replicas.newest(BUCKET, [name])[0] == entry
+    cluster.check(objects)
+
+
+@pytest.mark.slow
+def test_a_manifest_says_where_each_object_is(cluster: CodedCluster) -> None:
+    objects = drawn(300)
+    cluster.bucket.put_many(objects.items())
+    await_coded(cluster, objects)
+    where = {}
+    for name in cluster.manifests():
+        store = cluster.stores[cluster.owners(name)[0]]
+        manifest = Manifest.decode(b"".join(open_object(store, BUCKET, name)))
+        assert set(manifest.fragments) <= cluster.fragments().keys()
+        where |= {slot.name: (manifest.group, slot.offset, slot.version, slot.size_bytes) for slot in manifest.slots}
+    for name in objects:
+        if cluster.coded([name]):
+            for entry in cluster.entries(name):
+                assert where[name] == (entry.group, entry.offset, entry.version, entry.size_bytes)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_coded_says_why(tmp_path: Path) -> None:
+    with coded_cluster(tmp_path, nodes=3, redundancy=None) as cluster:
+        create = cluster.client.create_bucket
+        with pytest.raises(errors.InvalidRequest, match="6 different hosts, and the cluster has 3"):
+            create(BUCKET, redundancy="rs:4+2")
+        with pytest.raises(errors.InvalidRequest, match="implies copies=2"):
+            create(BUCKET, redundancy="rs:2+1", copies=3)
+        create(BUCKET)
+        with pytest.raises(errors.InvalidRequest, match="6 different hosts"):
+            cluster.bucket.set(redundancy="rs:4+2")
+        assert cluster.bucket.set(redundancy="rs:2+1").copies == 2
+        with pytest.raises(errors.InvalidRequest, match="is erasure coded"):
+            cluster.bucket.set(copies=3)
+        with pytest.raises(errors.InvalidRequest, match="cannot become a remote one"):
+            cluster.bucket.set(remote=f"file://{tmp_path}/elsewhere")
+        hidden = companion_name(cluster.stores[0].bucket(BUCKET).uuid_bytes)
+        with pytest.raises(errors.BucketNotFound):
+            cluster.client.bucket(hidden).set(copies=2)
+        with pytest.raises(errors.BucketNotFound):
+            cluster.client.delete_bucket(hidden, force=True)
+        create("far", remote=f"file://{tmp_path}/far")
+        with pytest.raises(errors.InvalidRequest, match="is a remote one"):
+            cluster.client.bucket("far").set(redundancy="rs:2+1")
+
+
+@pytest.mark.slow
+def test_a_snapshot_keeps_the_groups_that_it_sees(tmp_path: Path) -> None:
+    with coded_cluster(tmp_path, coding_grace_s=4.0, tombstone_grace_s=1.0) as cluster:
+        objects = drawn(300)
+        cluster.bucket.put_many(objects.items())
+        await_coded(cluster, objects)
+        before = cluster.manifests()
+        cluster.bucket.snapshot("then")
+        cluster.bucket.put_many((name, b"new") for name in objects)
+        deadline_s = time.monotonic() + 12.0
+        eventually(lambda: time.monotonic() > deadline_s, timeout_s=60.0)
+        assert before <= cluster.manifests(), "three times as long as an empty group is kept"
+        then = cluster.client.bucket(f"{BUCKET}@then")
+        assert [bytes(item.data) for item in then.get_batch(list(objects))] == list(objects.values())
+        cluster.check(dict.fromkeys(objects, b"new"))
+        cluster.bucket.delete_snapshot("then")
+        eventually(lambda: not cluster.manifests() and not cluster.fragments(), timeout_s=60.0)
+        cluster.check(dict.fromkeys(objects, b"new"))
+
+
+@pytest.mark.slow
+def test_fragments_follow_nodes_that_leave_and_are_made_again_for_lost_ones(tmp_path: Path) -> None:
+    with coded_cluster(tmp_path, nodes=8, coding_grace_s=GRACE_S, tombstone_grace_s=1.0) as cluster:
+        objects = drawn(300) | {"large": random.Random(2).randbytes(2_000_003)}
+        cluster.bucket.put_many(objects.items())
+        await_coded(cluster, objects)
+        leaver, lost = cluster.nodes[6], cluster.nodes[7]
+        cluster.change(begin_leave(leaver.membership.node_uuid))
+        eventually(lambda: len(cluster.view.nodes) == 7, timeout_s=120.0)
+        cluster.check(objects)
+        eventually(cluster.is_spread, timeout_s=90.0)
+        lost.stop()
+        cluster.check(objects)
+        cluster.change(remove_node(lost.membership.node_uuid))
+        eventually(lambda: len(cluster.view.nodes) == 6)
+        cluster.check(objects)
+        eventually(cluster.is_spread, timeout_s=90.0)
+        cluster.check(objects)
+        for node in cluster.nodes[:2]:
+            node.stop()
+        cluster.check(objects)
