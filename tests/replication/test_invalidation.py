@@ -103,11 +103,11 @@ def test_a_node_that_refuses_the_call_was_not_told(tmp_path: Path, monkeypatch: 
     def fail(_: object) -> object:
         raise RuntimeError("a commit that fails in an unforeseen way")
 
+    monkeypatch.setattr(Repair, "missed", refuse)  # nodes register it as they start
     with quick(tmp_path) as cluster, Writer(cluster.nodes[0].url) as writer:
         hold_fetching(cluster, monkeypatch)
         name = name_with(cluster, lambda owners: owners == [0, 1])
         writer.put(name, OLD)
-        monkeypatch.setattr(Repair, "missed", refuse)
         monkeypatch.setattr(cluster.batches(1).node.store, "commit_many", fail)
         writer.put(name, NEW)
         assert said(cluster, 1, name) == DOUBT
