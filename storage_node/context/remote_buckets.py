@@ -82,10 +82,10 @@ class RemoteBuckets:
 
 def _of(view: ClusterView) -> dict[str, RemoteBucket]:
     found = {}
-    for name, bucket in view.buckets.items():
+    for bucket in view.special:
         if bucket.HasField("remote"):
             try:
-                found[name] = RemoteBucket(name, bucket.uuid, Remote.from_wire(bucket.remote))
+                found[bucket.name] = RemoteBucket(bucket.name, bucket.uuid, Remote.from_wire(bucket.remote))
             except InvalidRequest:  # of a later version of this package: without it, stored objects can be read
                 continue
     return found
