@@ -19,11 +19,7 @@ from storage_node.store.drive.preconditions import parse_condition
 
 
 def node_tier(
-    node: Node,
-    writes: WriteCoordinator,
-    store_object: StoreObject,
-    put_group: PutGroup[pb.ObjectInfo],
-    plans: Plans,
+    node: Node, writes: WriteCoordinator, store_object: StoreObject, put_group: PutGroup[pb.ObjectInfo], plans: Plans
 ) -> RemoteTier:
     """Make the tier of a node. `store_object`, `put_group`: store fetched objects here, or on their owners."""
     settings = node.config.remote

@@ -46,12 +46,7 @@ class RemoteWrites:
         stamp = {STAMP_KEY: condition.write_id.hex()} if condition.write_id else {}
         try:
             stored = await backend.put(
-                name,
-                chunks,
-                size_bytes,
-                dict(header.metadata) | stamp,
-                if_absent=condition.if_absent,
-                if_etag=etag,
+                name, chunks, size_bytes, dict(header.metadata) | stamp, if_absent=condition.if_absent, if_etag=etag
             )
         except VersionConflict:
             with contextlib.suppress(ObjectNotFound):

@@ -26,11 +26,7 @@ def metadata_of(found: RemoteObject) -> dict[str, str]:
     """
     own = {
         key: value
-        for key, value in (
-            (REMOTE_ETAG, found.etag),
-            (VERSION, found.version),
-            (MODIFIED, str(found.modified_ns)),
-        )
+        for key, value in ((REMOTE_ETAG, found.etag), (VERSION, found.version), (MODIFIED, str(found.modified_ns)))
         if value
     }
     users = {key: value for key, value in found.metadata.items() if not is_reserved(key) and key.lower() != STAMP_KEY}
