@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -30,6 +29,7 @@ from storage_node.context.channels import Caller, Channels, make_secret, read_se
 from storage_node.context.node import Node
 from storage_node.etl.values import TransformRunner
 from storage_node.etl.worker.environments import Environments
+from storage_node.limits.blocking_calls import BlockingCalls
 from storage_node.limits.call_slots import note_tenant, tenant_of
 from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
 from storage_node.metrics.declarations import METRICS
@@ -250,9 +250,9 @@ class NodeServer:
         assert self._store is not None
         self._serving, self._stopping = asyncio.current_task(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        readers = ThreadPoolExecutor(self.config.reads.read_threads, thread_name_prefix="ais-loader-read")
-        openers = ThreadPoolExecutor(self.config.reads.archive_threads, thread_name_prefix="ais-loader-archive")
-        with readers, openers, ExitStack() as held:
+        readers = BlockingCalls(self.config.reads.read_threads, "ais-loader-read")
+        openers = BlockingCalls(self.config.reads.archive_threads, "ais-loader-archive")
+        with closing(readers), closing(openers), ExitStack() as held:
             membership, acceptor_store = self.membership, self._acceptor_store
             caller = Caller.of_node(membership, read_secret(self.config.listen.peer_secret_file), self._credentials)
             confirmation = MapConfirmation(membership, acceptor_store, Channels(caller))

@@ -161,7 +161,7 @@ class CodedEntries:
         for one, data in zip(window, found, strict=True):
             version, is_whole = str(one.entry.version), one.size_bytes == one.entry.size_bytes
             if one.needs_file or isinstance(data, LoaderError):
-                batch.look_up_again(one.position)  # it may have a file by now
+                batch.look_up_again([one.position])  # it may have a file by now
                 if one.position in batch.coded and isinstance(data, LoaderError):
                     batch.fail(one.position, data)
             elif one.is_large:

@@ -179,10 +179,7 @@ def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: 
         return encode_single(batch_id, size, checksum, only, described=described), only
     checksums = np.array([checksum for *_, checksum in files], "<u4")
     end = pb.End(
-        outcome=pb.End.COMPLETE,
-        entries=n,
-        payload_bytes=size_bytes,
-        digest=digest(np.zeros(n, np.uint8), checksums),
+        outcome=pb.End.COMPLETE, entries=n, payload_bytes=size_bytes, digest=digest(np.zeros(n, np.uint8), checksums)
     )
     prefix, _ = encode_prefix(
         batch_id,

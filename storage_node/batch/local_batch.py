@@ -268,10 +268,7 @@ class LocalBatch:
                     break
             for payload_bytes, message in messages:
                 await self._call.spend_credit(payload_bytes)
-                with self._call.call_slot.waiting():
-                    await settled(asyncio.ensure_future(self._call.send(message)))
-                self._call.call_slot.moved()
-                self._call.tally.frame_sent()
+                await settled(asyncio.ensure_future(self._call.send_frame(message)))
                 held_bytes -= payload_bytes
                 self._resources.uncollect(payload_bytes, self._call.call_slot)
         finally:

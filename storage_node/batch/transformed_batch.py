@@ -67,10 +67,7 @@ class TransformedBatch:
         slot = await self._resources.turn(self._request.tenant, size_bytes, size_bytes)
         try:
             message = encode_frame(self._call.batch_id, frame)
-            with self._call.call_slot.waiting():
-                await settled(asyncio.ensure_future(self._call.send(message)))
-            self._call.call_slot.moved()
-            self._call.tally.frame_sent()
+            await settled(asyncio.ensure_future(self._call.send_frame(message)))
         finally:
             slot.release()
             self._resources.slots.release_memory(size_bytes)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
-from concurrent.futures import Executor
+from threading import Thread
 from typing import NamedTuple, TypeVar
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.channels import Caller
 from storage_node.context.membership import Membership
+from storage_node.limits.blocking_calls import BlockingCalls
 from storage_node.limits.call_slots import CallSlots, Streams, current_tenant
 from storage_node.limits.counters import NodeCounters, clock_s
 from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.limits.load_monitor import LoadMonitor, give_memory_back
-from storage_node.limits.tasks import deliver, settled
 from storage_node.limits.tenant_rates import TenantRates
 from storage_node.security.audit.log import audit_log
 from storage_node.settings.config import ServerConfig
@@ -124,8 +124,8 @@ class Node:
         self,
         store: Store,
         config: ServerConfig,
-        readers: Executor,
-        archive_openers: Executor,
+        readers: BlockingCalls,
+        archive_openers: BlockingCalls,
         membership: Membership,
         caller: Caller,
         confirm_map: Callable[[pb.ClusterMap], Awaitable[None]],
@@ -140,7 +140,7 @@ class Node:
         self.metrics = NodeCounters()
         self.audit = audit_log(config.audit, store, membership.node_uuid)
         """The audit log; None if nothing is logged."""
-        self.load = LoadMonitor(config.limits, lambda: readers.submit(give_memory_back))
+        self.load = LoadMonitor(config.limits, lambda: Thread(target=give_memory_back).start())
         self.streams = Streams(
             config.limits.max_streams,
             config.limits.still_s,
@@ -201,17 +201,13 @@ class Node:
 
         async def run() -> T:
             async with self.opening.turn(tenant):
-                return await self._run(self._archive_openers, function, arguments)
+                return await self._archive_openers.submit(lambda: function(*arguments)).settled()
 
         return await self._with_files(run)
 
     async def read(self, function: Callable[..., T], *arguments: object) -> T:
-        """Run a function that may wait for a drive, off the event loop.
-
-        If cancelled, it still returns only when the function has ended, or will never run: what it works on may be
-        closed. A result that can be closed is then closed. If it raises ObjectCoded, the objects are stored again, and
-        it is called again.
-        """
+        """Run a function that may wait for a drive, off the event loop. See `BlockingCall.settled`. If it raises
+        ObjectCoded, the objects are stored again, and it is called again."""
         return await self._with_files(lambda: self._read(function, arguments))
 
     async def _with_files(self, run: Callable[[], Awaitable[T]]) -> T:
@@ -225,49 +221,18 @@ class Node:
         return await run()
 
     async def _read(self, function: Callable[..., T], arguments: tuple[object, ...]) -> T:
-        tenant = current_tenant.get()
-        submitted_s = clock_s()
+        tenant, submitted_s = current_tenant.get(), clock_s()
+
+        def work() -> T:
+            self.load.reader_waited(clock_s() - submitted_s)
+            return function(*arguments)
+
         self.metrics.pending_reads += 1
         try:
             await self.reading.begin(tenant)
             try:
-                return await self._run(self._readers, function, arguments, submitted_s)
+                return await self._readers.submit(work).settled()
             finally:
                 self.reading.end(tenant)
         finally:
             self.metrics.pending_reads -= 1
-
-    async def _run(
-        self,
-        threads: Executor,
-        function: Callable[..., T],
-        arguments: tuple[object, ...],
-        submitted_s: float | None = None,
-    ) -> T:
-        """`submitted_s`: when the job was submitted, if its wait for a thread indicates how busy the drives are."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def work() -> object:
-            """Run on a reader thread. Delivers the result itself: `wrap_future` costs half as much as the rest."""
-            if submitted_s is not None:
-                self.load.reader_waited(clock_s() - submitted_s)
-            try:
-                result = function(*arguments)
-            except BaseException as error:  # noqa: BLE001 - raised in the waiting task
-                loop.call_soon_threadsafe(deliver, answer, None, error)
-                return None
-            loop.call_soon_threadsafe(deliver, answer, result)
-            return result
-
-        submitted = threads.submit(work)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if not submitted.cancel():
-                try:
-                    await settled(asyncio.wrap_future(submitted))
-                finally:
-                    if (close := getattr(submitted.result(), "close", None)) is not None:
-                        close()
-            raise

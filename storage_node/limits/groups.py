@@ -56,8 +56,8 @@ class Groups(Generic[T, R]):
         stall_s: float | None = None,
     ) -> None:
         self._do_group, self._wait_s, self._groups, self._stall_s = do_group, wait_s, groups, stall_s
-        self._waiting: deque[tuple[T, _WaitingCaller[R], int]] = deque()
-        """Pieces with the caller that waits for each, and its position among the caller's."""
+        self._waiting: deque[tuple[T, _WaitingCaller[R], int, int]] = deque()
+        """Pieces with the caller that waits for each, its position among the caller's, and its size."""
         self._waiting_bytes = 0
         self._running: set[asyncio.Task[None]] = set()
         self._alone = 0
@@ -102,8 +102,9 @@ class Groups(Generic[T, R]):
             return []
         waiting: _WaitingCaller[R] = _WaitingCaller(len(pieces))
         for position, piece in enumerate(pieces):
-            self._waiting.append((piece, waiting, position))
-            self._waiting_bytes += self._size_bytes(piece)
+            size_bytes = self._size_bytes(piece)
+            self._waiting.append((piece, waiting, position, size_bytes))
+            self._waiting_bytes += size_bytes
         if not self._wait_s:
             self._overdue = True
         elif self._timer is None and not self._overdue:
@@ -138,11 +139,11 @@ class Groups(Generic[T, R]):
         self._flush()
 
     def _start(self) -> None:
-        group: list[tuple[T, _WaitingCaller[R], int]] = []
+        group: list[tuple[T, _WaitingCaller[R], int, int]] = []
         size_bytes = 0
         while self._waiting and len(group) < _GROUP_OBJECTS and size_bytes < _GROUP_BYTES:
             group.append(self._waiting.popleft())
-            size_bytes += self._size_bytes(group[-1][0])
+            size_bytes += group[-1][3]
         self._waiting_bytes -= size_bytes
         task = asyncio.ensure_future(self._store(group))
         self._running.add(task)
@@ -160,17 +161,17 @@ class Groups(Generic[T, R]):
         self._running.discard(task)
         self._flush()
 
-    async def _store(self, group: Sequence[tuple[T, _WaitingCaller[R], int]]) -> None:
+    async def _store(self, group: Sequence[tuple[T, _WaitingCaller[R], int, int]]) -> None:
         results: Sequence[R | LoaderError]
         try:
-            results = await self._do_group([piece for piece, _, _ in group])
+            results = await self._do_group([piece for piece, *_ in group])
         except LoaderError as error:
             results = [error] * len(group)
         except BaseException as error:
-            for _, waiting, _ in group:
+            for _, waiting, _, _ in group:
                 waiting.fail(error if isinstance(error, Exception) else LoaderError("the node is stopping"))
             raise
-        for (_, waiting, position), result in zip(group, results, strict=True):
+        for (_, waiting, position, _), result in zip(group, results, strict=True):
             waiting.take(position, result)
 
     async def close(self) -> None:

@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ais_loader.errors import Closed
+from storage_node.limits.blocking_calls import BlockingCalls
 from storage_node.limits.tasks import cancel_others
 
 T = TypeVar("T")
 STOP_S = 20.0
-"""Time for what runs on the loop to end."""
+"""Time for what runs on the loop to end, and then for what runs off it."""
 
 
 class LoopThread:
@@ -36,7 +37,7 @@ class LoopThread:
     ) -> None:
         self._end = end
         self._loop = asyncio.new_event_loop()
-        self._readers = ThreadPoolExecutor(readers, thread_name_prefix=f"{name}-read")
+        self._readers = BlockingCalls(readers, f"{name}-read")
         self.is_closed = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -51,7 +52,7 @@ class LoopThread:
 
     async def read(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function that may wait for a drive, off the loop."""
-        return await self._loop.run_in_executor(self._readers, function, *arguments)
+        return await self._readers.submit(lambda: function(*arguments)).settled()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin `work` on the loop. Raises Closed."""
@@ -89,7 +90,7 @@ class LoopThread:
         self.is_closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_S)
-        self._readers.shutdown(wait=False)
+        self._readers.close(STOP_S)
 
 
 async def _awaited(work: Awaitable[T]) -> T:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 10.0
 _LOCK_POLL_S = 0.02
 _IDLE_POLL_S = 1.0
+_GARBAGE = 50_000
+"""New objects after which garbage is collected: those of hundreds of requests in flight, which have none."""
 
 
 def run_node(
@@ -59,6 +61,7 @@ def run_node(
             gateway.start()
         lock = _published(folder, lock, node, socket_path)
         gc.freeze()  # collections need not look again at what lives as long as the node
+        gc.set_threshold(_GARBAGE)
         announce(node, gateway)
         _wait_for_signals(stopping, asked, node, config.limits.idle_exit_s)
     finally:

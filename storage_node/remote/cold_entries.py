@@ -195,37 +195,43 @@ class ColdEntries(Generic[F]):
 
     def take(self, position: int) -> None:
         """Look up the entry, whose fetch has ended, and others whose fetches have. May wait for a drive."""
-        self._take(self._entries[position], is_due=True)
+        unknown: dict[int, bool] = self._take(self._entries[position], is_due=True)
         while self._ended:
-            self._take(self._ended.popleft())
+            unknown |= self._take(self._ended.popleft())
+        if unknown:
+            self._batch.look_up_again([*unknown])
+        for at, is_fetched in unknown.items():
+            if is_fetched and _is_missing(self._batch, at):
+                # It exists in the remote storage. Another try reads it, here or from another node.
+                self._batch.fail(at, ReplicaStale("it was fetched, and its copy is gone"))
 
-    def _take(self, entry: ColdEntry, *, is_due: bool = False) -> None:
+    def _take(self, entry: ColdEntry, *, is_due: bool = False) -> dict[int, bool]:
+        """Take the outcome of a fetch that has ended. Returns the positions to look up, and whether it was stored."""
         fetch = self._fetches.get(entry)
         if fetch is None or not fetch.done() or fetch.cancelled():
-            return
+            return {}
         error = fetch.exception()
         if error is not None and not isinstance(error, LoaderError):
             raise error
         part = fetch.result() if error is None else None
         if isinstance(part, ArrivingPart) and not is_due:
-            return  # the object may be replaced before it is due
+            return {}  # the object may be replaced before it is due
         del self._fetches[entry]
-        for position in self._positions.pop(entry):
+        positions = self._positions.pop(entry)
+        for position in positions:
             del self._entries[position]
             if isinstance(part, ArrivingPart):
                 self._batch.place_arriving(position, part.fd, part.start, part.size_bytes, part.version)
                 self._arriving[position] = part
             elif part is not None:
                 self._batch.place(position, *part)
-            elif error is None or type(error) is ObjectNotFound:
-                self._batch.look_up_again(position)
-                if error is None and _is_missing(self._batch, position):
-                    # It exists in the remote storage. Another try reads it, here or from another node.
-                    self._batch.fail(position, ReplicaStale(f"{entry.name!r}: it was fetched, and its copy is gone"))
-            else:
+            elif error is not None and type(error) is not ObjectNotFound:
                 self._batch.fail(position, error)
         if part is not None:
             self._batch.keep(part if isinstance(part, ArrivingPart) else part[0])
+        elif error is None or type(error) is ObjectNotFound:
+            return dict.fromkeys(positions, error is None)
+        return {}
 
     # -- entries that are arriving
 

@@ -81,12 +81,12 @@ class RemoteReads:
         topic, handed_over = self._arrivals.join(key), False
         flight: asyncio.Future[None] | None = None
         try:
-            read_range = self._backends.of(bucket).read_range
             flight = self._fetches.begin(bucket, name, with_bytes=True)
             while not flight.done() and (topic.arrival is None or topic.arrival.has_ended):
                 await topic.moved(flight)
             if not flight.done() and topic.arrival is not None and etag in ("", topic.arrival.info.etag):
                 info, leave = topic.arrival.info, lambda: self._arrivals.leave(key)
+                read_range = self._backends.of(bucket).read_range
                 part = ArrivingPart(label, info, topic, flight, read_range, self._read, leave, start, length)
                 handed_over = True
                 return part

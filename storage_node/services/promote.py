@@ -11,7 +11,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
+from storage_node.limits.blocking_calls import BlockingCalls
 from storage_node.limits.call_slots import current_tenant, tenant_of
 from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.promote.cluster import ClusterPromotion, have
@@ -51,7 +51,7 @@ class PromoteService:
     ) -> None:
         self._node, self._membership, self._writes = node, membership, writes
         self._tier, self._heads = tier, heads
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
+        self._threads = BlockingCalls(THREADS, "ais-loader-promote")
         self.turns = JobTurns(THREADS, spare=1)
         self._stopping = False
         self.metrics = PromoteMetrics()
@@ -62,11 +62,10 @@ class PromoteService:
 
     def close(self) -> None:
         """Wait for the threads. Call `stop` before."""
-        self._threads.shutdown()
+        self._threads.close()
 
     async def _work(self, function: Callable[..., T], /, *arguments: Any) -> T:
-        """Run a function on a thread. If cancelled, it returns only when the function has, because the caller may then
-        close what it works on.
+        """Run a function on a thread; see `BlockingCall.settled`.
 
         Tenants take turns, because files may be on a file system that responds slowly or not at all.
         """
@@ -74,13 +73,7 @@ class PromoteService:
             return await self._on_thread(function, *arguments)
 
     async def _on_thread(self, function: Callable[..., T], /, *arguments: Any) -> T:
-        submitted = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-        try:
-            return await asyncio.shield(submitted)
-        except asyncio.CancelledError:
-            if not submitted.done():
-                await asyncio.wait([submitted])
-            raise
+        return await self._threads.submit(lambda: function(*arguments)).settled()
 
     def _known_map(self) -> int:
         view = self._membership.view

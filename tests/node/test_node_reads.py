@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from storage_node.context import node as node_module
 from storage_node.context.node import Node
+from storage_node.limits.blocking_calls import BlockingCall
 from storage_node.server import NodeServer
 from storage_node.store.read.file_frame import FileFrame, FilePart
 from tests.node.loop_kit import settle
@@ -60,24 +60,28 @@ def test_a_frame_read_for_a_cancelled_task_is_closed(tmp_path: Path, archives: b
     assert not frame.parts[0].owned
 
 
+@pytest.mark.parametrize("is_delivered_first", [False, True])
 def test_a_frame_of_a_task_cancelled_in_the_moment_of_its_delivery_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_delivered_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = frame_of(tmp_path / "file")
     tasks: list[asyncio.Task[FileFrame]] = []
-    answer = node_module.deliver
+    end = BlockingCall.end
 
-    def then_cancelled(future: asyncio.Future[Any], result: Any) -> None:
-        answer(future, result)
+    def cancelled_meanwhile(call: BlockingCall[Any], result: Any, error: BaseException | None) -> None:
+        if is_delivered_first:
+            end(call, result, error)
         if result is frame:
             tasks[0].cancel()
+        if not is_delivered_first:
+            end(call, result, error)
 
     async def check(node: Node) -> None:
         tasks.append(asyncio.create_task(node.read(lambda: frame)))
         with pytest.raises(asyncio.CancelledError):
             await tasks[0]
 
-    monkeypatch.setattr(node_module, "deliver", then_cancelled)
+    monkeypatch.setattr(BlockingCall, "end", cancelled_meanwhile)
     with serving(tmp_path) as server:
         assert server.batches is not None
         on_loop(server, check(server.batches.node))

@@ -116,12 +116,9 @@ class AssembledBatch:
                 await self._call.spend_credit(size)
                 slot = await self._turn(size)
                 try:
-                    with self._call.call_slot.waiting():
-                        await settled(asyncio.ensure_future(self._call.send(message)))
+                    await settled(asyncio.ensure_future(self._call.send_frame(message)))
                 finally:
                     slot.release()
-                self._call.call_slot.moved()
-                self._call.tally.frame_sent()
                 collected_bytes -= size
                 self._resources.uncollect(size, self._call.call_slot)
         finally:

@@ -42,17 +42,7 @@ class Expected(NamedTuple):
 
 
 class _Window:
-    __slots__ = (
-        "expires_s",
-        "first_step",
-        "keys",
-        "position",
-        "size_bytes",
-        "steps",
-        "taken",
-        "tenant",
-        "todo",
-    )
+    __slots__ = ("expires_s", "first_step", "keys", "position", "size_bytes", "steps", "taken", "tenant", "todo")
 
     def __init__(self, position: int, tenant: str) -> None:
         self.position = position
@@ -81,11 +71,7 @@ class Plans:
     """
 
     def __init__(
-        self,
-        *,
-        max_window_keys: int = MAX_WINDOW_KEYS,
-        max_windows: int = MAX_WINDOWS,
-        max_bytes: int = MAX_BYTES,
+        self, *, max_window_keys: int = MAX_WINDOW_KEYS, max_windows: int = MAX_WINDOWS, max_bytes: int = MAX_BYTES
     ) -> None:
         self._max_window_keys, self._max_windows, self._max_bytes = max_window_keys, max_windows, max_bytes
         self._windows: dict[bytes, _Window] = {}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
+from storage_node.limits.tasks import deliver
 from storage_node.remote.arriving.arrival import Arrival, Read, spool_with_room
 from storage_node.remote.drivers.remote_object import RemoteObject
 from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES
@@ -23,16 +26,24 @@ class Topic:
         self.readers = 0
         self.arrival: Arrival | None = None
         """The last one that has begun."""
-        self._moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting: list[Callable[[Any], None]] = []
 
     def tell(self) -> None:
         """Wake up all readers."""
-        self._moved.set_result(None)
-        self._moved = asyncio.get_running_loop().create_future()
+        for wake in self._waiting:
+            wake(None)
 
-    async def moved(self, flight: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    async def moved(self, flight: asyncio.Future[Any]) -> None:
         """Wait until bytes have arrived or another arrival has begun, or until the flight ends."""
-        await asyncio.wait([self._moved, flight], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        moved = asyncio.get_running_loop().create_future()
+        wake = partial(deliver, moved)
+        self._waiting.append(wake)
+        flight.add_done_callback(wake)
+        try:
+            await moved
+        finally:
+            flight.remove_done_callback(wake)
+            self._waiting.remove(wake)
 
 
 class Arrivals:

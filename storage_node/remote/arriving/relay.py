@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import Any, Self, TypeAlias
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.remote.arriving.arrival import Arrival, Read
-from storage_node.remote.arriving.arrivals import Arrivals, Key
+from storage_node.remote.arriving.arrivals import Arrivals, Key, Topic
 from storage_node.remote.drivers.remote_object import RemoteObject
 
 TakeResponse: TypeAlias = Callable[[pb.FetchResponse], Awaitable[None]]
@@ -82,10 +83,9 @@ async def relayed(
                 await flight
                 return
             else:
-                if topic is not None:
-                    await topic.moved(flight, ALIVE_S)
-                else:
-                    await asyncio.wait([flight], timeout=ALIVE_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ALIVE_S):
+                        await (topic or Topic()).moved(flight)
                 if told_s != (told_s := arrivals.moved_s(key)):
                     yield pb.FetchResponse()
     finally:

@@ -481,12 +481,7 @@ class CacheSpace:
         return None if drive is None else drive.root
 
     async def _evict(
-        self,
-        followed: _FollowedBucket,
-        size_bytes: int,
-        may_go: Callable[[str], bool],
-        *,
-        spare_needed: bool = False,
+        self, followed: _FollowedBucket, size_bytes: int, may_go: Callable[[str], bool], *, spare_needed: bool = False
     ) -> int:
         """Evict some copies; return their bytes, 0 if none may go. See `EvictionOrder.take`."""
         with self._lock:

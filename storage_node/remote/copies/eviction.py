@@ -15,12 +15,7 @@ _TOGETHER = 1000
 
 
 def evict(
-    store: Store,
-    bucket: str,
-    names: Sequence[str] | None,
-    prefix: str,
-    patterns: Sequence[str],
-    kept: KeptIndexes,
+    store: Store, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str], kept: KeptIndexes
 ) -> tuple[int, int]:
     """Remove the copies of these names; if `names` is None, of all names with this prefix that match one of the shell
     patterns, if there are any. The indexes of archives are kept.

@@ -49,11 +49,7 @@ def metadata_of(found: RemoteObject) -> dict[str, str]:
     """
     own = {
         key: value
-        for key, value in (
-            (REMOTE_ETAG, found.etag),
-            (VERSION, found.version),
-            (MODIFIED, str(found.modified_ns)),
-        )
+        for key, value in ((REMOTE_ETAG, found.etag), (VERSION, found.version), (MODIFIED, str(found.modified_ns)))
         if value
     }
     made = _made(next((value for key, value in found.metadata.items() if key.lower() == MADE_KEY), "{}"))

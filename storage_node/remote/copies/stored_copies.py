@@ -12,13 +12,15 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ais_loader.errors import LoaderError, ObjectNotFound
+from ais_loader.errors import LoaderError, ObjectDeleted, ObjectNotFound
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.groups import Groups
 from storage_node.limits.tasks import results_of
 from storage_node.remote.copies.object_metadata import is_copy
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
+from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.replica_state import not_found_message
 from storage_node.store.store import Store
 
@@ -116,14 +118,20 @@ class StoredCopies:
         return await self._finds.put((bucket, name))
 
     def _find_all(self, objects: Sequence[tuple[RemoteBucket, str]]) -> list[CatalogEntry | LoaderError | None]:
-        found: list[CatalogEntry | LoaderError | None] = []
-        for bucket, name in objects:
-            try:
-                found.append(self.stored(bucket, name))
-            except ObjectNotFound:
-                found.append(None)
-            except LoaderError as error:
-                found.append(error)
+        buckets = list(dict.fromkeys(bucket.name for bucket, _ in objects))
+        at = [buckets.index(bucket.name) for bucket, _ in objects]
+        names = [name for _, name in objects]
+        lookup = BatchLookup(self._store, pb.BatchRequest(bucket=buckets, bucket_index=at, name=names))
+        lookup.run()
+        found: list[CatalogEntry | LoaderError | None] = [*lookup.table.records]
+        for position, fault in lookup.table.faults.items():
+            if found[position] is None and fault.kind not in ("", ObjectDeleted.kind):
+                try:
+                    found[position] = self.stored(*objects[position])
+                except ObjectNotFound:
+                    pass
+                except LoaderError as error:
+                    found[position] = error
         return found
 
     async def bring(self, bucket: RemoteBucket, name: str) -> CatalogEntry | None:

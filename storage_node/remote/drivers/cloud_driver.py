@@ -5,19 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from ais_loader.errors import (
-    InvalidRequest,
-    LoaderError,
-    ObjectNotFound,
-    RemoteDenied,
-    RemoteUnavailable,
-    Unsupported,
-)
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable, Unsupported
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import CONTENT_HEADERS, STORE_PREFIX
 from storage_node.remote.drivers import driver, s3_listing
@@ -41,6 +34,7 @@ from storage_node.remote.drivers.listing_request import not_advancing
 from storage_node.remote.drivers.object_stores import ObjectStores, obstore_module
 from storage_node.remote.drivers.remote_object import RemoteObject, made_up_etag
 
+T = TypeVar("T")
 _PAGE = 1000
 _HEADERS = frozenset((*CONTENT_HEADERS, "storage-class"))
 """Attributes of obstore that are no metadata of the user."""
@@ -222,8 +216,7 @@ class CloudDriver:
         """Return obstore's answer, and the content if that is small and a thread is free to wait for it."""
         key = self._key(name)
         if (answer := CALLS.begin(lambda: self._get_now(key, options))) is not None:
-            async with self._paced(name):
-                result, data = await answer
+            result, data = await self._paced(name, answer.outcome)
         else:
             result, data = await self._obstore.get_async(self._reader, key, options=options), None
         self._has_answered = True
@@ -236,13 +229,7 @@ class CloudDriver:
         return result, memoryview(result.bytes()) if is_small else None
 
     async def _put(
-        self,
-        store: Any,
-        name: str,
-        content: Any,
-        size_bytes: int,
-        metadata: Mapping[str, str],
-        **options: Any,
+        self, store: Any, name: str, content: Any, size_bytes: int, metadata: Mapping[str, str], **options: Any
     ) -> RemoteObject:
         if taken := next((key for key in metadata if key.lower() in _HEADERS), ""):
             raise InvalidRequest(f"metadata {taken!r}: remote storage has a header of this name")
@@ -254,14 +241,7 @@ class CloudDriver:
             )
         self._has_answered = True
         # The answer has no time; the storage's is this one, but for the difference of the clocks.
-        return RemoteObject(
-            name,
-            size_bytes,
-            put["e_tag"] or "",
-            put["version"] or "",
-            time.time_ns(),
-            dict(metadata),
-        )
+        return RemoteObject(name, size_bytes, put["e_tag"] or "", put["version"] or "", time.time_ns(), dict(metadata))
 
     async def _chunks(self, name: str, result: Any, data: Buffer | None) -> AsyncGenerator[Buffer, None]:
         if data is not None:
@@ -269,25 +249,21 @@ class CloudDriver:
             return
         start, end = result.range
         if end - start <= CHUNK_BYTES and (only := CALLS.begin(result.bytes)) is not None:
-            async with self._paced(name):
-                chunk = await only
-            yield memoryview(chunk)
+            yield memoryview(await self._paced(name, only.outcome))
             return
         iterator = result.stream(min_chunk_size=CHUNK_BYTES).__aiter__()
         while True:
-            async with self._paced(name):
-                chunk = await anext(iterator, None)
+            chunk = await self._paced(name, anext(iterator, None))
             if chunk is None:
                 return
             yield memoryview(chunk)
 
-    @contextlib.asynccontextmanager
-    async def _paced(self, name: str) -> AsyncIterator[None]:
+    async def _paced(self, name: str, chunk: Awaitable[T]) -> T:
         """Limit the time for a chunk, which obstore shows when it is complete, and translate errors."""
         with self._translated(name):
             try:
                 async with asyncio.timeout(CHUNK_BYTES / driver.PACE.rate_bytes_per_s):
-                    yield
+                    return await chunk
             except TimeoutError:
                 slow = RemoteUnavailable(message(f"{self._remote.url}/{name}", driver.TOO_SLOW, self.secrets))
                 raise RequestFailure(slow, retry=True) from None

@@ -45,9 +45,7 @@ def _parsed(source: XmlSource, above: str) -> KeyPage:
     rows: list[tuple[str, ...]] = []
     names = ("Key", "Size", "ETag", "LastModified")
     root = parse(
-        source,
-        "ListBucketResult",
-        {"Contents": lambda row: rows.append(tuple(row.find(name) or "" for name in names))},
+        source, "ListBucketResult", {"Contents": lambda row: rows.append(tuple(row.find(name) or "" for name in names))}
     )
     is_encoded = root.find("EncodingType") == "url"
     keys, markers, last = [], 0, ""

@@ -51,26 +51,35 @@ class Fetches:
         `with_bytes`: a reader of this node has joined the arrival, so another node that fetches is to send the bytes.
         """
         self._write_back.require_kept(bucket, name)
-        loop, key = asyncio.get_running_loop(), (bucket.uuid, name)
+        loop = asyncio.get_running_loop()
         began_s, waited = loop.time(), self._backends.waiting(bucket)
         outcome = self._flight(bucket, name, version, with_bytes=with_bytes)
-        timer = loop.call_at(began_s + self.timeout_s, lambda: look())
+        timers = list[asyncio.TimerHandle]()  # functions that know each other would be left to garbage collections
+        timers.append(loop.call_at(began_s + self.timeout_s, self._look, bucket, name, began_s, outcome, timers))
 
-        def look() -> None:
-            nonlocal timer
-            if (ends_s := max(began_s, self._arrivals.moved_s(key)) + self.timeout_s) > loop.time():
-                timer = loop.call_at(ends_s, look)
-            else:
-                silence = f"nothing came from {bucket.remote.url} for {self.timeout_s:g} s"
-                deliver(outcome, None, RemoteUnavailable(f"{bucket.name}/{name}: {silence}"))
-
-        def end(_: object) -> None:
-            timer.cancel()
+        def end(ended: asyncio.Future[None]) -> None:
+            timers.pop().cancel()
             waited()
-            retrieve(outcome)
+            retrieve(ended)
 
         outcome.add_done_callback(end)
         return outcome
+
+    def _look(
+        self,
+        bucket: RemoteBucket,
+        name: str,
+        began_s: float,
+        outcome: asyncio.Future[None],
+        timers: list[asyncio.TimerHandle],
+    ) -> None:
+        """Fail a wait in which nothing came for `timeout_s`; look again later otherwise."""
+        ends_s = max(began_s, self._arrivals.moved_s((bucket.uuid, name))) + self.timeout_s
+        if ends_s > outcome.get_loop().time():
+            timers[0] = outcome.get_loop().call_at(ends_s, self._look, bucket, name, began_s, outcome, timers)
+        else:
+            silence = f"nothing came from {bucket.remote.url} for {self.timeout_s:g} s"
+            deliver(outcome, None, RemoteUnavailable(f"{bucket.name}/{name}: {silence}"))
 
     def _flight(
         self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool = False

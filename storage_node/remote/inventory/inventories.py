@@ -144,12 +144,7 @@ class Inventories:
     """Belongs to one event loop. `read`: runs a function that may wait for a drive, off the loop."""
 
     def __init__(
-        self,
-        store: Store,
-        *,
-        read: Callable[..., Awaitable[Any]],
-        store_object: StoreObject,
-        backends: Backends,
+        self, store: Store, *, read: Callable[..., Awaitable[Any]], store_object: StoreObject, backends: Backends
     ) -> None:
         self._store, self._read = store, read
         self._store_object, self._backends = store_object, backends
@@ -168,9 +163,7 @@ class Inventories:
         await asyncio.gather(*(mark(name) for name in names if not fault(name)))
 
     async def refresh(
-        self,
-        bucket: RemoteBucket,
-        request: remote_pb.RefreshInventoryRequest,
+        self, bucket: RemoteBucket, request: remote_pb.RefreshInventoryRequest
     ) -> AsyncGenerator[remote_pb.RefreshInventoryResponse, None]:
         """Make the inventory whose id the bucket's remote has, and yield the progress.
 
@@ -228,13 +221,7 @@ class Inventories:
 class _Refresh:
     """Rows of one refresh, on their way to the data of an inventory."""
 
-    def __init__(
-        self,
-        store: Store,
-        read: Callable[..., Awaitable[Any]],
-        backend: Backend,
-        prefix: str,
-    ) -> None:
+    def __init__(self, store: Store, read: Callable[..., Awaitable[Any]], backend: Backend, prefix: str) -> None:
         self._store, self._read, self._backend = store, read, backend
         self.prefix = prefix
         self.listed = 0

@@ -18,14 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, Self
 
-from ais_loader.errors import (
-    ContentMismatch,
-    InvalidName,
-    ObjectNotFound,
-    RangeError,
-    Unsupported,
-    VersionConflict,
-)
+from ais_loader.errors import ContentMismatch, InvalidName, ObjectNotFound, RangeError, Unsupported, VersionConflict
 from ais_loader.wire.gather.hedging import HedgeBudget
 from ais_loader.wire.remote import Remote
 from storage_node.remote.drivers.credentials import credentials_of
@@ -324,11 +317,7 @@ class Backend:
         return CloudDriver(ObjectStores(self.remote, destination, self.settings.timeout_s, way))
 
     async def _put_whole(
-        self,
-        name: str,
-        data: bytes,
-        metadata: Mapping[str, str],
-        conditions: PutConditions,
+        self, name: str, data: bytes, metadata: Mapping[str, str], conditions: PutConditions
     ) -> RemoteObject:
         attempts = 0
 
@@ -354,11 +343,7 @@ class Backend:
             raise VersionConflict(message(self._place(name), f"not put: {there_is}", ())) from None
 
     async def _put_parts(
-        self,
-        name: str,
-        chunks: AsyncIterator[Buffer],
-        size_bytes: int,
-        metadata: Mapping[str, str],
+        self, name: str, chunks: AsyncIterator[Buffer], size_bytes: int, metadata: Mapping[str, str]
     ) -> RemoteObject:
         own: list[BaseException] = []
         part_bytes = max(self.settings.range_bytes, _LEAST_PART_BYTES, size_bytes // _MOST_PARTS + 1)
@@ -371,15 +356,10 @@ class Backend:
                 own.append(error)  # the driver's error would hide its type
                 raise
 
-        driver, limiter = await self._requests.driver()
         try:
-            async with self._requests.turn(
-                "put",
-                name,
-                lambda: driver.put_stream(name, counted(), metadata, part_bytes),
-                limiter,
-            ) as put:
-                return put
+            return await self._requests.answered(
+                "put", name, lambda driver: driver.put_stream(name, counted(), metadata, part_bytes)
+            )
         except Exception as error:
             if own:
                 raise own[0] from None

@@ -14,11 +14,11 @@ A bucket whose requests per second are limited has a limiter of its own before t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from typing import Self
 
 from ais_loader.wire.backoff import Backoff
 from storage_node.limits.single_flight import Urgency, current_urgency
@@ -32,19 +32,33 @@ BURST_S = 0.1
 
 
 class HostTurn:
-    """The place of one request in flight."""
+    """The place of one request in flight, from `begin` until `end`; or within a context."""
 
-    __slots__ = ("sent_s",)
+    __slots__ = ("_is_ahead", "_limiter", "sent_s")
 
-    def __init__(self, sent_s: float) -> None:
-        self.sent_s = sent_s
+    def __init__(self, limiter: HostLimiter) -> None:
+        self._limiter = limiter
+
+    async def begin(self) -> Self:
+        """Wait until the request may be sent."""
+        self._is_ahead, self.sent_s = await self._limiter.acquire()
+        return self
+
+    def end(self) -> None:
+        """Give up the place: the answer is complete."""
+        self._limiter.release(self._is_ahead)
+
+    __aenter__ = begin
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end()
 
 
 class _Waiter:
     __slots__ = ("granted", "is_ahead", "urgency")
+    granted: asyncio.Future[bool]
 
     def __init__(self, urgency: Urgency) -> None:
-        self.granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.urgency = urgency
         """May become urgent while it waits."""
         self.is_ahead = False
@@ -88,17 +102,9 @@ class HostLimiter:
         self._is_woken = False
         """Whether a timer will look again when the next request is due."""
 
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[HostTurn]:
-        """Wait until a request may be sent, and hold its place until the answer is complete."""
-        is_ahead = await self._acquire()
-        try:
-            while (pause_s := self._not_before_s - self._now_s()) > 0:
-                # Spread over a tenth of the pause: all requests at once would be throttled again.
-                await asyncio.sleep(pause_s * (self._source or random).uniform(1, 1.1))
-            yield HostTurn(self._now_s())
-        finally:
-            self._release(is_ahead)
+    def turn(self) -> HostTurn:
+        """Return the place of one request, which is still to be waited for."""
+        return HostTurn(self)
 
     @property
     def is_busy(self) -> bool:
@@ -124,19 +130,32 @@ class HostLimiter:
         self.limit = min(float(self.most), self.limit + 1 / self.limit)
         self._wake()
 
-    async def _acquire(self) -> bool:
+    async def acquire(self) -> tuple[bool, float]:
+        """Wait until a request may be sent. Returns whether it has a place for which no reader waits, and the time."""
+        is_ahead = await self._place()
+        try:
+            while (pause_s := self._not_before_s - self._now_s()) > 0:
+                # Spread over a tenth of the pause: all requests at once would be throttled again.
+                await asyncio.sleep(pause_s * (self._source or random).uniform(1, 1.1))
+        except asyncio.CancelledError:
+            self.release(is_ahead)
+            raise
+        return is_ahead, self._now_s()
+
+    async def _place(self) -> bool:
         """Wait for a place. Returns whether it is one of those for which no reader waits."""
         waiter = _Waiter(current_urgency.get())
         self._waiting.append(waiter)
         if self._next() is waiter:
             return self._take(waiter)
+        waiter.granted = asyncio.get_running_loop().create_future()
         try:
             return await waiter.granted
         except asyncio.CancelledError:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             else:
-                self._release(waiter.is_ahead)  # it was granted in the meantime
+                self.release(waiter.is_ahead)  # it was granted in the meantime
             raise
 
     def _next(self) -> _Waiter | None:
@@ -160,7 +179,7 @@ class HostLimiter:
             self._due_s = max(self._due_s, self._now_s() - BURST_S) + self._interval_s
         return waiter.is_ahead
 
-    def _release(self, is_ahead: bool) -> None:
+    def release(self, is_ahead: bool) -> None:
         self.in_flight -= 1
         self._ahead -= is_ahead
         self._wake()

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.gather.hedging import HedgeBudget, Silences
-from storage_node.limits.tasks import deliver
 from storage_node.remote.drivers.driver import Driver, ReadAnswer, RequestFailure, begun
 from storage_node.remote.drivers.failures import message
-from storage_node.remote.location.host_limiter import HostLimiter, HostLimiters
+from storage_node.remote.location.host_limiter import HostLimiter, HostLimiters, HostTurn
 from storage_node.remote.location.usage import RemoteBucketUsage, Request
 from storage_node.settings.declarations import RemoteSettings
 
@@ -33,18 +32,18 @@ REOPEN_S = 10.0
 
 
 class OpenedAnswer:
-    """An answer to a GET, with its place among the requests in flight."""
+    """An answer to a GET, with its places among the requests in flight."""
 
-    def __init__(self, answer: ReadAnswer, held: contextlib.AsyncExitStack) -> None:
+    def __init__(self, answer: ReadAnswer, turns: list[HostTurn]) -> None:
         self.answer = answer
-        self._held = held
+        self._turns = turns
 
     async def close(self) -> None:
-        """End the request, and give up its place. May be called again."""
+        """End the request, and give up its places. May be called again."""
         try:
             await self.answer.close()
         finally:
-            await self._held.aclose()
+            _end(self._turns)
 
 
 class Retries:
@@ -134,71 +133,85 @@ class RemoteRequests:
 
         async def begin(sent: Callable[[], None]) -> OpenedAnswer:
             driver, limiter = await self.driver()
-            async with contextlib.AsyncExitStack() as stack:
-                answer = await stack.enter_async_context(
-                    self.turn(
-                        "get",
-                        name,
-                        lambda: begun(driver, name, start, end, if_match=if_match, if_none_match=if_none_match),
-                        limiter,
-                        sent,
-                    )
-                )
-                return OpenedAnswer(answer, stack.pop_all())
+
+            def send() -> Awaitable[ReadAnswer]:
+                return begun(driver, name, start, end, if_match=if_match, if_none_match=if_none_match)
+
+            return OpenedAnswer(*await self._answered("get", name, send, limiter, sent))
 
         return await self.retry(name, lambda: self._hedged(begin), retries)
 
     async def _hedged(self, begin: Callable[[Callable[[], None]], Coroutine[Any, Any, OpenedAnswer]]) -> OpenedAnswer:
         """Return the first answer: of one request, or of two if the first is slow."""
+        if not self._budget.share:
+            return await begin(lambda: None)
         _, limiter = await self.driver()
         loop, sent_s, timers = asyncio.get_running_loop(), list[float](), list[asyncio.TimerHandle]()
-        due: asyncio.Future[None] = loop.create_future()
-        """Done when the first request has ended, or is slow."""
+        seconds: list[asyncio.Task[OpenedAnswer]] = []
+        first_ends = asyncio.timeout(None)
+        """Ends the first request when the second one has an answer."""
+
+        def answered(second: asyncio.Task[OpenedAnswer]) -> None:
+            if is_first_open and not second.cancelled() and not isinstance(second.exception(), RequestFailure):
+                first_ends.reschedule(loop.time())
+
+        def hedge() -> None:
+            is_busy = limiter.is_busy or (self._pace is not None and self._pace.is_busy)
+            if not is_busy and self._budget.take(1):
+                seconds.append(asyncio.create_task(begin(lambda: sent_s.append(loop.time()))))
+                seconds[0].add_done_callback(answered)
 
         def sent() -> None:
             sent_s.append(loop.time())
-            timers.append(loop.call_later(self._silences.limit_s(last=False), deliver, due, None))
+            timers.append(loop.call_later(self._silences.limit_s(last=False), hedge))
 
-        if not self._budget.share:
-            return await begin(lambda: None)
         self._budget.requested(1)
-        pending = [asyncio.create_task(begin(sent))]
-        pending[0].add_done_callback(lambda _: deliver(due, None))
+        is_first_open, is_cancelled = True, False
         try:
-            await due
-            is_busy = limiter.is_busy or (self._pace is not None and self._pace.is_busy)
-            if not pending[0].done() and not is_busy and self._budget.take(1):
-                pending.append(asyncio.create_task(begin(sent)))
-            while True:
-                # An answer that is not a success, such as "not found", is one; a failure waits for the other request.
-                for task in [task for task in pending if task.done()]:
-                    pending.remove(task)
-                    if task.exception() is None or not isinstance(task.exception(), RequestFailure) or not pending:
-                        self._silences.note(loop.time() - min(sent_s, default=loop.time()))
-                        return task.result()
-                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            # An answer that is not a success, such as "not found", is one; a failure waits for the other request.
+            try:
+                async with first_ends:
+                    return await begin(sent)
+            except (RequestFailure, TimeoutError):
+                is_first_open = False
+                if not seconds:
+                    raise
+                answer = await seconds[0]
+                seconds.clear()
+                return answer
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
         finally:
+            is_first_open = False
+            if not is_cancelled:
+                self._silences.note(loop.time() - min(sent_s, default=loop.time()))
             for timer in timers:
                 timer.cancel()
-            if pending:
-                await _abandon(pending)
+            if seconds:
+                await _abandon(seconds)
             if len(sent_s) > 1:  # while it waits for its turn, it is no request yet
                 self._usage.note("hedged")
 
-    @contextlib.asynccontextmanager
-    async def turn(
+    async def _answered(
         self,
         request: Request,
         name: str,
         send: Callable[[], Awaitable[T]],
         limiter: HostLimiter,
-        sent: Callable[[], None] | None = None,
-    ) -> AsyncIterator[T]:
-        """Context of one request, from its turn until its answer is complete. Raises RequestFailure."""
-        async with self._pace.turn() if self._pace is not None else contextlib.nullcontext(), limiter.turn() as turn:
+        sent: Callable[[], None] = lambda: None,
+    ) -> tuple[T, list[HostTurn]]:
+        """Send one request in its turn. Returns the answer, and the places that it has until it is complete.
+
+        Raises RequestFailure.
+        """
+        turns: list[HostTurn] = []
+        try:
+            if self._pace is not None:
+                turns.append(await self._pace.turn().begin())
+            turns.append(turn := await limiter.turn().begin())
             self._usage.note(request)
-            if sent is not None:
-                sent()
+            sent()
             try:
                 async with asyncio.timeout(self._settings.timeout_s if request != "put" else None):
                     result = await send()
@@ -211,24 +224,28 @@ class RemoteRequests:
                 silence = f"no answer for {self._settings.timeout_s:g} s (remote_timeout_s)"
                 raise RequestFailure(self.unavailable(name, silence), retry=True) from None
             limiter.answered(turn)
-            yield result
+            return result, turns
+        except BaseException:
+            _end(turns)
+            raise
+
+    async def answered(self, request: Request, name: str, send: Callable[[Driver], Awaitable[T]]) -> T:
+        """Send one request whose answer is complete at once. Raises RequestFailure."""
+        driver, limiter = await self.driver()
+        result, turns = await self._answered(request, name, lambda: send(driver), limiter)
+        _end(turns)
+        return result
 
     async def send(self, request: Request, name: str, send: Callable[[Driver], Awaitable[T]]) -> T:
-        """Send a request whose answer is complete at once, and repeat it after failures."""
-
-        async def once() -> T:
-            driver, limiter = await self.driver()
-            async with self.turn(request, name, lambda: send(driver), limiter) as result:
-                return result
-
-        return await self.retry(name, once)
+        """Call `answered`, and again after failures."""
+        return await self.retry(name, lambda: self.answered(request, name, send))
 
     async def retry(self, name: str, once: Callable[[], Awaitable[T]], retries: Retries | None = None) -> T:
         retries = retries or Retries(self._settings.retry_s)
         while True:
             opened_s = 0.0
             try:
-                async with asyncio.timeout_at(retries.deadline_s):
+                async with asyncio.timeout_at(at_s) if (at_s := retries.deadline_s) else contextlib.nullcontext():
                     await self.driver()
                     opened_s = self._opened_s
                     return await once()
@@ -267,6 +284,11 @@ class RemoteRequests:
 
     def unavailable(self, name: str, reason: str) -> RemoteUnavailable:
         return RemoteUnavailable(message((f"{self._url}/{name}" if name else self._url), reason, ()))
+
+
+def _end(turns: list[HostTurn]) -> None:
+    while turns:
+        turns.pop().end()
 
 
 async def _abandon(tasks: Sequence[asyncio.Task[OpenedAnswer]]) -> None:

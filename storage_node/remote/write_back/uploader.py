@@ -99,12 +99,7 @@ class Uploader:
         metadata = remote_metadata(entry.metadata) | {STAMP_KEY: upload.stamp.encode()}
         async with aclosing(self._chunks(bucket.name, upload)) as chunks:
             return await backend.put(
-                upload.name,
-                chunks,
-                upload.size_bytes,
-                metadata,
-                if_absent=not attempt.etag,
-                if_etag=attempt.etag,
+                upload.name, chunks, upload.size_bytes, metadata, if_absent=not attempt.etag, if_etag=attempt.etag
             )
 
     async def _chunks(self, bucket: str, upload: PendingUpload) -> AsyncGenerator[bytes, None]:

@@ -10,7 +10,7 @@ A batch belongs to one thread at a time. It holds no lock and no memory between 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
@@ -134,10 +134,10 @@ class StoreBatch:
             raise ObjectCoded("objects are coded", store.bucket(request.bucket[at]).uuid_bytes, entries)
         return batch
 
-    def look_up_again(self, position: int) -> None:
-        """Look up an entry whose object has been stored, replaced or deleted since, and whose frame is not planned
+    def look_up_again(self, positions: Sequence[int]) -> None:
+        """Look up entries whose objects have been stored, replaced or deleted since, and whose frames are not planned
         yet."""
-        self._lookup.look_up_again(position)
+        self._lookup.look_up_again(positions)
         self._reader.note_change()
 
     def place(self, position: int, spooled: Spooled, version: str) -> None:

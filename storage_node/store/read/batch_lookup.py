@@ -59,16 +59,16 @@ class BatchLookup:
         check_columns(request, self.table.n)
         self.table.describes = request.HasField("whole_up_to")
 
-    def run(self) -> None:
-        """Look up every entry."""
-        table = self.table
-        request = self._request
+    def run(self, wanted: Sequence[int] | None = None) -> None:
+        """Look up every entry, or those at the `wanted` positions."""
+        table, request = self.table, self._request
+        wanted = range(table.n) if wanted is None else wanted
         by_bucket: dict[int, list[int]] = {}
         if request.bucket_index:
-            for position, at in enumerate(request.bucket_index):
-                by_bucket.setdefault(at, []).append(position)
-        elif table.n:
-            by_bucket[0] = list(range(table.n))
+            for position in wanted:
+                by_bucket.setdefault(request.bucket_index[position], []).append(position)
+        elif wanted:
+            by_bucket[0] = list(wanted)
         for at, positions in by_bucket.items():
             bucket_name = request.bucket[at]
             try:
@@ -83,8 +83,8 @@ class BatchLookup:
                 except (BucketNotFound, ReplicaStale, AccessDenied) as error:
                     self._fail_without_bucket(missing, error)
         if request.start or request.member or request.version or request.resume_version:
-            located = self._locate_members() if request.member else frozenset()
-            for position in range(table.n):
+            located = self._locate_members(wanted) if request.member else frozenset()
+            for position in wanted:
                 if position not in located:
                     self._narrow(position)
 
@@ -316,17 +316,16 @@ class BatchLookup:
         if table.sizes[position] > MAX_ITEM_BYTES and not table.describes:
             table.fail_too_large(position, int(table.sizes[position]))
 
-    def _locate_members(self) -> set[int]:
+    def _locate_members(self, wanted: Sequence[int]) -> set[int]:
         """Locate whole members of tars, one shard at a time. Returns their positions; all others are handled one by
         one."""
-        table = self.table
-        request = self._request
+        table, request = self.table, self._request
         if request.start or request.version or request.resume_version:
             return set()
         by_shard: dict[bytes, list[int]] = {}
-        for position, member in enumerate(request.member):
+        for position in wanted:
             entry = table.records[position]
-            if member and entry is not None and not table.status[position]:
+            if request.member[position] and entry is not None and not table.status[position]:
                 by_shard.setdefault(entry.path, []).append(position)
         found = [place for positions in by_shard.values() for place in self._located_in_shard(positions)]
         if not found:
@@ -395,10 +394,7 @@ class BatchLookup:
     def range_of(self, position: int) -> tuple[int, int]:
         """Return the start and the length that the request gives for an entry; -1: to its end."""
         request = self._request
-        return (
-            request.start[position] if request.start else 0,
-            request.length[position] if request.length else -1,
-        )
+        return (request.start[position] if request.start else 0, request.length[position] if request.length else -1)
 
     def _pinned(self, position: int) -> str:
         request = self._request
@@ -451,17 +447,8 @@ class BatchLookup:
         if failed := self._refused(position, entry):
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return False
-        if entry.is_coded:
-            table.records[position] = entry
-            self._fail_coded(position)
-            return False
-        table.drives[slot] = drive
-        table.slots[position], table.folders[position] = slot, drive.files.objects_fd
-        table.records[position], table.paths[position] = entry, file_of(entry.path)
-        table.sizes[position], table.checksum[position] = entry.size_bytes, entry.checksum
-        table.kind[position] = pb.STORED
-        table.start[position] = entry.offset
-        table.shared_files |= entry.offset > 0
+        table.kind[position], table.start[position] = pb.STORED, 0
+        self._take(slot, drive, b"", [position], [entry], of_snapshot=True)  # it is not stale
         self._narrow(position)
         return not table.status[position]
 
@@ -471,15 +458,16 @@ class BatchLookup:
         name = self.table.names[position]
         self.table.fail(position, pb.UNAVAILABLE, f"{name!r}: it is coded, and not read yet", ObjectCoded.kind)
 
-    def look_up_again(self, position: int) -> None:
-        """Look up an entry as if for the first time."""
+    def look_up_again(self, positions: Sequence[int]) -> None:
+        """Look up entries as if for the first time."""
         self.complete()
-        table = self.table
-        table.coded.discard(position)
-        table.status[position] = pb.OK
-        table.faults.pop(table.first_index + position, None)
-        table.records[position] = None
-        self.again(position)
+        table, at = self.table, np.array(positions)
+        table.status[at], table.kind[at], table.start[at] = pb.OK, pb.STORED, 0
+        for position in positions:
+            table.coded.discard(position)
+            table.faults.pop(table.first_index + position, None)
+            table.records[position] = None
+        self.run(positions)
 
     def fail_read(self, position: int, code: int, number: int) -> None:
         """Fail an entry that could not be read. `code` is a FailureCode, `number` an errno, or 0."""

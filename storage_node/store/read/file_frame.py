@@ -109,16 +109,22 @@ def opened(
 ) -> FileFrame | None:
     """Open a frame of these parts of files; None if one cannot be opened, or is too short."""
     parts: list[FilePart] = []
+    files: dict[tuple[int, bytes], tuple[int, int]] = {}
     cached, room = True, bytearray(1)
     try:
         for folder, path, start, size in zip(folders, paths, starts, sizes, strict=True):
             if not size:
                 continue
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder) if path else folder
-            parts.append(FilePart(fd, start, size, owned=bool(path)))
-            if os.fstat(fd).st_size < start + size:
+            fd, size_bytes = files.get((folder, path), (-1, 0))
+            if is_new := fd < 0:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder) if path else folder
+            parts.append(FilePart(fd, start, size, owned=is_new and bool(path)))
+            if is_new:
+                files[folder, path] = fd, (size_bytes := os.fstat(fd).st_size)
+                cached = cached and _is_cached(fd, start, room)
+            if size_bytes < start + size:
                 raise OSError("shorter than it has to be")
-            cached = cached and _is_cached(fd, start, room) and _is_cached(fd, start + size - 1, room)
+            cached = cached and _is_cached(fd, start + size - 1, room)
     except OSError:
         FileFrame(b"", 0, parts).close()
         return None
