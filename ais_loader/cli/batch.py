@@ -184,16 +184,10 @@ def ledger(
 
     if (loader is None) == (entries is None):
         raise click.UsageError("give either --loader or --entries")
-    try:
-        with click.open_file(state_file) as opened:
-            state = json.load(opened)
-    except ValueError as error:
-        raise click.ClickException(f"{click.format_filename(state_file)} is not JSON: {error}") from None
-    if not isinstance(state, dict):
-        raise click.ClickException(f"{click.format_filename(state_file)} has no JSON object")
+    state = read_object(state_file)
     try:
         if loader is not None:
-            found = lines_of(_made(loader), state, step, epoch)
+            found = lines_of(loader_named(loader), state, step, epoch)
         else:
             with store.reading() as client:
                 samples = MapDataset(client, str(entries))
@@ -206,7 +200,19 @@ def ledger(
             lines.add(json.dumps(line) if as_json else _ledger_line(line))
 
 
-def _made(name: str) -> Any:
+def read_object(file: str) -> dict[str, Any]:
+    """Return the JSON object of a file, or of standard input."""
+    try:
+        with click.open_file(file) as opened:
+            found = json.load(opened)
+    except ValueError as error:
+        raise click.ClickException(f"{click.format_filename(file)} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise click.ClickException(f"{click.format_filename(file)} has no JSON object")
+    return found
+
+
+def loader_named(name: str) -> Any:
     """Return what FILE.py:NAME names or, if it is a function, what it returns."""
     path, _, attribute = name.rpartition(":")
     if not os.path.isfile(path):

@@ -74,7 +74,7 @@ _SHORT_HELP = {
 _SECTIONS = {
     **dict.fromkeys(_COMMANDS, "Buckets and objects"),
     **dict.fromkeys(("warm", "evict", "remote"), "Remote buckets"),
-    **dict.fromkeys(("batch", "ledger", "etl"), "Batches and transforms"),
+    **dict.fromkeys(("batch", "ledger", "certify", "verify", "etl"), "Batches and transforms"),
     **dict.fromkeys(("ui", "bench", "completion"), "Tools"),
 }
 _OF_OPERATORS = "Nodes, on their machines"

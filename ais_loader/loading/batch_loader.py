@@ -350,23 +350,17 @@ class BatchLoader(Closing):
             raise error
 
     def steer(self, weights: Weights, *, store: Any = None, timeout_s: float = 60.0) -> Position:
-        """Change the weights of a running MixPlan, for instance by its losses. Returns the position where they begin.
+        """Change the weights of a running MixPlan with at_end="repeat". Returns the position where they begin.
 
-        This is `in_flight` + 1 groups of steps after the group that the position is in: batches that may have been
-        drawn keep their weights. A call between two updates therefore has the same effect for any number of ranks. The
-        weights are part of the state, and hold until the next call, or until a step for which the plan has others.
+        It is `in_flight` + 1 groups of steps after the group that the position is in: what may have been drawn keeps
+        its weights, and calls between two updates have the same effect for any number of ranks. The weights are part of
+        the state. They hold until the next call, or until a step for which the plan has others.
 
-        All ranks have to call this after the same step and with the same weights, such as those of rank 0, broadcast.
-        They compare, and all of them name the first one that differs.
+        All ranks have to call this after the same step, with the same weights, within `timeout_s` seconds. They compare
+        in the store of torch.distributed or, for a loader with a `world_size` of its own, in `store` if it is given: a
+        `torch.distributed.FileStore` or another one, new for each start.
 
-        Args:
-            weights: The weight of each source, in any unit; 0 if it is not named.
-            store: Where the ranks compare. By default, the store of torch.distributed; a loader with a `world_size` of
-                its own does not compare. Or a `torch.distributed.FileStore`, `TCPStore` or another one, a new one for
-                each start of the ranks.
-            timeout_s: Time that the other ranks have to call this, in seconds.
-
-        Raises InvalidRequest, TypeError: nothing is changed then. The plan must have at_end="repeat".
+        Raises InvalidRequest with the rank that differs or has not called, TypeError: nothing is changed then.
         """
         if not isinstance(self.position, PlanPosition):
             raise InvalidRequest("steer: the batches of a sampler have no weights; need a MixPlan")
@@ -421,8 +415,7 @@ class _Iteration:
         self._draws_numbers = isinstance(loader.batches, NumberPlan)
         self._engine: Engine | None = None
         self._sender: PlanSender | None = None
-        self._sent_from = 0
-        """The number of batches that were delivered before the first step that the sender has."""
+        self._sent_from = 0  # batches that were delivered before the sender's first step
         self._ended_by: str | None = None
         """The call that has ended it; "" if the trainer wanted it to end."""
 

@@ -32,12 +32,10 @@ class MixPlan(NumberPlan):
     one group of a source's steps, so that all ranks read the same source at a time.
 
     A position is accepted if the weights agree up to it, and so do the sources that had a weight before it.
-
-    Attributes:
-        steering: The weights that a trainer has set in a run, with the steps from which they hold; see `steered`.
     """
 
     steering: tuple[tuple[int, dict[str, float]], ...] = ()
+    """The weights that a trainer has set, with the steps from which they hold."""
 
     def __init__(
         self,
@@ -83,27 +81,21 @@ class MixPlan(NumberPlan):
         self._regrouped()
 
     def steered(self, steering: Iterable[tuple[int, Weights]]) -> Self:
-        """Return this plan with weights that a trainer has set, instead of those that it has from a trainer.
+        """Return this plan with pairs of (step, weights) that a trainer has set, instead of `self.steering`.
 
-        Args:
-            steering: Pairs of (step, weights), as for `weights`. They hold until the next step with weights, of a
-                trainer or of the plan; at the same step, those of the trainer.
-
-        Raises InvalidRequest, TypeError.
+        They hold until the next step for which there are any, of the trainer or else of the plan. Raises
+        InvalidRequest, TypeError.
         """
-        plan = copy.copy(self)
-        checked = [
-            (whole_number("MixPlan", "a step of weights", step, 0), self._shares(step, weights))
-            for step, weights in steering
-        ]
+        plan, name = copy.copy(self), "a step of weights"
+        checked = {whole_number("MixPlan", name, step, 0): self._shares(step, weights) for step, weights in steering}
         if checked and self.at_end != "repeat":
             raise InvalidRequest(f"MixPlan: at_end={self.at_end!r}: only a mixture with at_end='repeat' can be steered")
+        plan._schedule = sorted((dict(self._weights) | checked).items())
         plan.steering = tuple(
-            (step, {name: share for name, share in zip(self.names, shares, strict=True) if share})
-            for step, shares in checked
+            (step, {name: share for name, share in zip(self.names, checked[step], strict=True) if share})
+            for step in sorted(checked)
         )
-        plan._schedule = sorted((dict(self._weights) | dict(checked)).items())
-        plan._reweighted()
+        plan._orders, plan._described_sources = None, {}
         return plan
 
     def __repr__(self) -> str:
@@ -172,9 +164,6 @@ class MixPlan(NumberPlan):
 
     def _regrouped(self) -> None:
         self._plans: list[NumberPlan] = []
-        self._reweighted()
-
-    def _reweighted(self) -> None:
         self._orders: list[MixOrder] | None = None
         self._described_sources: dict[int, dict[str, Any]] = {}
 

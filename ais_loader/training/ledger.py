@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
@@ -10,11 +10,11 @@ from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.plans.permutation import ORDER
 from ais_loader.plans.shuffle_plan import ShufflePlan
 from ais_loader.training.batch_sampler import BatchSampler
-from ais_loader.training.number_batches import entry_of
+from ais_loader.training.number_batches import entry_of, sample_numbers, samples_of
 from ais_loader.training.plan import parse_state
 from ais_loader.training.plan_position import PlanPosition
-from ais_loader.training.sample_parts import parts_of
-from ais_loader.values.entry import Entry
+from ais_loader.training.sample_parts import flat_entries, parts_of
+from ais_loader.values.entry import Entry, ObjectInfo
 
 
 def ledger(loader: Any, state: Mapping[str, Any], step: int, epoch: int | None = None) -> list[dict[str, Any]]:
@@ -45,6 +45,43 @@ def ledger(loader: Any, state: Mapping[str, Any], step: int, epoch: int | None =
         known = {key: value for key, value in line.items() if value is not None}
         lines += [known | _fields(entry) for entry in parts_of(entry_of(dataset, number))]
     return lines
+
+
+def leaves(loader: Any, state: Mapping[str, Any], only: tuple[int, int] | None = None) -> Iterator[list[Any]]:
+    """Yield the steps before a position for a certificate; with `only`, that (epoch, step) if it is one.
+
+    A step is [epoch, step, entries], with [bucket, name, member, version, checksum, ranges] of each entry that it
+    requests, in order. Versions are compared with those that the store has, whose checksums are known.
+
+    Raises InvalidRequest as `ledger` does, and for entries without a version, or with one that is not stored any more.
+    """
+    position, dataset = _position(loader)
+    position.load(state)
+    plan, last = position.bound(), (state["epoch"], state["step"])
+    clients: list[Any] = [getattr(part, "_client", None) for part in getattr(dataset, "datasets", [dataset])]
+    if not isinstance(plan, NumberPlan) or None in clients or len({client.address for client in clients}) > 1:
+        raise InvalidRequest("a certificate needs a plan of ais_loader.plans, and datasets of one store")
+    counts = ((epoch, last[1] if epoch == last[0] else plan.steps(epoch) or 0) for epoch in range(last[0] + 1))
+    places = ((epoch, step) for epoch, count in counts for step in range(count))
+    known: dict[tuple[str, str], ObjectInfo | None] = {}
+    with clients[0].opened() as client:
+        for epoch, step in (place for place in places if only in (None, place)):
+            numbers = sample_numbers(batch := plan.batch(epoch, step))
+            samples: Any = {number: entry_of(dataset, number) for number in numbers}
+            entries = flat_entries(samples_of(samples, numbers, batch, None))
+            for bucket in {entry.bucket for entry in entries}:
+                names = [*{one.name for one in entries if one.bucket == bucket and (bucket, one.name) not in known}]
+                known |= zip([(bucket, name) for name in names], client.bucket(bucket).head_many(names), strict=True)
+            yield [epoch, step, [_certified(entry, known[entry.bucket, entry.name]) for entry in entries]]
+
+
+def _certified(entry: Entry, info: ObjectInfo | None) -> list[Any]:
+    if entry.version is None and "@" not in entry.bucket:
+        raise InvalidRequest(f"{entry} has no version: a certificate needs a dataset with pinned=True, or a snapshot")
+    if info is None or not info.is_stored or entry.version not in (None, info.version):
+        raise InvalidRequest(f"{entry}: this version is not stored any more, so its checksum is not known")
+    ranges = [list(one) for one in entry.ranges or ((entry.start, entry.length),)]
+    return [entry.bucket, entry.name, entry.member or "", info.version, info.checksum, ranges]
 
 
 def plan_of(state: Mapping[str, Any]) -> ShufflePlan:

@@ -261,35 +261,25 @@ class PlanPosition:
 
         It is the same on all ranks that have had the same number of batches, and is valid for any number of ranks.
         """
-        position, world_size = self._after(batches)
-        return position_state(position, world_size, self._description(position))
-
-    def _after(self, batches: int | None = None) -> tuple[Position, int]:
-        """Return the position after so many batches, as `state` has it, and the number of ranks."""
         run, world_size = self.run, self.place()[1]
         position = self.start
         if run is not None and (run.left or batches is not None or run.begun_from is self.start):
             count, world_size = run.delivered if batches is None else batches, run.world_size
             # Ranks take turns, so each batch here stands for a whole round.
             position = Position(run.start.epoch, run.start.step + count * world_size)
-        return self._begin(position), world_size
+        position = self._begin(position)
+        return position_state(position, world_size, self._description(position))
 
     def steered(self, weights: Weights, groups: int) -> tuple[Position, MixPlan]:
-        """Return the position from which on these weights hold, and the plan with them, for `use`.
+        """Return the plan with these weights, for `use`, and the position from which on they hold.
 
-        The position is `groups` groups of steps after the group that the trainer is in or begins next. Only it and the
-        plan's group decide, so it is the same on all ranks, and for any number of ranks.
-
-        Raises InvalidRequest, TypeError.
+        It is `groups` groups of steps after the one that the position is in, for any rank and any number of ranks.
         """
-        at, _ = self._after()
-        plan = self.bound()
-        if not isinstance(plan, MixPlan):
+        at, _ = parse_state(self.state())
+        if not isinstance(plan := self.bound(), MixPlan):
             raise InvalidRequest(f"{type(plan).__name__}: only a MixPlan has weights that a trainer can set")
         if at.epoch and not plan.epoch_steps:
-            raise InvalidRequest(
-                f"epoch {at.epoch} of a mixture without an end: for more than one, it needs epoch_steps"
-            )
+            raise InvalidRequest(f"epoch {at.epoch} of a mixture without an end: it needs epoch_steps")
         group = plan.group or 1
         epoch, step = at.epoch, (at.step // group + groups) * group
         while (steps := plan.steps(epoch)) is not None and step >= steps:
@@ -362,21 +352,17 @@ def _check_sources(sizes: dict[str, int], dataset: Any) -> None:
             )
 
 
-def gathered(own: Any) -> list[Any]:
-    """Return the value of each rank. All ranks have to call this."""
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, own)
-    return found
-
-
 def compare_ranks(
-    own: Any, error: Exception | None, subject: str, differs: str, gather: Callable[[Any], list[Any]] = gathered
+    own: Any, error: Exception | None, subject: str, differs: str, gather: Callable[[Any], list[Any]] | None = None
 ) -> None:
     """Compare a value of each rank with that of rank 0. All ranks have to call this.
 
     Raises `error`, or InvalidRequest on all other ranks, with the first rank that has an error or another value.
     """
-    found = gather((own, None if error is None else str(error)))
+    mine = (own, None if error is None else str(error))
+    found: list[Any] = gather(mine) if gather else [None] * torch.distributed.get_world_size()
+    if gather is None:
+        torch.distributed.all_gather_object(found, mine)
     if error is not None:
         raise error
     for rank, (other, told) in enumerate(found):

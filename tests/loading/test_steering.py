@@ -255,12 +255,3 @@ def test_a_rank_that_steers_otherwise_is_named_on_all_ranks(tmp_path: Path) -> N
     }
     assert silent.pop(1) == "has gone on"
     assert all(one.startswith("rank 1 of 4 has not called steer within 0.5 s, as rank ") for one in silent)
-
-
-def test_the_store_keeps_the_keys_of_the_last_calls_only() -> None:
-    store, plan = torch.distributed.HashStore(), mixture(seed=99, group=2)
-    ranks = ranks_of(plan, 2)
-    for at in range(5):
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(lambda one, at=at: one.steer({"web": 1 + at}, store=store), ranks))
-    assert store.num_keys() == 4
