@@ -58,7 +58,9 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         )
 
     async def Versions(self, request: wire.VersionsRequest, context: Context) -> wire.VersionsResponse:
-        return await self._answer(replica.versions, request, context)
+        return await self._answer(
+            functools.partial(replica.versions, view=self._node.membership.view), request, context
+        )
 
     def _known_map(self) -> int:
         return self._node.map_version
@@ -93,6 +95,9 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
 
     async def TooFew(self, request: wire.TooFewRequest, context: Context) -> wire.TooFewResponse:
         return self._repair.too_few(request)
+
+    async def Compare(self, request: wire.CompareRequest, context: Context) -> wire.CompareResponse:
+        return await self._repair.ranges.answer(request)
 
     async def Progress(self, request: wire.ProgressRequest, context: Context) -> wire.ProgressResponse:
         return self._repair.progress()
