@@ -124,12 +124,12 @@ def _hash(bucket_uuid: bytes, name: str) -> int:
 
 
 def _scores(hashes: U64, keys: U64, weights: F64) -> F64:
-    drawn = _mixed(hashes[:, None] ^ keys[None, :])
+    drawn = mixed(hashes[:, None] ^ keys[None, :])
     scores: F64 = -weights / np.log(((drawn >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
     return scores
 
 
-def _mixed(value: U64) -> U64:
+def mixed(value: U64) -> U64:
     with np.errstate(over="ignore"):
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

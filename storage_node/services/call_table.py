@@ -242,6 +242,7 @@ _ROWS = (
     Call("Repair/Returned", PEER),
     Call("Repair/Push", PEER),
     Call("Repair/TooFew", PEER),
+    Call("Repair/Compare", PEER),
     Call("Repair/Relay", PEER),
     Call("Repair/RenewLease", PEER),
     Call("Repair/Recall", PEER),

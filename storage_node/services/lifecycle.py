@@ -234,6 +234,7 @@ class NodeLifecycle:
             Push=repair.push,
             TooFew=repair.too_few,
             Recall=self.coding.recall,
+            Compare=repair.ranges.answer,
             Progress=self._progress,
         )
         add("Snapshots", SnapshotsService(node, snapshots.snapshots))

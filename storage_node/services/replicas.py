@@ -51,7 +51,8 @@ class ReplicaService:
         return await self._node.read(bury, self._store, request)
 
     async def Versions(self, request: wire.VersionsRequest, context: Context) -> wire.VersionsResponse:
-        return await self._node.read(replica.versions, self._store, request)
+        versions = functools.partial(replica.versions, view=self._node.membership.view)
+        return await self._node.read(versions, self._store, request)
 
     async def Recode(self, request: wire.RecodeRequest, context: Context) -> wire.RecodeResponse:
         grace_s = self._node.config.cluster.coding_grace_s

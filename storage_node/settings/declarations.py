@@ -129,7 +129,8 @@ class StoreSettings(SettingsGroup):
     """Maximum rate at which the node moves data between its own drives after a drive was added or while one retires."""
     scrub_interval_s: Seconds = 7 * 86400.0
     """How often every drive is searched for objects whose bytes differ from what was put, from the start of one search
-    to the start of the next. 0 disables scrubbing."""
+    to the start of the next, and every name is compared with the other owners' whatever the digests say. 0 disables
+    both."""
     scrub_bytes_per_s: Finite = 32 << 20
     """Maximum rate at which the node reads data for this search."""
     compact_bytes_per_s: NotNegative = 32 << 20
@@ -271,8 +272,9 @@ class ClusterSettings(SettingsGroup):
     time. With more than 32 nodes, the time grows in proportion. Use the same value on all nodes. 0 disables leases: a
     node that is cut off from writers but not from readers then serves objects that have since been replaced."""
     repair_interval_s: Finite = 60.0
-    """The time from the end of one pass over all objects on this node, which searches for missing and outdated copies,
-    to the next. While the cluster map is changing, or work is left, passes follow each other within seconds."""
+    """The time from the end of one comparison of this node's objects with the other owners', which finds missing and
+    outdated copies, to the next. While the cluster map is changing, or work is left, they follow each other within
+    seconds."""
     repair_bytes_per_s: Finite = 256 << 20
     """Maximum rate at which this node sends data to make copies equal."""
     repair_transfers: Positive = 2

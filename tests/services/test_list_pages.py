@@ -160,7 +160,7 @@ def test_a_page_of_versions_ends_by_bytes(node: NodeServer, client: Client) -> N
         page = replica.versions(store, request)
         assert page.ByteSize() < 1.2 * PAGE_BYTES
         found += [state.name for state in page.object]
-        if not page.more:
+        if not page.next:
             break
-        request.start_after = found[-1]
+        request.start_after = page.next
     assert found == names

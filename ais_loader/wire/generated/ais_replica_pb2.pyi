@@ -115,6 +115,46 @@ class RecallResponse(_message.Message):
     objects: int
     def __init__(self, objects: _Optional[int] = ...) -> None: ...
 
+class CompareRequest(_message.Message):
+    __slots__ = ("node_uuid", "bucket", "with_strays")
+    NODE_UUID_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    WITH_STRAYS_FIELD_NUMBER: _ClassVar[int]
+    node_uuid: bytes
+    bucket: _containers.RepeatedCompositeFieldContainer[BucketDigests]
+    with_strays: bool
+    def __init__(self, node_uuid: _Optional[bytes] = ..., bucket: _Optional[_Iterable[_Union[BucketDigests, _Mapping]]] = ..., with_strays: bool = ...) -> None: ...
+
+class BucketDigests(_message.Message):
+    __slots__ = ("bucket_uuid", "placement", "start", "digest")
+    BUCKET_UUID_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    bucket_uuid: bytes
+    placement: int
+    start: _containers.RepeatedScalarFieldContainer[bytes]
+    digest: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bucket_uuid: _Optional[bytes] = ..., placement: _Optional[int] = ..., start: _Optional[_Iterable[bytes]] = ..., digest: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CompareResponse(_message.Message):
+    __slots__ = ("map_version", "bucket")
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    map_version: int
+    bucket: _containers.RepeatedCompositeFieldContainer[BucketDifference]
+    def __init__(self, map_version: _Optional[int] = ..., bucket: _Optional[_Iterable[_Union[BucketDifference, _Mapping]]] = ...) -> None: ...
+
+class BucketDifference(_message.Message):
+    __slots__ = ("uuid", "start", "stop")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    uuid: bytes
+    start: _containers.RepeatedScalarFieldContainer[bytes]
+    stop: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, uuid: _Optional[bytes] = ..., start: _Optional[_Iterable[bytes]] = ..., stop: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class TooFewRequest(_message.Message):
     __slots__ = ("bucket", "name")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
@@ -461,21 +501,25 @@ class BuryResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., map_version: _Optional[int] = ...) -> None: ...
 
 class VersionsRequest(_message.Message):
-    __slots__ = ("bucket", "start_after", "limit", "with_evicted")
+    __slots__ = ("bucket", "start_after", "limit", "with_evicted", "until", "owner_uuid")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     START_AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WITH_EVICTED_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    OWNER_UUID_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     start_after: str
     limit: int
     with_evicted: bool
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., with_evicted: bool = ...) -> None: ...
+    until: str
+    owner_uuid: bytes
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., with_evicted: bool = ..., until: _Optional[str] = ..., owner_uuid: _Optional[bytes] = ...) -> None: ...
 
 class VersionsResponse(_message.Message):
-    __slots__ = ("object", "more")
+    __slots__ = ("object", "next")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
-    MORE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     object: _containers.RepeatedCompositeFieldContainer[ObjectState]
-    more: bool
-    def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., more: bool = ...) -> None: ...
+    next: str
+    def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...

@@ -184,6 +184,11 @@ class RepairStub(object):
                 request_serializer=protos_dot_ais__replica__pb2.RecallRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__replica__pb2.RecallResponse.FromString,
                 _registered_method=True)
+        self.Compare = channel.unary_unary(
+                '/ais_loader.v1.Repair/Compare',
+                request_serializer=protos_dot_ais__replica__pb2.CompareRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__replica__pb2.CompareResponse.FromString,
+                _registered_method=True)
         self.Progress = channel.unary_unary(
                 '/ais_loader.v1.Repair/Progress',
                 request_serializer=protos_dot_ais__replica__pb2.ProgressRequest.SerializeToString,
@@ -245,6 +250,13 @@ class RepairServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Compare(self, request, context):
+        """In which ranges of names the copies of the caller differ from those of this node, of names that both own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Progress(self, request, context):
         """How far this node is with moving what it has to where the map wants it.
         """
@@ -289,6 +301,11 @@ def add_RepairServicer_to_server(servicer, server):
                     servicer.Recall,
                     request_deserializer=protos_dot_ais__replica__pb2.RecallRequest.FromString,
                     response_serializer=protos_dot_ais__replica__pb2.RecallResponse.SerializeToString,
+            ),
+            'Compare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compare,
+                    request_deserializer=protos_dot_ais__replica__pb2.CompareRequest.FromString,
+                    response_serializer=protos_dot_ais__replica__pb2.CompareResponse.SerializeToString,
             ),
             'Progress': grpc.unary_unary_rpc_method_handler(
                     servicer.Progress,

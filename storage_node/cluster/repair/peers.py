@@ -71,17 +71,29 @@ class RepairPeers:
         return dict(answer for answer in answers if answer is not None), by_this_map
 
     async def versions(
-        self, endpoint: str, bucket: pb.MapBucket, start_after: str
-    ) -> tuple[list[tuple[str, State]], bool]:
-        """Return a page of the names that the node has, or has evicted, and whether more follow. Raises ReplicaLost."""
+        self, endpoint: str, bucket: pb.MapBucket, start_after: str, until: str = "", owner_uuid: bytes = b""
+    ) -> tuple[list[tuple[str, State]], str]:
+        """Return a page of the names that the node has, or has evicted, up to `until`, and after which name the next
+        page begins, if there is one. With `owner_uuid`, only names that this node owns. Raises ReplicaLost."""
         request = wire.VersionsRequest(
-            bucket=bucket_ref(bucket), start_after=start_after, limit=PAGE_NAMES, with_evicted=True
+            bucket=bucket_ref(bucket),
+            start_after=start_after,
+            limit=PAGE_NAMES,
+            with_evicted=True,
+            until=until,
+            owner_uuid=owner_uuid,
         )
         page: wire.VersionsResponse
         page = await self.channels.ask(endpoint, rpc.ReplicaStub, "Versions", request, STEP_TIMEOUT_S)
         found = [(state.name, state_of(state)) for state in page.object]
         await self._advance_clock(_versions(state for _, state in found))
-        return [(name, state) for name, state in found if state is not None], page.more
+        return [(name, state) for name, state in found if state is not None], page.next
+
+    async def compare(self, endpoint: str, request: wire.CompareRequest) -> wire.CompareResponse:
+        """Return in which ranges the node differs. It may have to read all of them. Raises ReplicaLost."""
+        answer: Awaitable[wire.CompareResponse]
+        answer = self.channels.ask(endpoint, rpc.RepairStub, "Compare", request, PUSH_TIMEOUT_S)
+        return await while_it_answers(answer, self.channels, endpoint)
 
     async def recode(
         self,

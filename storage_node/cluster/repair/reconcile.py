@@ -1,9 +1,11 @@
 """Catch-up of a returning node: it finds out what it missed before it serves reads of replicated objects.
 
 First the node tells every other node that it is back. From then on it takes part in their writes, or is told of those
-in which it does not. Then it compares its objects with those of the others. What it has in an older version, or lacks,
-counts as stale, name by name, until the newer version has arrived. Everything else is served as soon as the comparison
-is done. Silent nodes delay it by at most `reconcile_patience_s`; after that it serves what it has, and reports that.
+in which it does not. Then it compares its objects with those of the others, bucket by bucket: the digests of ranges
+(`range_comparison`), and the names in the ranges that differ. What it has in an older version, or lacks, counts as
+stale, name by name, until the newer version has arrived. Everything else in a bucket is served as soon as the bucket
+has been compared. Silent nodes delay it by at most `reconcile_patience_s`; after that it serves what it has, and
+reports that.
 
 A node that has given up a drive serves what is on the others and finds out what it lacks in the same way. Silent nodes
 then only make it continue to compare.
@@ -14,6 +16,7 @@ If the node dies meanwhile, it starts over: nothing of the comparison is stored.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +28,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN, State, batches, compare, owned_by
+from storage_node.cluster.repair.range_comparison import RangeComparison
+from storage_node.cluster.repair.range_table import EVERYTHING, Span
 from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairMetrics, chunks
 from storage_node.cluster.replication import invalidation
 from storage_node.context.errors import ReplicaLost
@@ -49,6 +54,7 @@ class Reconciler:
         node: Node,
         membership: Membership,
         peers: RepairPeers,
+        ranges: RangeComparison,
         counts: RepairMetrics,
         endpoint: Callable[[], str],
     ) -> None:
@@ -57,6 +63,7 @@ class Reconciler:
         self._store = node.store
         self._membership = membership
         self._peers = peers
+        self._ranges = ranges
         self._counts = counts
         self._endpoint = endpoint
         self._missing = 0
@@ -108,19 +115,26 @@ class Reconciler:
         view, silent = await self._announce(deadline_s)
         if view is None:
             return
-        buckets = list(view.copied.values())
-        left = {node.uuid: node.peer_endpoint for node in self._others(view) if node.peer_endpoint not in silent}
+        left = [
+            (bucket, [node for node in self._others(view) if node.peer_endpoint not in silent])
+            for bucket in view.copied.values()
+        ]
         failures = 0
-        while left:
-            for uuid, endpoint in list(left.items()):
-                try:
-                    for bucket in buckets:
-                        await self._compare_existing(view, bucket, endpoint)
-                    del left[uuid]
-                except (ReplicaLost, LoaderError) as error:
-                    log.info("comparing with %s: %s", endpoint, error)
+        while left and self._requests == requests:
+            lost: set[bytes] = set()
+            for bucket, nodes in left:
+                for node in [one for one in nodes if one.uuid not in lost]:
+                    try:
+                        await self._compare_existing(view, bucket, node)
+                        nodes.remove(node)
+                    except (ReplicaLost, LoaderError) as error:
+                        log.info("comparing with %s: %s", node.peer_endpoint, error)
+                        lost.add(node.uuid)
+                if not nodes and not silent and self._requests == requests:
+                    self._store.replicas.stale.trust_bucket(bucket.uuid)
+            left = [one for one in left if one[1]]
             if left and time.monotonic() > deadline_s:
-                silent = sorted([*silent, *left.values()])
+                silent = sorted({*silent, *(node.peer_endpoint for _, nodes in left for node in nodes)})
                 break
             if left:
                 await asyncio.sleep(BACKOFF.pause_s(failures))
@@ -178,7 +192,7 @@ class Reconciler:
             try:
                 for bucket in view.copied.values():
                     if bucket.uuid in gaps:
-                        await self._compare_existing(view, bucket, node.peer_endpoint)
+                        await self._compare_existing(view, bucket, node)
             except (ReplicaLost, LoaderError) as error:
                 log.info("looking for what was lost with a drive at %s: %s", node.peer_endpoint, error)
                 continue
@@ -196,25 +210,38 @@ class Reconciler:
     def _others(self, view: ClusterView) -> list[pb.MapNode]:
         return [node for node in view.nodes if node.uuid != self._membership.node_uuid]
 
-    async def _compare_existing(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
+    async def _compare_existing(self, view: ClusterView, bucket: pb.MapBucket, node: pb.MapNode) -> None:
         try:
-            await self._compare(view, bucket, endpoint)
+            for span in await self._differing(view, bucket, node):
+                await self._compare(view, bucket, node, span)
         except BucketNotFound:
             return  # deleted in the meantime
         except ReplicaLost as lost:
             if not isinstance(lost.refusal, BucketNotFound):
                 raise  # otherwise it has no objects of this bucket
 
-    async def _compare(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
-        """Find the names that the node has in newer versions. Raises ReplicaLost, LoaderError."""
+    async def _differing(self, view: ClusterView, bucket: pb.MapBucket, node: pb.MapNode) -> list[Span]:
+        """Return the ranges of names in which the node may have something newer. Raises ReplicaLost.
+
+        All names, while objects move, because readers then ask nodes that are no owners; of a remote bucket, because
+        copies may have been evicted; and if a drive of this node fails.
+        """
+        if not view.is_changing and not bucket.HasField("remote"):
+            with contextlib.suppress(LoaderError):
+                tables = {bucket.uuid: await self._ranges.table(view, bucket)}
+                found = await self._ranges.differing(view, view.position[node.uuid], tables, with_strays=True)
+                return found.get(bucket.uuid, [EVERYTHING])
+        return [EVERYTHING]
+
+    async def _compare(self, view: ClusterView, bucket: pb.MapBucket, node: pb.MapNode, span: Span) -> None:
+        """Find the names of a range that the node has in newer versions. Raises ReplicaLost, LoaderError."""
         local = view.position[self._membership.node_uuid]
         joining = view.nodes[local].state == pb.MapNode.JOINING
-        after, more = "", True
-        while more:
-            theirs, more = await self._peers.versions(endpoint, bucket, after)
-            if not theirs:
-                return
-            after = theirs[-1][0]
+        # Beyond a range that differs, only what this node owns was compared.
+        owner_uuid = b"" if span == EVERYTHING else self._membership.node_uuid
+        after, until = (name.decode() for name in span)
+        while True:
+            theirs, after = await self._peers.versions(node.peer_endpoint, bucket, after, until, owner_uuid)
             names = [name for name, _ in theirs]
             owned = await self._node.read(owned_by, view, bucket, names, local)
             mine = await self._node.read(self._states, bucket.name, names)
@@ -234,6 +261,8 @@ class Reconciler:
                 wanted[name] = state.version
             if wanted:
                 self._store.replicas.stale.mark_names(bucket.uuid, wanted)
+            if not after:
+                return
 
     def _write_tombstone(self, bucket: str, name: str, version: Version) -> None:
         self._store.delete(bucket, name, version, keep_tombstone=True)

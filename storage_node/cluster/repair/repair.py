@@ -23,10 +23,13 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 
+import numpy as np
+
 from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError
-from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.repair.copy_shortage import CopyShortage
@@ -44,6 +47,8 @@ from storage_node.cluster.repair.plan import (
     questions,
     same_owners,
 )
+from storage_node.cluster.repair.range_comparison import RangeComparison
+from storage_node.cluster.repair.range_table import Chosen
 from storage_node.cluster.repair.reconcile import Reconciler
 from storage_node.cluster.repair.shortage import shortages
 from storage_node.cluster.repair.transfers import GROUP_NAMES, RepairMetrics, Transfers, chunks
@@ -58,7 +63,7 @@ from storage_node.context.node import Node
 from storage_node.limits.tasks import keep_going
 from storage_node.limits.wakeup import Wakeup
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import CatalogEntry, Version, is_pending
+from storage_node.store.format import CatalogEntry, Version, decode_entry, is_pending, name_of_key
 
 SETTLE_S = 0.25
 """Replicas that differ may belong to a write that is being committed; they are checked again after this time."""
@@ -93,7 +98,8 @@ class Repair:
         self.unsure = UnsureCopies(
             node.store, membership, self._peers, self._versions_of, lambda: self.metrics.clean_version
         )
-        self._reconciler = Reconciler(node, membership, self._peers, self.metrics, endpoint)
+        self.ranges = RangeComparison(node, membership, self._peers)
+        self._reconciler = Reconciler(node, membership, self._peers, self.ranges, self.metrics, endpoint)
         self.shortage = CopyShortage(
             membership, self._peers, held=self._held_of, compare=self._compared, push=self._push
         )
@@ -216,29 +222,29 @@ class Repair:
     async def _pass(
         self, view: ClusterView, retained_in_place: Callable[[ClusterView], Awaitable[bool]]
     ) -> tuple[bool, bool]:
-        """Go through everything on this node's drives. Raises LoaderError.
+        """Compare everything on this node's drives with the other owners. Raises LoaderError.
 
         Returns whether there was nothing to do, and whether this node allows a change of the map to finish. Ongoing
         writes must not prevent that: another owner may always have a newer version of an object that this node owns.
         """
         counted = not view.is_changing or await all_act_by(view, self._membership, self._peers)
-        in_place, record, drives = self._all_in_place(), self._store.record.current, self._store.drives
+        in_place, record = self._all_in_place(), self._store.record.current
         clean = True
         counts = self.metrics
         counts.names_seen = 0
         self.shortage.short.begin_pass()
-        for bucket, drive in itertools.product(view.buckets.values(), drives):
-            after = ""
-            while drive is not None and (held := await self._node.read(_held, drive, bucket.uuid, after)):
-                if self._membership.view is not view:
-                    return False, False  # a new map requires a new pass
-                after = held[-1][0]
-                try:
-                    work = await self._mend(view, bucket, held)
-                except BucketNotFound:
-                    break
-                clean, counted = clean and work.is_clean, counted and work.nothing_moves
-                counts.names_seen += len(held)
+        async with aclosing(self.ranges.to_compare(view)) as buckets:
+            async for bucket, table, chosen in buckets:
+                for drive in self._store.drive_set.live():
+                    left = chosen[::-1]
+                    while left:
+                        if self._membership.view is not view:
+                            return False, False  # a new map requires a new pass
+                        held = await self._node.read(_held, view, bucket, drive, left)
+                        with contextlib.suppress(BucketNotFound):
+                            work = await self._mend(view, bucket, held)
+                            clean, counted = clean and work.is_clean, counted and work.nothing_moves
+                counts.names_seen += table.names
         self.shortage.short.end_pass()
         retained = await retained_in_place(view)
         clean, counted = clean and retained, counted and retained
@@ -544,5 +550,15 @@ class Repair:
         )
 
 
-def _held(drive: Drive, bucket_uuid: bytes, after: str) -> list[tuple[str, CatalogEntry]]:
-    return list(itertools.islice(drive.scan_all(bucket_uuid, "", after), PAGE_NAMES))
+def _held(view: ClusterView, bucket: pb.MapBucket, drive: Drive, left: list[Chosen]) -> list[tuple[str, CatalogEntry]]:
+    """Return about a page of the entries that were chosen in the last of these ranges, and leave the rest of them."""
+    held: list[tuple[str, CatalogEntry]] = []
+    while left and len(held) < PAGE_NAMES:
+        (start, stop), nodes = left.pop()
+        values = itertools.islice(drive.entries_between(bucket.uuid, start, stop), PAGE_NAMES)
+        found = [(name_of_key(key), decode_entry(value)) for key, value in values]
+        if len(found) == PAGE_NAMES:
+            left.append(Chosen((found[-1][0].encode(), stop), nodes))
+        owners = view.placement.owners(object_hashes(bucket.uuid, [name for name, _ in found]), bucket.copies)
+        held += itertools.compress(found, np.any(nodes[owners], axis=1).tolist())
+    return held

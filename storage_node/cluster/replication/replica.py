@@ -5,10 +5,12 @@ Runs on reader threads. A coordinator that is itself an owner uses it in process
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from ais_loader import errors
 from ais_loader.errors import LoaderError, WriteTooLate
+from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
@@ -352,7 +354,8 @@ def late_fault(
     )
 
 
-def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsResponse:
+def versions(store: Store, request: wire.VersionsRequest, view: ClusterView | None = None) -> wire.VersionsResponse:
+    """`view`: the map by which names have owners."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     limit = min(request.limit or 1000, MAX_VERSIONS)
     # Read one more than requested, which shows whether there is another page.
@@ -360,6 +363,13 @@ def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsRespon
         store.replicas.versions(request.bucket.name, request.start_after, limit + 1, with_evicted=request.with_evicted)
     )
     limit = within(PAGE_BYTES, (state.name for state in found[:limit]))
+    more = limit < len(found) and not (request.until and found[limit].name > request.until)
+    after = found[limit - 1].name if more else ""
+    shown = [state for state in found[:limit] if not request.until or state.name <= request.until]
+    bucket = view.bucket_with_uuid(request.bucket.uuid) if view is not None and request.owner_uuid else None
+    if view is not None and bucket is not None and (owner := view.position.get(request.owner_uuid)) is not None:
+        owners = view.placement.owners(object_hashes(bucket.uuid, [state.name for state in shown]), bucket.copies)
+        shown = list(itertools.compress(shown, (owners == owner).any(axis=1).tolist()))
     states = [
         wire.ObjectState(name=state.name, evicted=to_wire(state.version))
         if state.is_evicted
@@ -370,9 +380,9 @@ def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsRespon
             size_bytes=state.size_bytes,
             checksum=state.checksum,
         )
-        for state in found[:limit]
+        for state in shown
     ]
-    return wire.VersionsResponse(object=states, more=len(found) > limit)
+    return wire.VersionsResponse(object=states, next=after)
 
 
 def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:

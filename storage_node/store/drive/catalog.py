@@ -271,10 +271,13 @@ class Catalog:
         values: list[bytes | None] = self._tried(lambda: self._db.get(wanted), "reading the catalog")
         return values
 
-    def scan(self, prefix: bytes, start_after: bytes | None = None) -> Generator[tuple[bytes, bytes], None, None]:
-        """Iterate over pairs whose key begins with `prefix`, in key order; a snapshot taken at the first one."""
+    def scan(
+        self, prefix: bytes, start_after: bytes | None = None, up_to: bytes | None = None
+    ) -> Generator[tuple[bytes, bytes], None, None]:
+        """Iterate over pairs whose key begins with `prefix`, in key order, up to the key `up_to`; a snapshot taken at
+        the first one."""
         read = ReadOptions()
-        upper = _successor(prefix)
+        upper = _successor(prefix) if up_to is None else up_to + b"\0"
         if upper is not None:
             read.set_iterate_upper_bound(upper)
         at: RdictIter | None = None

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -414,6 +414,17 @@ class Drive:
     def entries(self, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over key and value of all objects and tombstones after this key, in key order."""
         return self.catalog.scan(fmt.OBJECT_PREFIX, after)
+
+    def entries_between(self, bucket_uuid: bytes, after: bytes, up_to: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over key and value of the objects and tombstones after one name, up to another, in UTF-8 and in
+        order; all that follow if `up_to` is empty."""
+        prefix = fmt.object_key(bucket_uuid, "")
+        return self.catalog.scan(prefix, prefix + after, prefix + up_to if up_to else None)
+
+    def watch_changes(self, changing: Callable[[Collection[bytes]], object]) -> None:
+        """Call `changing` with the keys of each commit before it is written, on any thread, and now with the keys that
+        are being written. It must not raise, nor use the drive."""
+        self._cache.watch(changing)
 
     def block_checksums(self, entry: CatalogEntry, first: int, stop: int) -> list[int]:
         """Return the stored checksums of blocks first .. stop-1 of an object larger than one block. Raises

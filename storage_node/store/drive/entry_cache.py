@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from storage_node.store.drive.locations import Locations, limit_bytes
 from storage_node.store.drive.shared_locations import SharedLocations
@@ -45,6 +45,7 @@ class EntryCache:
         self._changing: set[bytes] = set()
         self._changed: set[bytes] | None = None
         """Keys that have changed since the current fill began; None without one."""
+        self._watch: Callable[[Collection[bytes]], object] = len
         self.generation = 0
         """Increases with every invalidation."""
 
@@ -98,6 +99,12 @@ class EntryCache:
             self.has_all = self.has_all or (is_filled and self._changed is not None)
             self._changed = set(self._changing) if on else None
 
+    def watch(self, changing: Callable[[Collection[bytes]], object]) -> None:
+        """See `Drive.watch_changes`."""
+        with self._lock:
+            self._watch = changing
+            changing(self._changing)
+
     def fill(self, found: Iterable[tuple[bytes, bytes]]) -> bool:
         """Add the locations in a part of the scan. Returns False if the fill has to end: the memory is full, or
         everything was dropped."""
@@ -116,6 +123,7 @@ class EntryCache:
         keys = written.keys()
         with self._lock:
             self._changing.update(keys)
+            self._watch(keys)
             if self._changed is not None:
                 self._changed.update(keys)
             self.generation += 1
