@@ -1,5 +1,5 @@
-"""Objects too large for an entry of a batch, which are got in parts from holders that have them whole, whoever is
-asked first."""
+"""Objects too large for a batch entry, which are got in parts: from holders that have them whole, whoever is asked
+first."""
 
 from __future__ import annotations
 
