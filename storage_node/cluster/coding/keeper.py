@@ -205,7 +205,8 @@ class Keeper:
             (slot.name, CatalogEntry(*slot.version, slot.size_bytes, slot.checksum, 0, slot.offset, path, b""))
             for slot in slots
         ]
-        await self._peers.recode(view.nodes[node].peer_endpoint, bucket, coded, wall_ms, only_files=True)
+        for part in chunks(coded, PAGE_NAMES):
+            await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, wall_ms, only_files=True)
 
     # -- fragments
 
