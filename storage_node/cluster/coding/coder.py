@@ -32,6 +32,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.redundancy import Redundancy, companion_name
+from storage_node.cluster.coding.codec import codec_of
 from storage_node.cluster.coding.fragments import FragmentWriter
 from storage_node.cluster.coding.group import Manifest, Slot, lay_out
 from storage_node.cluster.coding.plan import (
@@ -119,10 +120,9 @@ class Coder:
         for bucket in view.buckets.values():
             if not bucket.HasField("coding"):
                 continue
-            fragments, hosts = bucket.coding.data + bucket.coding.parity, owning_hosts(view.map)
-            if hosts < fragments:
-                waits[bucket.name] = f"its groups have {fragments} fragments, and {hosts} hosts take objects: add hosts"
-            if hosts < fragments or view.is_changing or bucket.uuid in self._node.store.replicas.stale.bucket_uuids():
+            if why := _why_not(view, bucket):
+                waits[bucket.name] = why
+            if why or view.is_changing or bucket.uuid in self._node.store.replicas.stale.bucket_uuids():
                 continue
             groups: list[list[Candidate]] = []
             async for group in self._groups(view, bucket):
@@ -317,6 +317,18 @@ class Coder:
             self._metrics.bytes_coded += sum(request.object[at].size_bytes for at in answer.done)
         failpoint("code.done")
         self._metrics.groups_coded += len(built)
+
+
+def _why_not(view: ClusterView, bucket: pb.MapBucket) -> str:
+    """Return why objects of a bucket are not coded until somebody does something; empty if they are."""
+    fragments, hosts = bucket.coding.data + bucket.coding.parity, owning_hosts(view.map)
+    if hosts < fragments:
+        return f"its groups have {fragments} fragments, and {hosts} hosts take objects: add hosts"
+    try:
+        codec_of(bucket.coding.data, bucket.coding.parity)
+    except LoaderError as error:
+        return str(error)
+    return ""
 
 
 async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequence[Manifest]) -> None:
