@@ -34,9 +34,9 @@ COUNT, SIZE_BYTES, BATCH, BATCHES = 6000, 10 << 10, 128, 40
 LEFT_BYTES = NODES * DATA * (64 << 10)
 """Less than a group on each node stays as copies."""
 TABLE = Path(__file__).with_suffix(".md")
-PREDICTION = """Predicted before the first run: coded reads take three to six times as long as copies on one machine, \
-because each batch takes two hops and about 36 requests between nodes instead of 6. With one node away, they take at \
-most 1.3 times as long as with all nodes, because a known failure is not waited for, and a sixth of the entries costs \
+PREDICTION = """Predicted before the first run: coded reads take three to six times as long as copies on one machine,
+because each batch takes two hops and about 36 requests between nodes instead of 6. With one node away, they take at
+most 1.3 times as long as with all nodes, because a known failure is not waited for, and a sixth of the entries costs
 four reads instead of one.
 """
 
