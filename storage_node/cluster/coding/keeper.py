@@ -72,7 +72,7 @@ class _Kept(NamedTuple):
     """A group that this node keeps."""
 
     version: Version
-    """Of its manifest."""
+    """The version of its manifest."""
     layout: Manifest
     """The manifest without its slots, which take most of it."""
     looked_s: float
