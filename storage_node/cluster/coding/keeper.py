@@ -72,7 +72,7 @@ class _Kept(NamedTuple):
     """A group that this node keeps."""
 
     version: Version
-    """Of its manifest."""
+    """The version of its manifest."""
     layout: Manifest
     """The manifest without its slots, which take most of it."""
     looked_s: float
@@ -205,7 +205,8 @@ class Keeper:
             (slot.name, CatalogEntry(*slot.version, slot.size_bytes, slot.checksum, 0, slot.offset, path, b""))
             for slot in slots
         ]
-        await self._peers.recode(view.nodes[node].peer_endpoint, bucket, coded, wall_ms, only_files=True)
+        for part in chunks(coded, PAGE_NAMES):
+            await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, wall_ms, only_files=True)
 
     # -- fragments
 
