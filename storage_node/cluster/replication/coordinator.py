@@ -26,13 +26,7 @@ from storage_node.cluster.replication.commit import CommitProtocol, OnShort
 from storage_node.cluster.replication.conditions import decide, misplaced, resolve
 from storage_node.cluster.replication.listing_filter import Filtered, Listed, current, owns
 from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.cluster.replication.replicas import (
-    LocalReplicaStream,
-    Replicas,
-    StagedReplicas,
-    close_all,
-    outcome,
-)
+from storage_node.cluster.replication.replicas import LocalReplicaStream, Replicas, StagedReplicas, close_all, outcome
 from storage_node.cluster.replication.write_plan import PendingWrite, ReplicaSet, Result, by_replica_set
 from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, of_one_of_many, refused
@@ -314,12 +308,7 @@ class WriteCoordinator:
                 group = left[first : first + _MOST_NAMES]
                 writes = [
                     PendingWrite(
-                        replica_set,
-                        name,
-                        ranking,
-                        is_deletion=True,
-                        condition=condition,
-                        raw_metadata=raw_metadata,
+                        replica_set, name, ranking, is_deletion=True, condition=condition, raw_metadata=raw_metadata
                     )
                     for name, ranking in zip(group, replica_set.rankings(group), strict=True)
                 ]
