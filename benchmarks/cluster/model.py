@@ -539,6 +539,8 @@ anything real. Memory bandwidth, which all processes of a machine share, is not 
   none. The busiest node is at 100 % while the mean is well below, and P99 reflects that node.
 - **More than 64 hosts change little**, except that placing an entry means scoring every host: about 6 µs per entry at
   1,000 hosts.
+- **Other operations** (PUT, GET, listings, new buckets, renewals) are not in this model. `sizes.md` extends what they
+  cost in 3, 5 and 9 nodes.
 - The bytes that a target buffers are unbounded in this model. The last column is the memory that back-pressure must
   deny.
 
