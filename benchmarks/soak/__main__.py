@@ -4,6 +4,7 @@
     python -m benchmarks.soak                         # all parts, for as long as the whole soak takes
     python -m benchmarks.soak --store embedded --events 100
     python -m benchmarks.soak --store remote --events 60  # a cluster over a remote bucket
+    python -m benchmarks.soak --store coded --events 60  # a cluster with an erasure coded bucket
     python -m benchmarks.soak --store hostile         # a node under attack by hostile connections
     python -m benchmarks.soak fuzz                    # random and mutated messages to every method of a node
     python -m benchmarks.soak judge build/soak/...    # judge once more what a failed run has left behind
@@ -37,7 +38,7 @@ STORES = ("embedded", "node", "cluster", "damage")
 @click.group(help=__doc__, invoke_without_command=True)
 @click.option(
     "--store",
-    type=click.Choice((*STORES, "hostile", "remote")),
+    type=click.Choice((*STORES, "coded", "hostile", "remote")),
     multiple=True,
     help="What to run against; by default embedded, node, cluster.",
 )
@@ -118,9 +119,10 @@ def _soak(
         from benchmarks.soak.hostile import hostile
 
         return hostile(folder, seed, duration_s or 300.0, say)
-    from benchmarks.soak.cluster import ClusterSoak
+    from benchmarks.soak.cluster import ClusterSoak, CodedSoak
 
-    with ClusterSoak(folder, seed, say, namespaces=namespaces) as cluster:
+    kind = CodedSoak if store == "coded" else ClusterSoak
+    with kind(folder, seed, say, namespaces=namespaces) as cluster:
         return cluster.run(events or 200, duration_s or 7200.0)
 
 

@@ -36,6 +36,7 @@ from storage_node.context.channels import Caller, read_secret
 from storage_node.ops.ask_nodes import ask_node, newest_map
 
 BUCKET = "soak"
+REDUNDANCY = "rs:2+1"
 NODES = 3
 MOST_NODES = 5
 PLACES = 12
@@ -569,3 +570,31 @@ class ClusterSoak:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class CodedSoak(ClusterSoak):
+    """The same with an erasure coded bucket. What nodes have on their drives is compared after the way back to copies,
+    which is thereby part of every round."""
+
+    name = "coded"
+    arguments = (*ARGUMENTS, "--set", "coding_delay_s=0.5", "--set", "coding_grace_s=60")
+
+    def copies_of(self, seed: int) -> Copies:
+        return Copies(2, 1 if seed % 2 else 2)
+
+    def create_bucket(self, client: Client) -> None:
+        client.create_bucket(BUCKET, min_copies=self.copies.min_copies, redundancy=REDUNDANCY)
+
+    def tasks(self, folder: Path, number: int) -> list[Task]:
+        self._set(REDUNDANCY)
+        return super().tasks(folder, number)
+
+    def last_tasks(self, folder: Path, number: int) -> list[tuple[Callable[[Task], None], Task]]:
+        read_copies_task, read_all_task = super().last_tasks(folder, number)
+        again = replace(read_all_task[1], name=f"coded{number}")
+        self._set("copies")
+        return [(read_all, again), read_copies_task, read_all_task]
+
+    def _set(self, redundancy: str) -> None:
+        with connect(self.url, options=ClusterOptions(retry_s=2 * RETRY_S)) as client:
+            client.bucket(BUCKET).set(redundancy=redundancy)

@@ -269,6 +269,8 @@ def test_properties_of_a_bucket_are_shown_and_changed(run: Run, bucket_name: str
     assert run("bucket", "show", bucket_name).stdout == changed.stdout
     refused = run("bucket", "set", bucket_name, "copies=4")
     assert refused.exit_code == 1 and "copies=4" in refused.stderr
+    assert "rs:K+M with K from 2" in run("bucket", "set", bucket_name, "redundancy=rs:1+1").stderr
+    assert run("bucket", "set", bucket_name, "redundancy=copies").exit_code == 0
     for wrong in (
         "min_copies=maybe",
         "reframe=yes",

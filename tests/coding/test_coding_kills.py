@@ -72,6 +72,12 @@ def await_coded(cluster: ClusterProcesses) -> None:
     eventually(ended, timeout_s=90)
 
 
+def settled(cluster: ClusterProcesses) -> bool:
+    """Whether there are groups, all of them whole. What was coded before a node died is in none of its counters."""
+    found = [progress(node) for node in cluster.nodes]
+    return sum(one.groups for one in found) >= NODES and not any(one.short_groups for one in found)
+
+
 def check(bucket: Bucket, content: Mapping[str, bytes] = OBJECTS) -> None:
     for assembly in ("direct", "target"):
         read(bucket, list(content), Kind(assembly, ordered=True), content=content)
@@ -90,7 +96,10 @@ def stores(cluster: ClusterProcesses, folder: Path) -> Iterator[list[Store]]:
             store.close()
 
 
-def assert_each_fragment_has_a_manifest(cluster: ClusterProcesses, folder: Path) -> None:
+def assert_each_fragment_has_a_manifest(
+    cluster: ClusterProcesses, folder: Path, *, but_for_leftovers: bool = False
+) -> None:
+    """`but_for_leftovers`: a coder has died, and what it left is younger than `coding_grace_s`."""
     companion = companion_name(cluster.map.bucket[0].uuid)
     with stores(cluster, folder) as opened:
         found = [store.replicas.scan(companion, "", "", tombstones=False) for store in opened]
@@ -104,7 +113,7 @@ def assert_each_fragment_has_a_manifest(cluster: ClusterProcesses, folder: Path)
             store.replicas.newest_entry(cluster.map.bucket[0].uuid, name) for store in opened for name in OBJECTS
         ]
         named = {entry.group.hex() for entry in entries if entry is not None and entry.is_coded}
-    assert groups == manifests
+    assert groups == manifests or (but_for_leftovers and groups > manifests)
     assert named <= manifests
 
 
@@ -158,8 +167,9 @@ def test_all_nodes_that_die_within_a_conversion_go_on_with_it(tmp_path: Path) ->
                 assert putting.result(timeout=120).stored == len(OBJECTS)
             serve_all(cluster)
             check(client.bucket(BUCKET))
-            await_coded(cluster)
+            eventually(lambda: settled(cluster), timeout_s=120, interval_s=1.0)
             check(client.bucket(BUCKET))
+        assert_each_fragment_has_a_manifest(cluster, tmp_path, but_for_leftovers=True)
 
 
 def test_any_two_of_six_nodes_are_killed_under_batches(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The first owner of a name codes its object. Each round takes these steps, for several groups at once:
 
-1. Look which owners answer. Objects of others have to wait.
+1. Look which nodes answer. Objects of others have to wait.
 2. Write the fragments, each to another host, and have their nodes sync them.
 3. Write the manifests, and have all their owners sync them.
 4. Swap: the other owners replace their copies by coded entries, unless they have something newer; then this node does,
@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.redundancy import Redundancy, companion_name
+from storage_node.cluster.coding.codec import codec_of
 from storage_node.cluster.coding.fragments import FragmentWriter
 from storage_node.cluster.coding.group import Manifest, Slot, lay_out
 from storage_node.cluster.coding.plan import (
@@ -45,9 +46,9 @@ from storage_node.cluster.coding.plan import (
     place_fragments,
 )
 from storage_node.cluster.map.mutations import owning_hosts
-from storage_node.cluster.repair.peers import RepairPeers
+from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import owners_of
-from storage_node.cluster.repair.transfers import recode_request
+from storage_node.cluster.repair.transfers import chunks, recode_request
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.errors import ReplicaLost
@@ -119,10 +120,9 @@ class Coder:
         for bucket in view.buckets.values():
             if not bucket.HasField("coding"):
                 continue
-            fragments, hosts = bucket.coding.data + bucket.coding.parity, owning_hosts(view.map)
-            if hosts < fragments:
-                waits[bucket.name] = f"its groups have {fragments} fragments, and {hosts} hosts take objects: add hosts"
-            if hosts < fragments or view.is_changing or bucket.uuid in self._node.store.replicas.stale.bucket_uuids():
+            if why := _why_not(view, bucket):
+                waits[bucket.name] = why
+            if why or view.is_changing or bucket.uuid in self._node.store.replicas.stale.bucket_uuids():
                 continue
             groups: list[list[Candidate]] = []
             async for group in self._groups(view, bucket):
@@ -177,38 +177,45 @@ class Coder:
         companion = view.buckets[companion_name(bucket.uuid)]
         names = [one.name for group in groups for one in group]
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
-        reached = await self._within_reach(view, bucket, owners)
+        reached = await self._within_reach(view, bucket)
+        away = {node.host for at, node in enumerate(view.nodes) if at not in reached}
         built: list[_Built] = []
-        began_ms = self._node.store.clock.wall_ms()
+        began_ms, began_s = self._node.store.clock.wall_ms(), time.monotonic()
         for group in groups:
-            objects = [one for one in group if one.name in reached]
+            objects = [one for one in group if reached.issuperset(owners[one.name])]
             if sum(one.entry.size_bytes for one in objects) < bucket.coding.data * LEAST_FRAGMENT_BYTES:
                 continue
             try:
-                built.append(await self._write(view, bucket, companion, objects))
+                built.append(await self._write(view, bucket, companion, objects, away))
                 if is_alone(group[0].entry, bucket.coding.data):  # that may have taken long, and it is alone
-                    began_ms = self._node.store.clock.wall_ms()
+                    began_ms, began_s = self._node.store.clock.wall_ms(), time.monotonic()
             except (ReplicaLost, LoaderError) as error:
                 log.info("objects of %s are not coded for now: %s", bucket.name, error)
-        built = await self._recorded(view, bucket, companion, built)
-        await self._swap(view, bucket, built, owners, began_ms)
+        built = await self._recorded(view, bucket, companion, built, began_s)
+        if self._is_current(view, began_s):
+            await self._swap(view, bucket, built, owners, began_ms)
 
-    async def _within_reach(
-        self, view: ClusterView, bucket: pb.MapBucket, owners: Mapping[str, Sequence[int]]
-    ) -> set[str]:
-        """Return the names whose other owners answer. Nothing would come of a group of which one cannot swap."""
-        first: dict[int, list[str]] = {}
-        for name, (_, *others) in owners.items():
-            for node in others:
-                first.setdefault(node, [name])
-        answers, _ = await self._peers.newest(view, bucket, first)
-        return {name for name, (_, *others) in owners.items() if all(node in answers for node in others)}
+    def _is_current(self, view: ClusterView, began_s: float) -> bool:
+        """Whether the map is still this one, and fragments of that time are surely there, named or not."""
+        grace_s = self._node.config.cluster.coding_grace_s
+        return self._membership.view is view and time.monotonic() - began_s < grace_s / 2
+
+    async def _within_reach(self, view: ClusterView, bucket: pb.MapBucket) -> set[int]:
+        """Return the nodes that answer. Nothing would come of a group that lacks a fragment, or an owner that swaps."""
+        answers, _ = await self._peers.newest(view, bucket, {node: [] for node in range(len(view.nodes))})
+        return set(answers)
 
     async def _write(
-        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, objects: Sequence[Candidate]
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        companion: pb.MapBucket,
+        objects: Sequence[Candidate],
+        away: Collection[str],
     ) -> _Built:
-        """Write the fragments of a group. Raises ReplicaLost, LoaderError."""
+        """Write the fragments of a group, not to hosts that are away. Raises ReplicaLost, LoaderError."""
         redundancy, group = Redundancy(bucket.coding.data, bucket.coding.parity), draw_bucket_uuid()
+        places = place_fragments(view, companion, group, range(redundancy.fragments), used=away)
         is_large = is_alone(objects[0].entry, redundancy.data)
         if is_large:
             held = b""
@@ -222,7 +229,6 @@ class Coder:
                 return held[at : at + size_bytes]
             return await self._node.read(self._read_range, bucket.name, objects[0], at, size_bytes)
 
-        places = place_fragments(view, companion, group, range(redundancy.fragments))
         manifest = Manifest(
             group,
             redundancy.data,
@@ -250,7 +256,12 @@ class Coder:
         return b"".join(open_object(self._node.store, bucket, one.name, start=at, length=size_bytes, version=version))
 
     async def _recorded(
-        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, built: Sequence[_Built]
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        companion: pb.MapBucket,
+        built: Sequence[_Built],
+        began_s: float,
     ) -> list[_Built]:
         """Write the manifests of those groups whose fragments are on disks; return those whose manifest is as well."""
         names: dict[int, list[str]] = {}
@@ -260,7 +271,7 @@ class Coder:
         lasting = await self._fragments.lasting(view, companion, names)
         built = [one for one in built if lasting.issuperset(one.manifest.fragments)]
         failpoint("code.fragments")
-        if not built or self._membership.view is not view:
+        if not built or not self._is_current(view, began_s):
             return []
         await record(self._writes, bucket, [one.manifest for one in built])
         recorded = [manifest_name(one.manifest.group) for one in built]
@@ -280,8 +291,6 @@ class Coder:
         owners: Mapping[str, Sequence[int]],
         began_ms: int,
     ) -> None:
-        if self._membership.view is not view:
-            return
         left: dict[str, CatalogEntry] = {}
         by_node: dict[int, list[tuple[str, CatalogEntry]]] = {}
         for one in built:
@@ -291,22 +300,35 @@ class Coder:
                 for node in owners[found.name][1:]:
                     by_node.setdefault(node, []).append((found.name, left[found.name]))
         for node, coded in by_node.items():
-            try:
-                done = await self._peers.recode(view.nodes[node].peer_endpoint, bucket, coded, began_ms)
-            except ReplicaLost as lost:
-                log.info("objects of %s are not coded for now: %s", bucket.name, lost)
-                done = set()
-            for name in [name for name, _ in coded if name not in done]:
-                left.pop(name, None)
+            for part in chunks(coded, PAGE_NAMES):
+                try:
+                    done = await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, began_ms)
+                except ReplicaLost as lost:
+                    log.info("objects of %s are not coded for now: %s", bucket.name, lost)
+                    done = set()
+                for name in [name for name, _ in part if name not in done]:
+                    left.pop(name, None)
         failpoint("code.swapped")
-        request = recode_request(bucket, list(left.items()), began_ms)
-        answer = await self._node.read(
-            replica.recode, self._node.store, request, self._node.config.cluster.coding_grace_s
-        )
+        for part in chunks(list(left.items()), PAGE_NAMES):
+            request = recode_request(bucket, part, began_ms)
+            grace_s = self._node.config.cluster.coding_grace_s
+            answer = await self._node.read(replica.recode, self._node.store, request, grace_s)
+            self._metrics.objects_coded += len(answer.done)
+            self._metrics.bytes_coded += sum(request.object[at].size_bytes for at in answer.done)
         failpoint("code.done")
-        self._metrics.objects_coded += len(answer.done)
-        self._metrics.bytes_coded += sum(request.object[at].size_bytes for at in answer.done)
         self._metrics.groups_coded += len(built)
+
+
+def _why_not(view: ClusterView, bucket: pb.MapBucket) -> str:
+    """Return why objects of a bucket are not coded until somebody does something; empty if they are."""
+    fragments, hosts = bucket.coding.data + bucket.coding.parity, owning_hosts(view.map)
+    if hosts < fragments:
+        return f"its groups have {fragments} fragments, and {hosts} hosts take objects: add hosts"
+    try:
+        codec_of(bucket.coding.data, bucket.coding.parity)
+    except LoaderError as error:
+        return str(error)
+    return ""
 
 
 async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequence[Manifest]) -> None:

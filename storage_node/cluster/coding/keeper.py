@@ -72,7 +72,7 @@ class _Kept(NamedTuple):
     """A group that this node keeps."""
 
     version: Version
-    """Of its manifest."""
+    """The version of its manifest."""
     layout: Manifest
     """The manifest without its slots, which take most of it."""
     looked_s: float
@@ -98,18 +98,22 @@ class Keeper:
         self._groups = groups
         self._metrics = metrics
         self._empty_since_s: dict[bytes, float] = {}
-        """When groups were first found to be empty."""
+        """When groups were first found to be empty, or without a manifest. By this node's monotonic clock: a wall clock
+        that is wrong must not remove what a coder has just written."""
         self._kept: dict[bytes, _Kept] = {}
         """The groups that this node keeps, as of the last pass."""
         self._swept_s = -math.inf
+        self._ownerless: set[bytes] = set()
+        """Groups without a manifest, as of the last sweep."""
 
     async def pass_(self, view: ClusterView) -> bool:
         """Go through the groups that this node keeps, and the fragments that it has. Returns whether nothing was left
         to do. Raises LoaderError."""
         if view.is_changing:
             return False
-        kept, short, clean, now_s = 0, 0, True, time.monotonic()
+        count, short, clean, now_s = 0, 0, True, time.monotonic()
         sweeps = now_s - self._swept_s >= self._node.config.cluster.coding_grace_s / _LOOKS
+        self._ownerless = set() if sweeps else self._ownerless
         found: set[bytes] = set()
         for bucket in view.buckets.values():
             companion = view.buckets.get(companion_name(bucket.uuid))
@@ -119,7 +123,7 @@ class Keeper:
                 if self._membership.view is not view:
                     return False
                 found.add(group)
-                kept += 1
+                count += 1
                 try:
                     is_whole, is_settled = await self._keep(view, bucket, companion, group, version)
                 except (ReplicaLost, LoaderError) as error:
@@ -128,12 +132,13 @@ class Keeper:
                 short += not is_whole
                 clean = clean and is_whole and is_settled
             if sweeps:
-                await self._sweep(view, bucket, companion)
+                self._ownerless |= await self._sweep(view, bucket, companion)
                 self._swept_s = now_s
-        for known in (self._empty_since_s, self._kept):
-            for group in known.keys() - found:
-                known.pop(group)
-        self._metrics.groups, self._metrics.short_groups = kept, short
+        self._empty_since_s = {
+            group: since_s for group, since_s in self._empty_since_s.items() if group in found | self._ownerless
+        }
+        self._kept = {group: kept for group, kept in self._kept.items() if group in found}
+        self._metrics.groups, self._metrics.short_groups = count, short
         return clean
 
     async def _manifests(self, view: ClusterView, bucket: pb.MapBucket) -> AsyncIterator[tuple[bytes, Version]]:
@@ -200,7 +205,8 @@ class Keeper:
             (slot.name, CatalogEntry(*slot.version, slot.size_bytes, slot.checksum, 0, slot.offset, path, b""))
             for slot in slots
         ]
-        await self._peers.recode(view.nodes[node].peer_endpoint, bucket, coded, wall_ms, only_files=True)
+        for part in chunks(coded, PAGE_NAMES):
+            await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, wall_ms, only_files=True)
 
     # -- fragments
 
@@ -280,23 +286,28 @@ class Keeper:
             await self._writes.delete(replica_set, manifest_name(manifest.group))
         return True
 
-    async def _sweep(self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket) -> None:
-        """Remove fragments on this node that are old enough, and of whose group no node has a manifest."""
-        before_ns = time.time_ns() - int(self._node.config.cluster.coding_grace_s * 1e9)
+    async def _sweep(self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket) -> set[bytes]:
+        """Remove fragments on this node of whose group no node has had a manifest for `coding_grace_s`. Returns the
+        groups without one."""
+        grace_s, ownerless = self._node.config.cluster.coding_grace_s, set[bytes]()
         for drive in [drive for drive in self._node.store.drives if drive is not None]:
             after = ""
             while page := await self._node.read(_page, drive, companion.uuid, "", after):
-                after = page[-1][0]
-                found = [(name, entry) for name, entry in page if entry.has_file and entry.modified_ns < before_ns]
+                after, now_s = page[-1][0], time.monotonic()
                 groups: dict[str, list[tuple[str, CatalogEntry]]] = {}
-                for name, entry in found:
+                for name, entry in page:
                     with contextlib.suppress(ValueError):
-                        groups.setdefault(manifest_name(group_of_fragment(name)), []).append((name, entry))
-                ownerless = await self._without_manifest(view, bucket, list(groups))
-                for name, entry in itertools.chain.from_iterable(groups[manifest] for manifest in ownerless):
-                    if self._membership.view is not view:
-                        return
-                    await self._node.read(self._node.store.delete, companion.name, name, entry.version)
+                        if entry.has_file:
+                            groups.setdefault(manifest_name(group_of_fragment(name)), []).append((name, entry))
+                for manifest in await self._without_manifest(view, bucket, list(groups)):
+                    group = group_of_manifest(manifest)
+                    ownerless.add(group)
+                    if now_s - self._empty_since_s.setdefault(group, now_s) < grace_s:
+                        continue
+                    for name, entry in groups[manifest]:
+                        if self._membership.view is view:
+                            await self._node.read(self._node.store.delete, companion.name, name, entry.version)
+        return ownerless
 
     async def _without_manifest(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> list[str]:
         """Return the manifests that no node has, of which all nodes answer."""

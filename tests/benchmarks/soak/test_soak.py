@@ -9,7 +9,7 @@ import pytest
 from ais_loader.testing import throwaway_folder, throwaway_store
 from benchmarks.soak.checker import Rules, check
 from benchmarks.soak.clients import WRITES, SoakClient
-from benchmarks.soak.cluster import ClusterSoak
+from benchmarks.soak.cluster import ClusterSoak, CodedSoak
 from benchmarks.soak.content import BLOCK_BYTES, content, size_of
 from benchmarks.soak.damage import CLIENTS, DamageSoak
 from benchmarks.soak.embedded import EmbeddedSoak
@@ -39,6 +39,13 @@ def test_a_cluster_keeps_its_promises_while_nodes_are_killed() -> None:
         outcome = soak.run(events=2, duration_s=100)
         assert_clean(outcome)
         assert outcome.events["kill"] == 2 and outcome.counts["put ok"] > 3 and outcome.counts["list ok"] > 3
+
+
+def test_a_coded_bucket_keeps_its_promises_while_nodes_are_killed() -> None:
+    with throwaway_folder() as folder, CodedSoak(folder, seed=1, say=print, only={"kill": 1}) as soak:
+        outcome = soak.run(events=2, duration_s=100)
+        assert_clean(outcome)
+        assert outcome.events["kill"] == 2 and outcome.counts["put ok"] > 3
 
 
 def test_a_cluster_delivers_nothing_damaged_and_everything_that_has_an_intact_copy() -> None:

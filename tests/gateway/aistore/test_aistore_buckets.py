@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from ais_loader.integrations.gateway.aistore.buckets import props_of
+from ais_loader.transport.base import BucketInfo
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.conftest import Served
 from tests.table import table
@@ -113,3 +115,10 @@ def test_a_snapshot(ais: Ais, served: Served, bucket: str) -> None:
     assert refused.status == 403 and refused.message()
     assert ais("DELETE", f"buckets/{bucket}", {"action": "destroy-bck"}).status == 400
     served.client.bucket(bucket).delete_snapshot("s")
+
+
+def test_properties_say_how_an_erasure_coded_bucket_is_kept() -> None:
+    props = props_of(BucketInfo("b", "0" * 32, 3, redundancy="rs:4+2"))
+    assert props["ec"] == {"enabled": True, "data_slices": 4, "parity_slices": 2, "objsize_limit": 0}
+    assert props["mirror"] == {"enabled": False, "copies": 1, "burst_buffer": 0}
+    assert props_of(BucketInfo("b", "0" * 32, 3))["mirror"]["copies"] == 3
