@@ -243,7 +243,8 @@ def test_a_drive_of_another_format_is_refused_by_its_number_and_left_alone(
     with store_at(tmp_path / "drive"):
         pass
     path = tmp_path / "drive" / name
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": other}))
+    first, *changes = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([json.dumps({**json.loads(first), "format": other}) + "\n", *changes]))
     before = path.read_bytes()
     for mode in ("r", "a"):
         with pytest.raises(StoreFormatError, match=f"format {other}; this version reads format {ours}"):
