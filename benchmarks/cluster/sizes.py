@@ -1,4 +1,4 @@
-"""What an operation costs in clusters of 3, 5 and 9 nodes, and what that makes of 64, 256 and 1,000.
+"""Cost of an operation in clusters of 3, 5 and 9 nodes, and what that makes of 64, 256 and 1,000.
 
 This isolates what grows with the number of nodes, for buckets with two copies of 1 KiB objects: processor time of the
 nodes and of the client, and bytes and packets that all nodes send. Each node is a process on a machine of its own,
