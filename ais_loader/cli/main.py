@@ -66,6 +66,8 @@ _SHORT_HELP = {
     "set-metadata": "Change an object's metadata, such as source=studio.",
     "batch": "Fetch the objects of LIST with one request, in that order.",
     "ledger": "Name the exact samples of a training step, in the order of its batch.",
+    "certify": "Sign what a training run has read, up to the position STATE.",
+    "verify": "Check a certificate of `certify`, or proofs from one, and say what it proves.",
     "etl": "Manage transforms, which run where the data is stored.",
     "ui": "Show a store in your browser, until interrupted.",
     "bench": "Benchmark a store: embedded, a node, or a cluster.",
