@@ -28,7 +28,7 @@ class CodedCluster(LocalCluster):
     """Six nodes with the bucket "b", of which each object has three owners."""
 
     def __init__(self, root: Path, nodes: int = DATA + PARITY, **more: Any) -> None:
-        # A busy machine must end no leases, without which manifests are not read; and the nodes code nothing themselves.
+        # A busy machine must end no lease, without which manifests are not read; the nodes code nothing by themselves.
         settings = {"read_lease_s": 60.0, "coding_delay_s": 3600.0, **more}
         super().__init__(root, nodes, copies=PARITY + 1, **settings)
         parent = self.map.bucket[0]
