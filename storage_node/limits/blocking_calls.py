@@ -94,11 +94,12 @@ class BlockingCalls:
         with self._lock:
             if not self._most:
                 raise RuntimeError(f"the threads {self._name!r} have ended")
-            self._free -= 1
-            if self._free < 0 and len(self._threads) < self._most:
+            if self._free <= 0 and len(self._threads) < self._most:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
                 self._free += 1
-                self._threads.append(threading.Thread(target=self._work, name=self._name, daemon=True))
-                self._threads[-1].start()
+            self._free -= 1
         self._calls.put(call)
         return call
 

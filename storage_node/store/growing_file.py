@@ -58,11 +58,14 @@ class GrowingFile(Generic[T]):
         with open(fd, "wb") as file:
             if _identity(os.fstat(fd)) != left or left[1] + len(line) > self._most_bytes:
                 return None
-            for part in (line[:-1], line[-1:]):
+            for part in (
+                line[:-1],
+                line[-1:],
+            ):  # a line with its end is whole: pages of one write are stored in any order
                 file.write(part)
                 file.flush()
+                os.fsync(fd)
                 self._failpoint()
-            os.fsync(fd)
             return os.fstat(fd)
 
 

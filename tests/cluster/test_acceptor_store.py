@@ -51,6 +51,20 @@ def test_a_promise_is_on_every_drive_before_it_is_given(roots: list[Path | None]
     assert not AcceptorStore(STORE, roots).prepare(ask(6)).promised
 
 
+def test_a_map_of_a_later_version_is_kept_with_what_this_one_does_not_know(roots: list[Path | None]) -> None:
+    first = pb.ClusterMap(cluster_uuid=b"c" * 16, version=1)
+    first.node.add(uuid=bytes.fromhex(STORE), host="h", endpoint="h:1", peer_endpoint="h:2", weight=1.0)
+    acceptor_store = AcceptorStore(STORE, roots)
+    acceptor_store.learn(first)
+    later = pb.ClusterMap.FromString(first.SerializeToString() + b"\xa2\x06\x03new")  # field 100
+    later.version = 2
+    acceptor_store.learn(later)
+    again = AcceptorStore(STORE, roots).state.committed
+    assert again is not None and again.SerializeToString(deterministic=True) == later.SerializeToString(
+        deterministic=True
+    )
+
+
 def test_a_promise_that_too_few_drives_have_is_not_given(
     roots: list[Path | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

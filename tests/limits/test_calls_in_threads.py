@@ -94,6 +94,23 @@ def test_no_call_is_begun_while_all_threads_are_busy_and_none_after_the_end() ->
     asyncio.run(check())
 
 
+def test_a_thread_that_cannot_start_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def check() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="new thread"):
+                    threads.submit(lambda: None)
+        assert await threads.submit(lambda: 7).settled() == 7
+        threads.close()
+
+    threads = BlockingCalls(1)
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_call_held_is_freed_without_a_collection(*, fails: bool) -> None:
     async def check() -> None:

@@ -16,6 +16,7 @@ from ais_loader import connect, errors
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.repair import range_comparison
 from storage_node.cluster.repair.range_comparison import RangeComparison
 from storage_node.cluster.repair.range_table import RANGE_NAMES, RangeTable
 from storage_node.cluster.repair.reconcile import Reconciler
@@ -103,6 +104,23 @@ def test_a_pass_and_a_return_ask_for_the_names_in_ranges_that_differ_alone(tmp_p
 
 
 @pytest.mark.slow
+def test_ranges_are_compared_together_if_a_request_has_no_room_for_each(
+    tmp_path: Path, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(tmp_path, 2, copies=2, repair_interval_s=NEVER_S) as cluster:
+        cluster.put({name: name.encode() for name in NAMES})
+        pass_of(*cluster.nodes)
+        asked.clear()
+        monkeypatch.setattr(range_comparison, "MOST_BYTES", 200)
+        pass_of(*cluster.nodes)
+        assert not asked
+        store = store_of(cluster.nodes[1])
+        before = dict(store.objects(BUCKET))
+        store.delete(BUCKET, NAMES[1234])
+        pass_of(*cluster.nodes)
+        eventually(lambda: dict(store.objects(BUCKET)).keys() == before.keys(), TIMEOUT_S)
+
+
 def test_what_changes_while_ranges_are_read_is_in_the_next_table(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 2, copies=2, repair_interval_s=NEVER_S) as cluster:
         node, store = cluster.nodes[0], store_of(cluster.nodes[0])
@@ -185,6 +203,7 @@ def test_versions_are_listed_between_two_names_and_for_one_owner(tmp_path: Path)
         store, view = store_of(cluster.nodes[0]), cluster.nodes[0].membership.view
         assert view is not None
         request = wire.VersionsRequest(start_after=NAMES[10], until=NAMES[60], limit=7, owner_uuid=view.nodes[2].uuid)
+        request.map_version = view.version
         request.bucket.name, request.bucket.uuid = BUCKET, cluster.map.bucket[0].uuid
         found, pages = [], 0
         while True:
@@ -195,6 +214,10 @@ def test_versions_are_listed_between_two_names_and_for_one_owner(tmp_path: Path)
                 break
             request.start_after = page.next
         assert found == [name for name in NAMES[11:61] if set(cluster.owners(name)) == {0, 2}]
+        request.map_version += 1  # by another map, a name may have had other owners when it was compared
+        request.start_after, request.limit = NAMES[10], 0
+        by_another = [one.name for one in replica.versions(store, request, view).object]
+        assert by_another == [name for name in NAMES[11:61] if 0 in cluster.owners(name)]
         assert pages > 3
 
 

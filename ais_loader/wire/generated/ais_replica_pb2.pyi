@@ -501,20 +501,22 @@ class BuryResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., map_version: _Optional[int] = ...) -> None: ...
 
 class VersionsRequest(_message.Message):
-    __slots__ = ("bucket", "start_after", "limit", "with_evicted", "until", "owner_uuid")
+    __slots__ = ("bucket", "start_after", "limit", "with_evicted", "until", "owner_uuid", "map_version")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     START_AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WITH_EVICTED_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     OWNER_UUID_FIELD_NUMBER: _ClassVar[int]
+    MAP_VERSION_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     start_after: str
     limit: int
     with_evicted: bool
     until: str
     owner_uuid: bytes
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., with_evicted: bool = ..., until: _Optional[str] = ..., owner_uuid: _Optional[bytes] = ...) -> None: ...
+    map_version: int
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., with_evicted: bool = ..., until: _Optional[str] = ..., owner_uuid: _Optional[bytes] = ..., map_version: _Optional[int] = ...) -> None: ...
 
 class VersionsResponse(_message.Message):
     __slots__ = ("object", "next")

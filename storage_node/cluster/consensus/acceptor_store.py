@@ -191,8 +191,10 @@ def encode(store_uuid: str, state: AcceptorState, before: AcceptorState | None =
         part = getattr(state, name)
         if before is not None and part is getattr(before, name):
             continue
-        is_delta = base is not None and isinstance(part, pb.ClusterMap)
-        message = delta_of(base, part) if base is not None and isinstance(part, pb.ClusterMap) else part
+        delta = delta_of(base, part) if base is not None and isinstance(part, pb.ClusterMap) else None
+        # A map of a later version may have what a delta of this one does not carry.
+        is_delta = base is not None and delta is not None and applied(delta, base) is not None
+        message = delta if is_delta else part
         text = None if message is None else base64.b64encode(message.SerializeToString(deterministic=True)).decode()
         found[name] = {"delta": text} if is_delta else text
     return encode_checked("cluster", FORMAT_VERSION, found) + b"\n"

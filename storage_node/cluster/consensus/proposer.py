@@ -88,6 +88,8 @@ class Proposer:
         self._silent: dict[str, str] = {}
         self._delta = pb.ClusterMap(), pb.MapDelta()
         """The map that is proposed, and its delta from the base."""
+        self._is_whole = False
+        """Whether maps are sent as they are: a node said no, and may have been unable to apply a delta."""
 
     def run(self, timeout_s: float) -> Steps:
         """Run the change; return the map that contains it. Raises what `change_map` raises."""
@@ -388,7 +390,8 @@ class Proposer:
     def _field(self, map_: pb.ClusterMap, node: _KnownNode) -> dict[str, Any]:
         """Return the field of a request that carries a map to this node: a delta, if it knows the map before."""
         proposed, delta = self._delta
-        return {"delta": delta} if map_ is proposed and node.version == delta.base_version else {"map": map_}
+        is_delta = map_ is proposed and node.version == delta.base_version and not self._is_whole
+        return {"delta": delta} if is_delta else {"map": map_}
 
     def _teach(self, map_: pb.ClusterMap, uuids: set[bytes]) -> Generator[Ask | Pause, Answers, None]:
         """Send a committed map to those of these nodes that have answered so far and do not know it."""
@@ -418,6 +421,7 @@ class Proposer:
                 self._highest_ballot = max(self._highest_ballot, answer.promise.number)
                 said_no = not (answer.promised if isinstance(answer, pb.PrepareResponse) else answer.accepted)
                 outbid = outbid or said_no
+                self._is_whole |= said_no and isinstance(answer, pb.AcceptResponse)
             elif isinstance(answer, NoAnswer):
                 self._silent[endpoint] = answer.reason
         if outbid and not decided:

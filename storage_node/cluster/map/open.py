@@ -54,7 +54,8 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
             # The bucket was deleted and created again while this node was down; or it is empty, left by a map that was
             # never used.
             store.delete_bucket(bucket.name, force=bucket.name in known, of_cluster=True)
-    _create(store, view.map.bucket if added is None else added)
+    # Also those that could not be made at the start.
+    _create(store, [view.buckets[name] for name in view.buckets.keys() - store.buckets().keys()])
     sync_snapshots(store, view)
 
 

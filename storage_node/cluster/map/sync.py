@@ -97,10 +97,19 @@ class MapSync:
         """Fetch the newest map of these peers; return whether one has answered."""
         view = self._membership.view
         request = pb.GetMapRequest(known_version=view.version if view is not None else 0)
-        answers = await asyncio.gather(*(channels.call(peer, request) for peer in peers))
-        found = [answer for answer in answers if isinstance(answer, pb.GetMapResponse)]
-        carried_maps = [carried(answer, view.map if view is not None else None) for answer in found]
-        maps = [map_ for map_ in carried_maps if map_ is not None and self._concerns(map_)]
+
+        async def ask(peer: str) -> pb.ClusterMap | None:
+            answer = await channels.call(peer, request)
+            if not isinstance(answer, pb.GetMapResponse):
+                return None
+            map_ = carried(answer, view.map if view is not None else None)
+            if map_ is None:  # a delta of a later version, perhaps
+                whole = await channels.call(peer, pb.GetMapRequest())
+                map_ = whole.map if isinstance(whole, pb.GetMapResponse) else pb.ClusterMap()
+            return map_
+
+        found = [map_ for map_ in await asyncio.gather(*map(ask, peers)) if map_ is not None]
+        maps = [map_ for map_ in found if self._concerns(map_)]
         for map_ in sorted(maps, key=lambda map_: map_.version, reverse=True):
             try:
                 await self._learn(map_)

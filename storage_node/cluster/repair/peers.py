@@ -71,10 +71,11 @@ class RepairPeers:
         return dict(answer for answer in answers if answer is not None), by_this_map
 
     async def versions(
-        self, endpoint: str, bucket: pb.MapBucket, start_after: str, until: str = "", owner_uuid: bytes = b""
+        self, endpoint: str, bucket: pb.MapBucket, start_after: str, until: str, owner_uuid: bytes, map_version: int
     ) -> tuple[list[tuple[str, State]], str]:
         """Return a page of the names that the node has, or has evicted, up to `until`, and after which name the next
-        page begins, if there is one. With `owner_uuid`, only names that this node owns. Raises ReplicaLost."""
+        page begins, if there is one. With `owner_uuid`, only names that this node owns, if the other one acts by this
+        map. Raises ReplicaLost."""
         request = wire.VersionsRequest(
             bucket=bucket_ref(bucket),
             start_after=start_after,
@@ -82,6 +83,7 @@ class RepairPeers:
             with_evicted=True,
             until=until,
             owner_uuid=owner_uuid,
+            map_version=map_version,
         )
         page: wire.VersionsResponse
         page = await self.channels.ask(endpoint, rpc.ReplicaStub, "Versions", request, STEP_TIMEOUT_S)

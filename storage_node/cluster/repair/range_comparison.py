@@ -16,6 +16,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
+import numpy as np
 import xxhash
 
 from ais_loader.wire.cluster_map import ClusterView
@@ -42,6 +43,10 @@ from storage_node.store.drive.drive import Drive
 
 READ_AT_ONCE = 1 << 15
 """About how many entries are read before other reads may go first."""
+MOST_BYTES = 8 << 20
+"""Approximate limit of a request, below that of messages between nodes."""
+_DIGEST_BYTES = 12
+"""Of one range in a request, with the length of its name."""
 OLD_AT_ONCE = 64
 """Most ranges that a pass compares in full because they were read long ago."""
 
@@ -100,7 +105,8 @@ class RangeComparison:
             while left and entries < READ_AT_ONCE:
                 entries += RANGE_NAMES + self._read_span(view, bucket, drives, left)
         finally:
-            changed, self._changed = self._changed, None
+            with self._lock:
+                changed, self._changed = self._changed, None
             self._note(changed)
         return left
 
@@ -149,10 +155,13 @@ class RangeComparison:
         in which it has names that this node owns and it does not. A bucket is missing if the node does not have it, or
         acts under another map. Raises ReplicaLost."""
         request = wire.CompareRequest(node_uuid=self._membership.node_uuid, with_strays=with_strays)
+        size_bytes = sum(len(start) + _DIGEST_BYTES for table in tables.values() for start in table.starts)
+        step = 1 + size_bytes // MOST_BYTES  # of so many ranges, several are one
         for uuid, table in tables.items():
             if with_strays or table.digests(node).any():
-                digests = table.digests(node).tolist()
-                request.bucket.add(bucket_uuid=uuid, placement=table.placement, start=table.starts, digest=digests)
+                starts = table.starts[::step]
+                digests = np.add.reduceat(table.digests(node), np.arange(0, len(table.starts), step)).tolist()
+                request.bucket.add(bucket_uuid=uuid, placement=table.placement, start=starts, digest=digests)
         if not request.bucket:
             return {}
         response = await self._peers.compare(view.nodes[node].peer_endpoint, request)

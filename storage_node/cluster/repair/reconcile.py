@@ -241,7 +241,9 @@ class Reconciler:
         owner_uuid = b"" if span == EVERYTHING else self._membership.node_uuid
         after, until = (name.decode() for name in span)
         while True:
-            theirs, after = await self._peers.versions(node.peer_endpoint, bucket, after, until, owner_uuid)
+            theirs, after = await self._peers.versions(
+                node.peer_endpoint, bucket, after, until, owner_uuid, view.version
+            )
             names = [name for name, _ in theirs]
             owned = await self._node.read(owned_by, view, bucket, names, local)
             mine = await self._node.read(self._states, bucket.name, names)

@@ -107,7 +107,7 @@ class UnsureCopies:
         if since is None or notified is None or self._membership.node_uuid in notified[0]:
             return False
         drive = self._store.drive_set.at(self._store.drive_set.placement.owner(bucket_uuid, name))
-        if found.generation >= since.generations.get(drive.identity.drive_uuid, MAX_GENERATION):
+        if found.has_file and found.generation >= since.generations.get(drive.identity.drive_uuid, MAX_GENERATION):
             return False
         with self._lock:
             if self._sure.get((bucket_uuid, name)) == found.version:

@@ -366,7 +366,9 @@ def versions(store: Store, request: wire.VersionsRequest, view: ClusterView | No
     more = limit < len(found) and not (request.until and found[limit].name > request.until)
     after = found[limit - 1].name if more else ""
     shown = [state for state in found[:limit] if not request.until or state.name <= request.until]
-    bucket = view.bucket_with_uuid(request.bucket.uuid) if view is not None and request.owner_uuid else None
+    # By another map, a name may have other owners than when it was compared.
+    is_same = view is not None and view.version == request.map_version
+    bucket = view.bucket_with_uuid(request.bucket.uuid) if view is not None and is_same else None
     if view is not None and bucket is not None and (owner := view.position.get(request.owner_uuid)) is not None:
         owners = view.placement.owners(object_hashes(bucket.uuid, [state.name for state in shown]), bucket.copies)
         shown = list(itertools.compress(shown, (owners == owner).any(axis=1).tolist()))
