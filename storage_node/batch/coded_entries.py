@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ais_loader.errors import LoaderError
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch.fast_path import MAX_BYTES_TOGETHER
 from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
 from storage_node.context.node import Node
 from storage_node.limits.tasks import results_of, retrieve
@@ -91,6 +92,7 @@ class CodedEntries:
             self._windows[-1].append(one)
             room_bytes -= one.size_bytes
         self._large: dict[int, _LargeEntry] = {}
+        self._in_memory: set[int] = set()
         self._ahead: asyncio.Task[list[memoryview | LoaderError]] | None = None
 
     def _wanted(self, position: int) -> _Wanted:
@@ -126,8 +128,16 @@ class CodedEntries:
             finally:
                 reading.cancel()
             read = partial(self._node.open_archives, self._request.tenant) if self._request.member else self._node.read
-            await read(self._enter, window, found)
+            is_read = not self._request.member and all(isinstance(data, memoryview) for data in found)
+            if is_read and sum(one.size_bytes for one in window) <= MAX_BYTES_TOGETHER:
+                self._enter(window, found)  # costs less than a switch to a thread and back
+            else:
+                await read(self._enter, window, found)
         return self._windows[0][0].position if self._windows else self._batch.n
+
+    def is_at_hand(self, span: FrameSpan) -> bool:
+        """Return whether all bytes of a frame are in memory, and few."""
+        return span.payload_bytes <= MAX_BYTES_TOGETHER and self._in_memory.issuperset(range(span.first, span.stop))
 
     async def _load(self, window: Sequence[_Wanted]) -> list[memoryview | LoaderError]:
         """Read the entries of a window, and store those again that need files. Returns the bytes of small ones, and
@@ -155,7 +165,7 @@ class CodedEntries:
         ]
 
     def _enter(self, window: Sequence[_Wanted], found: Sequence[memoryview | LoaderError]) -> None:
-        """Enter what was read into the batch's table. Runs on a reader thread."""
+        """Enter what was read into the batch's table. Runs on a reader thread, unless it is little."""
         batch, memory, at = self._batch, _memory(), 0
         batch.keep(memory)
         for one, data in zip(window, found, strict=True):
@@ -175,6 +185,7 @@ class CodedEntries:
                 checksum = one.entry.checksum if is_whole else None
                 batch.place_arriving(one.position, memory.fileno(), at, len(data), version, checksum)
                 at += len(data)
+                self._in_memory.add(one.position)
 
     async def ready(self, span: FrameSpan) -> None:
         """Wait until the bytes of a piece are there. If they cannot be read, its entry is failed."""

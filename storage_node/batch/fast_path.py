@@ -1,5 +1,5 @@
-"""Fast path for a batch of a few small objects, or of a larger one from its file: frame and END in one message, on the
-event loop, without waiting.
+"""Fast path for a batch of a few small objects or ranges, or of a larger one from its file: frame and END in one
+message, on the event loop, without waiting.
 
 It applies only if the locations of the objects are known (their catalog entries, where it describes the object) and
 their bytes are in the page cache. Any other request, and any
@@ -8,11 +8,16 @@ error, takes the ordinary path, which can wait and fail. A batch spread over sev
 
 from __future__ import annotations
 
+import os
+from contextlib import closing, suppress
+from itertools import repeat
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from ais_loader.wire.answer_check import digest, digest_of_ok
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import encode_prefix, encode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as object_pb
@@ -37,20 +42,12 @@ MAX_ENTRIES = 64
 on the event loop costs less than a task and two switches to a thread. In a batch of 128 over two nodes, each node has
 this many."""
 
-_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version", "whole_up_to")
-_NO_MATTER = (
-    "fail_fast",
-    "ordered",
-    "deadline_ms",
-    "verify_ranges",
-    "tenant",
-    "request_id",
-    "metadata",
-    "receiver_checks",
-)
+_RANGES = ("start", "length", "verify_ranges")
+_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version", "whole_up_to", *_RANGES)
+_NO_MATTER = ("fail_fast", "ordered", "deadline_ms", "tenant", "request_id", "metadata", "receiver_checks")
 ANSWERED = frozenset((*_LOOKED_AT, *_NO_MATTER))
 """Fields that a request answered here may have. One with any other field takes the ordinary path."""
-_WITH_TRANSFORM = ANSWERED.union(("transform", "transform_index"))
+_WITH_TRANSFORM = ANSWERED.difference(_RANGES[:2]).union(("transform", "transform_index"))
 _FIELDS_BESIDE_TRANSFORM = attrgetter(
     *(field.name for field in pb.BatchRequest.DESCRIPTOR.fields if field.name not in _WITH_TRANSFORM)
 )
@@ -76,9 +73,26 @@ def answer_inline(
     size_bytes = sum(sizes)
     if not files or not min(sizes) or max(sizes) > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
         return None
-    prefix, digest_ = _prefix(batch_id, files, size_bytes, described)
+    if request.start:
+        return _answer_ranges(files, batch_id, size_bytes)
+    prefix, digest_ = _prefix(batch_id, files, described)
     answer = read_cached(prefix, tuple(files))
     return None if answer is None else (answer, size_bytes, digest_)
+
+
+def _answer_ranges(files: list[CachedFile], batch_id: int, size_bytes: int) -> tuple[bytes, int, int] | None:
+    folders, paths, starts, sizes, _ = zip(*files, strict=True)
+    if (frame := opened(b"", folders, paths, starts, sizes)) is None:
+        return None
+    with closing(frame), suppress(OSError):  # the ordinary path can wait, and says what is wrong
+        parts = [bytearray(size) for size in sizes]
+        for part, at in zip(parts, frame.parts, strict=True):
+            if os.preadv(at.fd, [part], at.offset, os.RWF_NOWAIT) < len(part):
+                return None
+        summed = [(*file[:4], crc32c(part)) for file, part in zip(files, parts, strict=True)]
+        prefix, digest_ = _prefix(batch_id, summed, b"", pb.COMPUTED)
+        return b"".join((prefix, *parts)), size_bytes, digest_
+    return None
 
 
 def answer_from_file(
@@ -86,7 +100,7 @@ def answer_from_file(
 ) -> tuple[FileFrame, int, int] | None:
     """Like `answer_inline`, for one object that is too large for that: its bytes stay in the file until they are sent,
     and the receiver verifies them. The caller closes the frame."""
-    if len(request.name) != 1 or not request.receiver_checks:
+    if len(request.name) != 1 or not request.receiver_checks or request.start:
         return None
     bucket_uuid = _plain_bucket(store, request, membership)
     if bucket_uuid is None:
@@ -111,20 +125,11 @@ def answer_kept(
     store: Store, etl: LocalEtl, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
 ) -> tuple[bytes, int, int] | None:
     """Like `answer_inline`, for one object with transforms, if the result is cached in memory."""
-    if (
-        len(request.name) != 1
-        or request.HasField("whole_up_to")
-        or len(request.bucket) != 1
-        or len(request.transform) != 1
-        or any(_FIELDS_BESIDE_TRANSFORM(request))
-        or request.initial_credit_bytes < MAX_BYTES
-        or request.transform_index != [1]
-    ):
+    is_one = len(request.name) == len(request.transform) == 1 and request.transform_index == [1]
+    if not is_one or request.HasField("whole_up_to"):
         return None
-    bucket = store.record.current.buckets.get(request.bucket[0])
-    if bucket is None or store.replicas.stale.any or (membership is not None and not _may_answer(membership, request)):
-        return None
-    found = store.drive_set.cached(bucket.uuid_bytes, request.name[0])
+    bucket_uuid = _plain_bucket(store, request, membership, _FIELDS_BESIDE_TRANSFORM)
+    found = None if bucket_uuid is None else store.drive_set.cached(bucket_uuid, request.name[0])
     if found is None or not found[1].size_bytes:
         return None
     kept = etl.kept(request.bucket[0], request.name[0], str(found[1].version), request.transform[0])
@@ -147,15 +152,20 @@ def _known_files(
     drives: set[Drive] = set()
     files: list[CachedFile] = []
     info, size_bytes = None, 0
-    for name in request.name:
+    for name, start, size in zip(request.name, request.start or repeat(0), request.length or repeat(-1), strict=False):
         if (found := store.drive_set.cached(bucket_uuid, name)) is None:
             break
         drive, entry = found
+        path = file_of(entry.path) if entry.offset else entry.path
+        if request.start:
+            # An object in a segment is verified as a whole, lest its place is another one's by now.
+            if entry.offset or not 0 <= start < start + size <= entry.size_bytes or size == entry.size_bytes:
+                return (), [], None
+            entry = entry._replace(offset=start, size_bytes=size)
         size_bytes += entry.size_bytes
         if size_bytes > most_bytes and not describes:
             return (), [], None
         drives.add(drive)
-        path = file_of(entry.path) if entry.offset else entry.path
         files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
         info = info_of("", "", entry) if describes else None
     else:
@@ -169,14 +179,14 @@ def _known_files(
     return table.drives, list(zip(*columns, strict=True)), None
 
 
-def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: bytes) -> tuple[bytes, int]:
+def _prefix(batch_id: int, files: list[CachedFile], described: bytes, kind: int = pb.STORED) -> tuple[bytes, int]:
     """Return everything that precedes the objects' bytes, including END, and END's digest. `described`: the
     only object, for END."""
-    n = len(files)
+    n, size_bytes = len(files), sum(size for *_, size, _ in files)
     if n == 1:
         *_, size, checksum = files[0]
         only = digest_of_ok(checksum)
-        return encode_single(batch_id, size, checksum, only, described=described), only
+        return encode_single(batch_id, size, checksum, only, kind, described), only
     checksums = np.array([checksum for *_, checksum in files], "<u4")
     end = pb.End(
         outcome=pb.End.COMPLETE, entries=n, payload_bytes=size_bytes, digest=digest(np.zeros(n, np.uint8), checksums)
@@ -187,20 +197,24 @@ def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int, described: 
         size=np.array([size for *_, size, _ in files], np.uint32),
         checksum=checksums,
         status=np.zeros(n, np.uint8),
-        checksum_kind=np.full(n, pb.STORED, np.uint8),
+        checksum_kind=np.full(n, kind, np.uint8),
         payload_bytes=size_bytes,
         end=end,
     )
     return prefix, end.digest
 
 
-def _plain_bucket(store: Store, request: pb.BatchRequest, membership: Membership | None) -> bytes | None:
-    """Return the bucket of a request for whole objects, if this node may answer it; None for any other request."""
+def _plain_bucket(
+    store: Store, request: pb.BatchRequest, membership: Membership | None, others: attrgetter[Any] = _OTHER_FIELDS
+) -> bytes | None:
+    """Return the bucket of a plain request, if this node may answer it; None for any other request."""
     if (
         not 0 < len(request.name) <= MAX_ENTRIES
-        or any(_OTHER_FIELDS(request))
+        or any(others(request))
         or request.initial_credit_bytes < (MAX_BYTES if len(request.name) == 1 else MAX_BYTES_TOGETHER)
         or len(request.bucket) != 1
+        or not len(request.start) == len(request.length) in (0, len(request.name))
+        or (request.start and (request.verify_ranges or request.HasField("whole_up_to")))
     ):
         return None
     bucket = store.record.current.buckets.get(request.bucket[0])

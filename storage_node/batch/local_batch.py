@@ -220,6 +220,8 @@ class LocalBatch:
         few = self._resources.batches.held + self._resources.parts.held <= _FEW_BATCHES
         if few and (copied := batch.copy_encoded(span, self._call.batch_id)) is not None:
             return copied
+        if few and self._coded is not None and self._coded.is_at_hand(span):
+            return batch.read_encoded(span, self._call.batch_id)
         with self._call.waits.waiting("queue"):
             return await self._resources.node.read(batch.read_encoded, span, self._call.batch_id)
 

@@ -13,6 +13,7 @@ from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
 from storage_node.batch.admission import Admission
+from storage_node.batch.fast_path import MAX_BYTES_TOGETHER
 from storage_node.batch.peers import PeerPool
 from storage_node.batch.readahead import Readahead
 from storage_node.cluster.coding.coded_objects import CodedObjects
@@ -73,6 +74,13 @@ class BatchResources(Admission):
     @property
     def reserved_bytes(self) -> int:
         return self.budget.held_bytes + self.buffered.held_bytes + self.assembly.held_bytes
+
+    def may_answer(self, tenant: str, entries: int) -> bool:
+        """Return whether a request may take the fast path: not while other tenants are due first or memory is critical,
+        nor with several entries while tenants share the node or its memory is full."""
+        if not self.slots.may_pass(tenant) or self.node.load.memory_is_critical():
+            return False
+        return entries <= 1 or not (self.slots.crowded or self.budget.is_full(MAX_BYTES_TOGETHER))
 
     async def turn(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> FrameSlot:
         """Wait for this tenant's turn to have a frame read and sent; see `FrameSlots.acquire`."""

@@ -31,7 +31,7 @@ from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
 from storage_node.batch.admission import Busy
-from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
+from storage_node.batch.fast_path import answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assembled_batch import AssembledBatch
 from storage_node.batch.gather.fragments import GatheredFragments
 from storage_node.batch.gather.routing import ReplicaRouting
@@ -273,20 +273,11 @@ class _Session:
                 batch[0].cancel()
 
     def _answer_small(self, batch_id: int, request: pb.BatchRequest) -> tuple[Message, int, int] | None:
-        """Answer a request on the fast path; None if it must take the ordinary path.
-
-        None while other tenants are due first. None while memory is critical. None for several entries while tenants
-        share the node or its memory is full.
-        """
+        """Answer a request on the fast path; None if it must take the ordinary path."""
         service, tenant = self._service, request.tenant
         rates = service.node.rates
-        if rates is not None and rates.refusal(tenant) is not None:
-            return None
-        if not service.resources.slots.may_pass(tenant) or service.node.load.memory_is_critical():
-            return None
-        if len(request.name) > 1 and (
-            service.resources.slots.crowded or service.resources.budget.is_full(MAX_BYTES_TOGETHER)
-        ):
+        refused = rates is not None and rates.refusal(tenant) is not None
+        if refused or not service.resources.may_answer(tenant, len(request.name)):
             return None
         node, etl = service.node, service.resources.etl
         answer: tuple[Message, int, int] | None

@@ -72,6 +72,29 @@ def test_a_few_entries_are_one_message_in_request_order(tmp_path: Path, sizes: l
         assert end.digest == digest(frame.status, frame.checksum)
 
 
+@table("ranges", [[(7, 4_000)], [(4_999, 1), (0, 69_999), (5, 9), (70, 70)]])
+def test_ranges_of_files_are_one_message_in_request_order(tmp_path: Path, ranges: list[tuple[int, int]]) -> None:
+    with store_at(tmp_path) as store:
+        found, columns = filled(store, [5_000, 70_000]), list(zip(*ranges, strict=True))
+        wanted = [number % 2 for number in range(len(ranges))]
+        fields = {"start": columns[0], "length": columns[1], "local": True}
+        whole = [content(0, 5_000), content(1, 70_000)]
+        parts = [whole[at][begin : begin + size] for at, (begin, size) in zip(wanted, ranges, strict=True)]
+        held = len(os.listdir("/proc/self/fd"))
+        response = answer(store, [found[at] for at in wanted], **fields)
+        assert response is not None and response.frame is not None and response.end is not None
+        frame, end = response.frame, response.end
+        assert list(map(bytes, frame.entries())) == parts
+        assert frame.checksum.tolist() == [crc(part) for part in parts]
+        assert (frame.checksum_kind == pb.COMPUTED).all()
+        assert (end.outcome, end.entries, end.payload_bytes) == (pb.End.COMPLETE, len(parts), sum(map(len, parts)))
+        assert end.digest == digest(frame.status, frame.checksum)
+        assert len(os.listdir("/proc/self/fd")) == held
+        os.truncate(file_of(store, found[0]), 5)
+        assert answer(store, [found[at] for at in wanted], **fields) is None
+        assert len(os.listdir("/proc/self/fd")) == held
+
+
 @pytest.mark.slow
 @table("field", [name for name in pb.BatchRequest.DESCRIPTOR.fields_by_name if name not in ANSWERED])
 def test_a_field_that_it_does_not_know_is_left_to_the_ordinary_way(tmp_path: Path, field: str) -> None:
@@ -101,7 +124,13 @@ def test_what_takes_more_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
         assert answer(store, [found[0], "nobody"]) is None
         assert answer(store, []) is None
         for more in (
-            {"start": [0, 0], "length": [1, 1]},
+            {"start": [0, 0], "length": [1]},
+            {"start": [0, 0], "length": [1, 0]},
+            {"start": [0, 0], "length": [1, -1]},
+            {"start": [-1, 0], "length": [1, 1]},
+            {"start": [0, 1], "length": [1, 100]},
+            {"start": [0, 0], "length": [1, 100]},  # a whole object is verified
+            {"start": [0, 0], "length": [1, 1], "verify_ranges": True},
             {"member": ["a", "b"]},
             {"version": ["1", "2"]},
             {"first_index": 1},

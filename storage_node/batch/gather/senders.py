@@ -11,11 +11,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 
-from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, Frame
+from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, Frame, decode_response
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.coded_entries import CodedEntries
+from storage_node.batch.fast_path import answer_inline
 from storage_node.batch.resources import BatchResources, look_up
 from storage_node.limits.counters import clock_s
 from storage_node.limits.memory_budget import Credit, MemoryBudget
@@ -160,6 +161,12 @@ async def own_frames(
         finally:
             await run.close()
         return
+    if resources.may_answer(tenant, len(part.name)):
+        answer = answer_inline(resources.node.store, part, 0, resources.node.membership)
+        if answer is not None and (frame := decode_response(answer[0]).frame) is not None:
+            await credit.spend(answer[1])
+            yield frame
+            return
     batch = await look_up(resources, tenant, part)
     coded = CodedEntries(resources.coded, resources.node, part, batch)
     try:

@@ -290,12 +290,12 @@ class Drive:
         generation = self._cache.generation
         self._cache.learn(keys, self.catalog.get_many(keys), generation)
 
-    def cached(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
-        """Return the cached entry of a name that has a file; None means that the catalog has to be read. A reader has
-        none after the writer has published another commit, until it follows."""
+    def cached(self, bucket_uuid: bytes, name: str, *, coded: bool = False) -> CatalogEntry | None:
+        """Return the cached entry of a name that has a file; None means that the catalog has to be read. With `coded`,
+        also one without a file. A reader has none after the writer has published another commit, until it follows."""
         is_current = self.writable or (self._followed is not None and self._is_followed(self._followed))
         entry = self._cache.get_many((fmt.object_key(bucket_uuid, name),))[0] if is_current else None
-        return entry if entry is not None and entry.has_file else None
+        return entry if entry is not None and (entry.has_file or coded) else None
 
     def _is_followed(self, followed: FollowedCommits) -> bool:
         return followed.is_allowed and followed.numbers()[0] == self._followed_to

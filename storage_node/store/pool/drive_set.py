@@ -324,11 +324,11 @@ class DriveSet:
             if (drive := self.slots[slot].drive) is not None:
                 drive.fill.start(partial(placement.keeps, slot))
 
-    def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry] | None:
-        """Return the cached entry of an object, or None if the catalog has to be read."""
+    def cached(self, bucket_uuid: bytes, name: str, *, coded: bool = False) -> tuple[Drive, CatalogEntry] | None:
+        """Return the cached entry of an object that has a file, or is coded; None if the catalog has to be read."""
         placement = self.placement
         drive = self.slots[placement.owner(bucket_uuid, name)].drive
-        entry = drive.cached(bucket_uuid, name) if drive is not None and placement.ordered else None
+        entry = drive.cached(bucket_uuid, name, coded=coded) if drive is not None and placement.ordered else None
         return None if drive is None or entry is None else (drive, entry)
 
     def look_again(self, bucket_uuid: bytes, name: str, cut: int | None = None) -> Located:

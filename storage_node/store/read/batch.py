@@ -63,12 +63,12 @@ class StoreBatch:
 
     @classmethod
     def of_known(cls, store: Store, request: pb.BatchRequest) -> StoreBatch | None:
-        """Return a batch of which the location of every entry is known, or None. A writer never waits for a drive here.
+        """Return a batch of which every location, or coded entry, is known, or None. A writer waits for no drive here.
 
         Raises InvalidRequest if the request's columns do not fit together.
         """
         lookup = BatchLookup(store, request)
-        return cls(store, request, lookup) if lookup.locate(waits=False) else None
+        return cls(store, request, lookup) if lookup.locate(waits=False, or_cached=True) else None
 
     @property
     def n(self) -> int:

@@ -35,6 +35,7 @@ from storage_node.store.store import Store
 
 _Unfound: TypeAlias = dict[int, LoaderError | UnicodeEncodeError | None]
 """Errors of look-ups by position; None if there is no object."""
+_FEW = 128  # cached entries: looking up more costs more than a switch to a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,10 @@ class BatchLookup:
                 if position not in located:
                     self._narrow(position)
 
-    def locate(self, *, waits: bool) -> bool:
+    def locate(self, *, waits: bool, or_cached: bool = False) -> bool:
         """Find all entries in what is known of locations. Returns False if that is not enough, and for requests for
         anything but whole objects of one bucket as they are now. With `waits`, locations that are not known are read
-        from the catalogs."""
+        from the catalogs. With `or_cached`, a few are looked up instead if the catalog's are cached, and some coded."""
         request, table, drive_set = self._request, self.table, self._store.drive_set
         if not table.n or len(request.bucket) != 1 or request.start or request.member or request.version:
             return False
@@ -109,6 +110,12 @@ class BatchLookup:
         columns = table.folders, table.start, table.sizes, table.checksum
         prefix = object_key(bucket.uuid_bytes, "")
         found = find(tuple(tables), prefix, table.names, *columns)
+        few = or_cached and None in found and table.n <= _FEW
+        cached = [drive_set.cached(bucket.uuid_bytes, name, coded=True) for name in table.names] if few else [None]
+        if all(cached) and any(one is not None and one[1].is_coded for one in cached):
+            self._clear(0)
+            self.run()
+            return True
         if None in found and waits:
             self._learn(placement, bucket.uuid_bytes, found)
             learned = [drive.learned for drive in drives.values()]
