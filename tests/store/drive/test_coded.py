@@ -88,6 +88,23 @@ def test_a_batch_has_coded_entries_placed_and_fails_others_by_their_requests(sto
     batch.close()
 
 
+def test_cached_entries_of_coded_objects_are_found_without_the_catalog(store: Store) -> None:
+    request = pb.BatchRequest(bucket=[BUCKET], name=["coded", "plain"])
+    put(store, "plain", b"here")
+    put(store, "coded", LARGE)
+    entry = code(store, "coded")
+    for number in range(3):
+        if number == 1:
+            drive_of(store, "coded")._cache.forget()
+            assert StoreBatch.of_known(store, request) is None
+        batch = StoreBatch(store, request) if number == 1 else StoreBatch.of_known(store, request)
+        assert batch is not None
+        assert (batch.coded, batch.record(0), batch.status.tolist()) == ([0], entry, [pb.UNAVAILABLE, pb.OK])
+        batch.close()
+    store.delete(BUCKET, "coded")
+    assert StoreBatch.of_known(store, request) is None
+
+
 def test_a_deleted_or_replaced_coded_object_leaves_no_garbage(store: Store, tmp_path: Path) -> None:
     for name in ("deleted", "buried", "replaced"):
         put(store, name, LARGE)
