@@ -186,14 +186,20 @@ class Keeper:
         return await self._mend(view, bucket, companion, manifest), True
 
     async def _states(
-        self, view: ClusterView, bucket: pb.MapBucket, nodes: Mapping[str, Sequence[int]]
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        nodes: Mapping[str, Sequence[int]],
+        *,
+        make_lasting: bool = False,
     ) -> dict[int, Answer]:
-        """Return what these nodes, by name, have. Nodes that act by another map count as silent."""
+        """Return what these nodes, by name, have. Nodes that act by another map count as silent. `make_lasting`: see
+        `RepairPeers.newest`."""
         requests: dict[int, list[str]] = {}
         for name, mine in nodes.items():
             for node in mine:
                 requests.setdefault(node, []).append(name)
-        answers, by_this_map = await self._peers.newest(view, bucket, requests)
+        answers, by_this_map = await self._peers.newest(view, bucket, requests, make_lasting=make_lasting)
         return {node: answer for node, answer in answers.items() if node in by_this_map}
 
     async def _swap(
@@ -280,7 +286,7 @@ class Keeper:
         if now_s - self._empty_since_s.setdefault(manifest.group, now_s) < self._node.config.cluster.coding_grace_s:
             return False
         nodes = {slot.name: range(len(view.nodes)) for slot in manifest.slots}
-        if living(manifest, nodes, await self._states(view, bucket, nodes)) != []:
+        if living(manifest, nodes, await self._states(view, bucket, nodes, make_lasting=True)) != []:
             return False
         if (replica_set := self._writes.replica_set(bucket.name)) is not None:
             await self._writes.delete(replica_set, manifest_name(manifest.group))
