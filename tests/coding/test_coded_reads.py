@@ -174,6 +174,15 @@ def test_an_overwritten_or_deleted_object_is_coded_no_more(coded: Made, client: 
     bucket.delete("again")
 
 
+def test_a_damaged_file_that_was_coded_is_damaged_no_more(coded: Made) -> None:
+    cluster = coded.cluster
+    for name in ("large", "small/003"):
+        number = cluster.owners(name)[1]
+        marks = cluster.store(number).damaged
+        marks.note(cluster.map.bucket[0].uuid, name, cluster.entry(number, name).version)
+        eventually(lambda marks=marks: not len(marks))
+
+
 @pytest.fixture
 def without_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """No node asks for the first two fragments of a group before others have failed."""
