@@ -250,9 +250,19 @@ class Keeper:
             whole = await self._groups.manifest(bucket, manifest.group)
             await record(self._writes, bucket, [whole._replace(fragments=names)])
             self._groups.forget([manifest.group])
+            if not await self._is_safe(view, bucket, manifest.group):
+                return False  # the manifest before, which may come back, names what would be deleted
             if (replica_set := self._writes.replica_set(companion.name)) is not None:
                 await self._writes.delete_many(replica_set, sorted({*manifest.fragments} - {*names}))
         return True
+
+    async def _is_safe(self, view: ClusterView, bucket: pb.MapBucket, group: bytes) -> bool:
+        """Whether all owners of a manifest have a newer one than this node has read, on their disks."""
+        name, before = manifest_name(group), self._kept[group].version
+        [owners] = owners_of(view, bucket, [name])
+        answers = await self._states(view, bucket, {name: owners}, make_lasting=True)
+        states = [answers.get(node, {}).get(name) for node in owners]
+        return all(state is not None and not state.is_tombstone and state.version > before for state in states)
 
     # -- groups that end
 
