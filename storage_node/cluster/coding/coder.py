@@ -249,7 +249,7 @@ class Coder:
             held = b""
             offsets, fragment_bytes = lay_out([objects[0].entry.size_bytes], redundancy.data, FRAGMENT_BYTES)
         else:
-            objects, offsets, fragment_bytes, held = await self._node.read(_held, objects, redundancy.data)
+            objects, offsets, fragment_bytes, held = await self._node.read(_held, bucket.uuid, objects, redundancy.data)
 
         async def read(index: int, at: int, size_bytes: int) -> bytes:
             at += index * fragment_bytes
@@ -374,11 +374,17 @@ async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequ
             raise result
 
 
-def _held(objects: Sequence[Candidate], data: int) -> tuple[list[Candidate], list[int], int, bytes]:
+def _held(bucket_uuid: bytes, objects: Sequence[Candidate], data: int) -> tuple[list[Candidate], list[int], int, bytes]:
     """Read small objects; return those that are as they were, their offsets, the size of a fragment, and their bytes as
     they lie in the group. Raises DriveFailed."""
     found: list[tuple[Candidate, bytes]] = []
+    newest: dict[str, CatalogEntry | None] = {}
+    for drive in {one.drive for one in objects}:
+        names = [one.name for one in objects if one.drive is drive]
+        newest.update(zip(names, drive.newest(bucket_uuid, names), strict=True))
     for one in objects:
+        if newest[one.name] != one.entry:
+            continue  # deleted long ago perhaps: no tombstone keeps it from coming back
         try:
             content = b"".join(one.drive.files.read(one.entry))
         except FileNotFoundError:
