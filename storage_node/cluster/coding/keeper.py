@@ -174,12 +174,14 @@ class Keeper:
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
         answers = await self._states(view, bucket, owners)
         alive = living(manifest, owners, answers)
-        if alive is not None and not alive:
+        if alive == []:
+            if bucket.snapshot:  # they may see versions that have ended
+                return await self._mend(view, bucket, companion, manifest), True
             return True, await self._give_up(view, bucket, manifest)
         self._empty_since_s.pop(manifest.group, None)
         if is_other or (alive is not None and not bucket.snapshot and is_sparse(manifest, alive)):
-            await self._dissolve(view, bucket, manifest, owners, answers)
-            return True, False
+            is_over = await self._dissolve(view, bucket, manifest, owners, answers) and not bucket.snapshot
+            return is_over or await self._mend(view, bucket, companion, manifest), False
         for node, slots in plain_owners(manifest, owners, answers).items():
             await self._swap(view, bucket, manifest, node, slots)
         self._kept[group] = kept._replace(looked_s=now_s)
@@ -273,8 +275,8 @@ class Keeper:
         manifest: Manifest,
         owners: Mapping[str, Sequence[int]],
         answers: Mapping[int, Answer],
-    ) -> None:
-        """Have all owners make copies again of what they have in the group. Raises ReplicaLost."""
+    ) -> bool:
+        """Have all owners make copies again of what they have in the group. Returns whether they have."""
         self._metrics.groups_dissolved += 1
         by_node: dict[int, list[Slot]] = {}
         for slot in manifest.slots:
@@ -282,16 +284,20 @@ class Keeper:
                 state = answers.get(node, {}).get(slot.name)
                 if state is not None and state.group == manifest.group:
                     by_node.setdefault(node, []).append(slot)
+        is_done = answers.keys() >= set(itertools.chain(*owners.values()))
         for node, slots in by_node.items():
-            for part in chunks(slots, _RECALLED_NAMES):
-                await self._peers.recall(
-                    view.nodes[node].peer_endpoint, bucket, manifest.group, [slot.name for slot in part]
-                )
+            try:
+                for part in chunks(slots, _RECALLED_NAMES):
+                    await self._peers.recall(
+                        view.nodes[node].peer_endpoint, bucket, manifest.group, [slot.name for slot in part]
+                    )
+            except ReplicaLost as lost:
+                log.info("group %s is not dissolved for now: %s", manifest.group.hex(), lost)
+                is_done = False
+        return is_done
 
     async def _give_up(self, view: ClusterView, bucket: pb.MapBucket, manifest: Manifest) -> bool:
         """Delete the manifest of an empty group when its time is over. Returns whether nothing is left to do."""
-        if bucket.snapshot:
-            return True  # they may see versions that have ended
         now_s = time.monotonic()
         if now_s - self._empty_since_s.setdefault(manifest.group, now_s) < self._node.config.cluster.coding_grace_s:
             return False
