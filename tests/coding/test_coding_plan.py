@@ -18,6 +18,7 @@ from storage_node.cluster.coding.plan import (
     LEAST_FRAGMENT_BYTES,
     Candidate,
     Collector,
+    is_lost,
     is_sparse,
     living,
     lost_fragments,
@@ -179,3 +180,9 @@ def test_fragments_are_lost_that_their_owner_lacks_or_that_share_a_host() -> Non
     shared = [*nodes[:5], nodes[0]]
     answers = {**there, nodes[0]: {names[0]: State(ONE, False), names[5]: State(ONE, False)}}
     assert lost(answers, shared) == [5]
+
+
+def test_a_fragment_is_written_to_its_owner_again_that_answers_and_has_none() -> None:
+    there: list[State | None] = [None, UNKNOWN, State(ONE, True), State(ONE, False)]
+    assert [is_lost("f", {"f": state}) for state in there] == [True, True, True, False]
+    assert not is_lost("f", None), "a silent owner takes none, and may have it"

@@ -42,6 +42,7 @@ from storage_node.cluster.coding.plan import (
     FragmentPlace,
     group_of_fragment,
     group_of_manifest,
+    is_lost,
     is_sparse,
     living,
     lost_fragments,
@@ -231,7 +232,7 @@ class Keeper:
             places = place_fragments(view, companion, manifest.group, lost, used=used, names=manifest.fragments)
         except TooFewCopies:
             # Two fragments on one host are better than one fewer.
-            lost = [index for index in lost if answers.get(owners[index], {}).get(manifest.fragments[index]) is None]
+            lost = [index for index in lost if is_lost(manifest.fragments[index], answers.get(owners[index]))]
             places = {index: FragmentPlace(manifest.fragments[index], owners[index]) for index in lost}
 
         async def read(index: int, at: int, size_bytes: int) -> bytes:

@@ -182,10 +182,15 @@ def lost_fragments(
     lost: list[int] = []
     hosts: set[str] = set()
     for index, (name, node) in enumerate(zip(manifest.fragments, owners, strict=True)):
-        answer, host = answers.get(node), view.nodes[node].host
-        state = answer.get(name) if answer is not None else None
-        if (answer is not None and (state is None or state is UNKNOWN or state.is_tombstone)) or host in hosts:
+        host = view.nodes[node].host
+        if is_lost(name, answers.get(node)) or host in hosts:
             lost.append(index)
         else:
             hosts.add(host)
     return lost
+
+
+def is_lost(fragment: str, answer: Answer | None) -> bool:
+    """Whether the owner of a fragment answers, and lacks it or has it damaged."""
+    state = answer.get(fragment) if answer is not None else None
+    return answer is not None and (state is None or state is UNKNOWN or state.is_tombstone)
