@@ -188,10 +188,19 @@ def test_what_cannot_be_coded_says_why(tmp_path: Path) -> None:
         with pytest.raises(errors.InvalidRequest, match="cannot become a remote one"):
             cluster.bucket.set(remote=f"file://{tmp_path}/elsewhere")
         hidden = companion_name(cluster.stores[0].bucket(BUCKET).uuid_bytes)
-        with pytest.raises(errors.BucketNotFound):
+        with pytest.raises(errors.InvalidName):
             cluster.client.bucket(hidden).set(copies=2)
-        with pytest.raises(errors.BucketNotFound):
+        with pytest.raises(errors.InvalidName):
             cluster.client.delete_bucket(hidden, force=True)
+        for there, name in ((cluster.client.bucket(hidden), "a"), (cluster.bucket, "/.coded/" + "0" * 32)):
+            with pytest.raises(errors.InvalidName):
+                there.put(name, b"x")
+            with pytest.raises(errors.InvalidName):
+                there.put_many([(name, b"x")])
+            with pytest.raises(errors.InvalidName):
+                there.delete(name)
+            with pytest.raises(errors.InvalidName):
+                there.delete_many([name])
         create("far", remote=f"file://{tmp_path}/far")
         with pytest.raises(errors.InvalidRequest, match="is a remote one"):
             cluster.client.bucket("far").set(redundancy="rs:2+1")
