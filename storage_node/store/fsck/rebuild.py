@@ -313,15 +313,18 @@ class _Rebuild:
             # Of the same version, the later file is the one that a move has left, or a repair.
             if other is not None and other.has_file and other.version == identity.version:
                 is_older = other.generation > identity.generation
-            else:  # a coded entry has replaced the file of its version
-                is_older = other is not None and (other.version, other.is_coded) > (identity.version, False)
+            else:  # a file is surer than a coded entry of its version, whose group may have been given up since
+                is_older = other is not None and other.version > identity.version
             if is_older:
                 self._superseded(root, path)
                 continue
             if other is not None and other.has_file:
                 self._superseded(root, other.path)
+            entry = evidence.record_of(files, identity, path)
+            if other is not None and other.is_coded and other.version == entry.version:
+                entry = entry._replace(raw_metadata=other.raw_metadata, writes=other.writes)
             batch = WriteBatch(raw_mode=True)
-            batch.put(key, fmt.encode_entry(evidence.record_of(files, identity, path)))
+            batch.put(key, fmt.encode_entry(entry))
             catalog.write(batch, sync=False)
 
     def _superseded(self, root: Path, path: bytes) -> None:
