@@ -416,8 +416,8 @@ def _read_record(root: Path, findings: list[Finding]) -> StoreRecord | None:
 
 
 def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Version]:
-    """Copy the tombstones and coded entries of the old catalog, as far as it can be read, and note the numbers that it
-    had reserved: files contain neither.
+    """Copy the tombstones and coded entries of the old catalog, also of retained versions, as far as it can be read,
+    and note the numbers that it had reserved: files contain neither.
 
     Returns the versions of what was copied.
     """
@@ -429,7 +429,7 @@ def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Vers
     ):
         seen.next_generation = int.from_bytes(old.get(fmt.COUNTER_KEY) or b"\1", "big")
         seen.note_counter(int.from_bytes(old.get(fmt.CLOCK_KEY) or b"", "big"))
-        for key, value in old.scan(fmt.OBJECT_PREFIX):
+        for key, value in itertools.chain(old.scan(fmt.OBJECT_PREFIX), old.scan(fmt.RETAINED_PREFIX)):
             with contextlib.suppress(StoreFormatError):  # unreadable entries are rebuilt from files
                 entry = fmt.decode_entry(value)
                 if not entry.has_file:

@@ -181,3 +181,15 @@ def test_a_rebuilt_catalog_has_the_file_of_a_version_that_is_coded_as_well(tmp_p
         assert read(store, "a") == LARGE
         assert store.head(BUCKET, "a")[:5] == entry[:5]
         assert store.head(BUCKET, "a").metadata == {"who": "x"}
+
+
+def test_a_rebuilt_catalog_keeps_the_coded_versions_that_snapshots_see(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", LARGE)
+        store.snapshots.create(BUCKET, "s")
+        entry = code(store, "a")
+        put(store, "a", b"new")
+    rebuild([tmp_path / "drive"], all_drives=True)
+    with store_at(tmp_path / "drive") as store:
+        assert store.head(f"{BUCKET}@s", "a") == entry
+        assert read(store, "a") == b"new"
