@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +32,9 @@ import grpc.aio
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, SilenceTimeout
+from ais_loader.errors import InvalidName, InvalidRequest, LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.redundancy import is_companion
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallStream, Received, tenant_of
@@ -41,9 +42,10 @@ from storage_node.limits.counters import NodeCounters, count, count_each
 from storage_node.limits.tenant_rates import TenantRates
 from storage_node.security.rights.granted import Granted, lasting
 from storage_node.services.call_lines import CallLine, CallLines
-from storage_node.services.call_table import PACKAGE, TABLE, TIMED, Call, Role, call_of
+from storage_node.services.call_table import CALLER, CHANGE, PACKAGE, TABLE, TIMED, About, Call, Role, call_of
 from storage_node.services.errors import Context, abort
 from storage_node.services.token_gate import TokenGate
+from storage_node.store.names import CODED_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +149,16 @@ def _received(decode: Callable[[bytes], Any], data: bytes) -> Received[Any]:
     return Received(_decoded(decode, data), len(data))
 
 
+def _require_own(call: Call, about: Iterable[About]) -> None:
+    """Refuse what would break erasure coding: clients have no companion buckets, and change no manifests. Raises
+    InvalidName."""
+    for one in about:
+        if is_companion(one.bucket):  # with BucketNotFound, clients that know the map would try again
+            raise InvalidName(f"bucket {one.bucket!r} has fragments of coded objects: use the bucket of the objects")
+        if call.log == CHANGE and any(name.startswith(CODED_PREFIX) for name in one.names):
+            raise InvalidName(f"names of coded groups begin with {CODED_PREFIX!r}: choose another name")
+
+
 class _ServedCall:
     """One method as a listener serves it."""
 
@@ -219,12 +231,16 @@ class _ServedCall:
             return await self._answered(request, context, line, granted, stream)
 
     def _look(self, line: CallLine | None, granted: Granted | None, message: Any) -> None:
-        """Note what a message is about, then check that the token gives the rights to it. Raises LoaderError."""
-        if line is None and granted is None:
+        """Note what a message is about, then check that clients may do that, and that the token gives the rights to it.
+        Raises LoaderError."""
+        is_client = CALLER.get() is Role.CLIENT
+        if line is None and granted is None and not is_client:
             return
         about = tuple(self._call.about(message))
         if line is not None:
             line.on(about, message)
+        if is_client:
+            _require_own(self._call, about)
         if granted is not None and self._path.gate is not None:
             self._path.gate.require(granted, self._call, about, message)
 

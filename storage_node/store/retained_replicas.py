@@ -160,6 +160,7 @@ class KeptVersion:
         assert self.file is not None
         version, modified_ns = self.record.version, self.record.modified_ns
         pending = PendingObject(self.bucket_uuid, self.name, self.file, self.metadata, version, modified_ns)
+        pending.durable = self.record.is_coded
         return Retained(key, self.drive.changes.retain(batch, key, ended, pending))
 
     def abort(self) -> None:

@@ -134,13 +134,22 @@ class Upload:
         pending = self._open
         return self._changes.newest(pending.bucket_uuid, pending.name)
 
-    def assign(self, version: Version, modified_ns: int = 0, writes: bytes = b"", *, is_copy: bool = False) -> None:
+    def assign(
+        self,
+        version: Version,
+        modified_ns: int = 0,
+        writes: bytes = b"",
+        *,
+        is_copy: bool = False,
+        durable: bool = False,
+    ) -> None:
         """Set the version, time and write memory that all replicas have. It is committed if nothing newer exists.
 
-        `is_copy`: see `PendingObject`.
+        `is_copy`, `durable`: see `PendingObject`.
         """
         pending = self._open
-        pending.version, pending.modified_ns, pending.is_copy = version, modified_ns, is_copy
+        pending.version, pending.modified_ns = version, modified_ns
+        pending.is_copy, pending.durable = is_copy, durable
         pending.writes = writes or pending.writes
 
     def require(self, condition: Condition | None) -> None:

@@ -135,7 +135,8 @@ def test_a_node_that_dies_within_a_conversion_loses_nothing(tmp_path: Path, poin
             cluster.teach()
             serve_all(cluster)
             check(bucket)
-            eventually(lambda: progress(node).groups_coded > 0 or point == "code.done", timeout_s=60)
+            is_swapped = point in ("code.swapped", "code.done")
+            eventually(lambda: progress(node).groups_coded > 0 or is_swapped, timeout_s=60)
             eventually(lambda: not any(progress(one).short_groups for one in cluster.nodes), timeout_s=60)
             check(bucket)
 

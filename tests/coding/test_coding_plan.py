@@ -18,6 +18,7 @@ from storage_node.cluster.coding.plan import (
     LEAST_FRAGMENT_BYTES,
     Candidate,
     Collector,
+    is_lost,
     is_sparse,
     living,
     lost_fragments,
@@ -151,13 +152,15 @@ def test_an_object_lives_in_a_group_while_any_owner_has_its_entry_there() -> Non
     assert [living(manifest(), nodes, one) for one in unsure] == [None] * 3, "a node that is silent may have an entry"
 
 
-def test_an_owner_with_a_file_swaps_it_once_the_first_owner_has_swapped() -> None:
+def test_an_owner_with_a_file_swaps_it_once_another_owner_has_swapped() -> None:
     here, file = State(ONE, False, group=GROUP), State(ONE, False)
     newer, dead = State(Version(1, 200, 1), False), State(ONE, True)
     owners = dict.fromkeys("abcd", (0, 1))
     answers = {0: {"a": here, "b": file, "c": here, "d": here}, 1: {"a": file, "b": file, "c": newer, "d": dead}}
     found = plain_owners(manifest(), owners, answers)
     assert {node: [slot.name for slot in slots] for node, slots in found.items()} == {1: ["a"]}
+    found = plain_owners(manifest(), owners, {0: answers[1], 1: answers[0]})
+    assert {node: [slot.name for slot in slots] for node, slots in found.items()} == {0: ["a"]}, "the first one as well"
     assert plain_owners(manifest(), owners, {1: answers[1]}) == {}
 
 
@@ -177,3 +180,9 @@ def test_fragments_are_lost_that_their_owner_lacks_or_that_share_a_host() -> Non
     shared = [*nodes[:5], nodes[0]]
     answers = {**there, nodes[0]: {names[0]: State(ONE, False), names[5]: State(ONE, False)}}
     assert lost(answers, shared) == [5]
+
+
+def test_a_fragment_is_written_to_its_owner_again_that_answers_and_has_none() -> None:
+    there: list[State | None] = [None, UNKNOWN, State(ONE, True), State(ONE, False)]
+    assert [is_lost("f", {"f": state}) for state in there] == [True, True, True, False]
+    assert not is_lost("f", None), "a silent owner takes none, and may have it"

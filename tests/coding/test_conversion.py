@@ -117,13 +117,13 @@ def test_a_sparse_group_is_dissolved_and_its_objects_are_coded_again(cluster: Co
 
 
 @pytest.mark.slow
-def test_an_owner_that_has_a_file_again_swaps_it(cluster: CodedCluster) -> None:
+@pytest.mark.parametrize("owner", [0, 1])
+def test_an_owner_that_has_a_file_again_swaps_it(cluster: CodedCluster, owner: int) -> None:
     objects = drawn(300)
     cluster.bucket.put_many(objects.items())
     await_coded(cluster, objects)
     name = next(name for name in objects if cluster.coded([name]))
-    _, second, _ = cluster.owners(name)
-    store = cluster.stores[second]
+    store = cluster.stores[cluster.owners(name)[owner]]
     entry = store.replicas.newest(BUCKET, [name])[0]
     assert entry is not None
     with store.begin_put(BUCKET, name, entry.metadata) as upload:
@@ -133,6 +133,25 @@ def test_an_owner_that_has_a_file_again_swaps_it(cluster: CodedCluster) -> None:
     eventually(lambda: cluster.coded([name]))
     assert store.replicas.newest(BUCKET, [name])[0] == entry
     cluster.check(objects)
+
+
+@pytest.mark.slow
+def test_a_node_that_refuses_to_swap_gets_no_group_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with coded_cluster(tmp_path, nodes=3, redundancy="rs:2+1") as cluster:
+        refusal = errors.DriveFailed("objects move between drives")
+        monkeypatch.setattr(cluster.stores[2], "write_coded", lambda _, coded: [refusal] * len(coded))
+        objects = drawn(300)
+        cluster.bucket.put_many(objects.items())
+        seen: list[tuple[float, int]] = []
+
+        def is_steady() -> bool:
+            seen.append((time.monotonic(), len(cluster.manifests())))
+            return seen[-1][1] > 0 and seen[-1][0] - next(at for at, count in seen if count == seen[-1][1]) > 4.0
+
+        eventually(is_steady, timeout_s=60.0)
+        cluster.check(objects)
 
 
 @pytest.mark.slow
@@ -169,10 +188,19 @@ def test_what_cannot_be_coded_says_why(tmp_path: Path) -> None:
         with pytest.raises(errors.InvalidRequest, match="cannot become a remote one"):
             cluster.bucket.set(remote=f"file://{tmp_path}/elsewhere")
         hidden = companion_name(cluster.stores[0].bucket(BUCKET).uuid_bytes)
-        with pytest.raises(errors.BucketNotFound):
+        with pytest.raises(errors.InvalidName):
             cluster.client.bucket(hidden).set(copies=2)
-        with pytest.raises(errors.BucketNotFound):
+        with pytest.raises(errors.InvalidName):
             cluster.client.delete_bucket(hidden, force=True)
+        for there, name in ((cluster.client.bucket(hidden), "a"), (cluster.bucket, "/.coded/" + "0" * 32)):
+            with pytest.raises(errors.InvalidName):
+                there.put(name, b"x")
+            with pytest.raises(errors.InvalidName):
+                there.put_many([(name, b"x")])
+            with pytest.raises(errors.InvalidName):
+                there.delete(name)
+            with pytest.raises(errors.InvalidName):
+                there.delete_many([name])
         create("far", remote=f"file://{tmp_path}/far")
         with pytest.raises(errors.InvalidRequest, match="is a remote one"):
             cluster.client.bucket("far").set(redundancy="rs:2+1")

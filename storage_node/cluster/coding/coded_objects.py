@@ -108,7 +108,7 @@ class CodedObjects:
             if now.has_file:
                 return None
             upload = node.store.begin_put(bucket, name, entry.metadata)
-            upload.assign(entry.version, entry.modified_ns, is_copy=True)
+            upload.assign(entry.version, entry.modified_ns, is_copy=True, durable=True)
             return upload
 
         async with self._turns:

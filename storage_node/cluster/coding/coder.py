@@ -112,6 +112,9 @@ class Coder:
         self._metrics = metrics
         self.scan_s = 0.0
         """Time that the last pass took to look for objects."""
+        self._refused: dict[bytes, float] = {}
+        """Until when the objects of nodes wait, by uuid, because these swapped nothing of what was sent. What has been
+        written for a swap that fails stays for `coding_grace_s`."""
 
     async def pass_(self, view: ClusterView) -> None:
         """Code what has settled. Raises LoaderError."""
@@ -122,7 +125,12 @@ class Coder:
                 continue
             if why := _why_not(view, bucket):
                 waits[bucket.name] = why
-            if why or view.is_changing or bucket.uuid in self._node.store.replicas.stale.bucket_uuids():
+            if (
+                why
+                or view.is_changing
+                or self._node.store.pool.moving
+                or bucket.uuid in self._node.store.replicas.stale.bucket_uuids()
+            ):
                 continue
             groups: list[list[Candidate]] = []
             async for group in self._groups(view, bucket):
@@ -175,14 +183,16 @@ class Coder:
     async def _code(self, view: ClusterView, bucket: pb.MapBucket, groups: Sequence[Sequence[Candidate]]) -> None:
         """Take all steps for these groups. What cannot be coded now stays as it is. Raises LoaderError."""
         companion = view.buckets[companion_name(bucket.uuid)]
-        names = [one.name for group in groups for one in group]
-        owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
-        reached = await self._within_reach(view, bucket)
+        versions = {one.name: one.entry.version for group in groups for one in group}
+        owners = dict(zip(versions, owners_of(view, bucket, list(versions)), strict=True))
+        reached, coded = await self._within_reach(view, bucket, owners, versions)
+        now_s = time.monotonic()
+        able = {at for at in reached if self._refused.get(view.nodes[at].uuid, now_s) <= now_s}
         away = {node.host for at, node in enumerate(view.nodes) if at not in reached}
         built: list[_Built] = []
         began_ms, began_s = self._node.store.clock.wall_ms(), time.monotonic()
         for group in groups:
-            objects = [one for one in group if reached.issuperset(owners[one.name])]
+            objects = [one for one in group if one.name not in coded and able.issuperset(owners[one.name])]
             if sum(one.entry.size_bytes for one in objects) < bucket.coding.data * LEAST_FRAGMENT_BYTES:
                 continue
             try:
@@ -200,10 +210,28 @@ class Coder:
         grace_s = self._node.config.cluster.coding_grace_s
         return self._membership.view is view and time.monotonic() - began_s < grace_s / 2
 
-    async def _within_reach(self, view: ClusterView, bucket: pb.MapBucket) -> set[int]:
-        """Return the nodes that answer. Nothing would come of a group that lacks a fragment, or an owner that swaps."""
-        answers, _ = await self._peers.newest(view, bucket, {node: [] for node in range(len(view.nodes))})
-        return set(answers)
+    async def _within_reach(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        owners: Mapping[str, Sequence[int]],
+        versions: Mapping[str, fmt.Version],
+    ) -> tuple[set[int], set[str]]:
+        """Return the nodes that answer, and the objects that another owner has in a group: its keeper has them swapped
+        here. Nothing would come of a group that lacks a fragment, or an owner that swaps."""
+        reached, coded = set(range(len(view.nodes))), set[str]()
+        for part in chunks(list(versions), PAGE_NAMES):
+            requests: dict[int, list[str]] = {node: [] for node in range(len(view.nodes))}
+            for name in part:
+                for node in owners[name][1:]:
+                    requests[node].append(name)
+            answers, _ = await self._peers.newest(view, bucket, requests)
+            reached &= answers.keys()
+            for answer in answers.values():
+                coded |= {
+                    name for name, state in answer.items() if state and state.group and state.version == versions[name]
+                }
+        return reached, coded
 
     async def _write(
         self,
@@ -221,7 +249,7 @@ class Coder:
             held = b""
             offsets, fragment_bytes = lay_out([objects[0].entry.size_bytes], redundancy.data, FRAGMENT_BYTES)
         else:
-            objects, offsets, fragment_bytes, held = await self._node.read(_held, objects, redundancy.data)
+            objects, offsets, fragment_bytes, held = await self._node.read(_held, bucket.uuid, objects, redundancy.data)
 
         async def read(index: int, at: int, size_bytes: int) -> bytes:
             at += index * fragment_bytes
@@ -303,6 +331,9 @@ class Coder:
             for part in chunks(coded, PAGE_NAMES):
                 try:
                     done = await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, began_ms)
+                    if not done:
+                        wait_s = self._node.config.cluster.coding_grace_s / 8
+                        self._refused[view.nodes[node].uuid] = time.monotonic() + wait_s
                 except ReplicaLost as lost:
                     log.info("objects of %s are not coded for now: %s", bucket.name, lost)
                     done = set()
@@ -343,11 +374,17 @@ async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequ
             raise result
 
 
-def _held(objects: Sequence[Candidate], data: int) -> tuple[list[Candidate], list[int], int, bytes]:
+def _held(bucket_uuid: bytes, objects: Sequence[Candidate], data: int) -> tuple[list[Candidate], list[int], int, bytes]:
     """Read small objects; return those that are as they were, their offsets, the size of a fragment, and their bytes as
     they lie in the group. Raises DriveFailed."""
     found: list[tuple[Candidate, bytes]] = []
+    newest: dict[str, CatalogEntry | None] = {}
+    for drive in {one.drive for one in objects}:
+        names = [one.name for one in objects if one.drive is drive]
+        newest.update(zip(names, drive.newest(bucket_uuid, names), strict=True))
     for one in objects:
+        if newest[one.name] != one.entry:
+            continue  # deleted long ago perhaps: no tombstone keeps it from coming back
         try:
             content = b"".join(one.drive.files.read(one.entry))
         except FileNotFoundError:

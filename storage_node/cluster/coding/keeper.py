@@ -42,6 +42,7 @@ from storage_node.cluster.coding.plan import (
     FragmentPlace,
     group_of_fragment,
     group_of_manifest,
+    is_lost,
     is_sparse,
     living,
     lost_fragments,
@@ -174,26 +175,34 @@ class Keeper:
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
         answers = await self._states(view, bucket, owners)
         alive = living(manifest, owners, answers)
-        if alive is not None and not alive:
+        if alive == []:
+            if bucket.snapshot:  # they may see versions that have ended
+                return await self._mend(view, bucket, companion, manifest), True
             return True, await self._give_up(view, bucket, manifest)
         self._empty_since_s.pop(manifest.group, None)
         if is_other or (alive is not None and not bucket.snapshot and is_sparse(manifest, alive)):
-            await self._dissolve(view, bucket, manifest, owners, answers)
-            return True, False
+            is_over = await self._dissolve(view, bucket, manifest, owners, answers) and not bucket.snapshot
+            return is_over or await self._mend(view, bucket, companion, manifest), False
         for node, slots in plain_owners(manifest, owners, answers).items():
             await self._swap(view, bucket, manifest, node, slots)
         self._kept[group] = kept._replace(looked_s=now_s)
         return await self._mend(view, bucket, companion, manifest), True
 
     async def _states(
-        self, view: ClusterView, bucket: pb.MapBucket, nodes: Mapping[str, Sequence[int]]
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        nodes: Mapping[str, Sequence[int]],
+        *,
+        make_lasting: bool = False,
     ) -> dict[int, Answer]:
-        """Return what these nodes, by name, have. Nodes that act by another map count as silent."""
+        """Return what these nodes, by name, have. Nodes that act by another map count as silent. `make_lasting`: see
+        `RepairPeers.newest`."""
         requests: dict[int, list[str]] = {}
         for name, mine in nodes.items():
             for node in mine:
                 requests.setdefault(node, []).append(name)
-        answers, by_this_map = await self._peers.newest(view, bucket, requests)
+        answers, by_this_map = await self._peers.newest(view, bucket, requests, make_lasting=make_lasting)
         return {node: answer for node, answer in answers.items() if node in by_this_map}
 
     async def _swap(
@@ -223,7 +232,7 @@ class Keeper:
             places = place_fragments(view, companion, manifest.group, lost, used=used, names=manifest.fragments)
         except TooFewCopies:
             # Two fragments on one host are better than one fewer.
-            lost = [index for index in lost if answers.get(owners[index], {}).get(manifest.fragments[index]) is None]
+            lost = [index for index in lost if is_lost(manifest.fragments[index], answers.get(owners[index]))]
             places = {index: FragmentPlace(manifest.fragments[index], owners[index]) for index in lost}
 
         async def read(index: int, at: int, size_bytes: int) -> bytes:
@@ -244,9 +253,19 @@ class Keeper:
             whole = await self._groups.manifest(bucket, manifest.group)
             await record(self._writes, bucket, [whole._replace(fragments=names)])
             self._groups.forget([manifest.group])
+            if not await self._is_safe(view, bucket, manifest.group):
+                return False  # the manifest before, which may come back, names what would be deleted
             if (replica_set := self._writes.replica_set(companion.name)) is not None:
                 await self._writes.delete_many(replica_set, sorted({*manifest.fragments} - {*names}))
         return True
+
+    async def _is_safe(self, view: ClusterView, bucket: pb.MapBucket, group: bytes) -> bool:
+        """Whether all owners of a manifest have a newer one than this node has read, on their disks."""
+        name, before = manifest_name(group), self._kept[group].version
+        [owners] = owners_of(view, bucket, [name])
+        answers = await self._states(view, bucket, {name: owners}, make_lasting=True)
+        states = [answers.get(node, {}).get(name) for node in owners]
+        return all(state is not None and not state.is_tombstone and state.version > before for state in states)
 
     # -- groups that end
 
@@ -257,8 +276,8 @@ class Keeper:
         manifest: Manifest,
         owners: Mapping[str, Sequence[int]],
         answers: Mapping[int, Answer],
-    ) -> None:
-        """Have all owners make copies again of what they have in the group. Raises ReplicaLost."""
+    ) -> bool:
+        """Have all owners make copies again of what they have in the group. Returns whether they have."""
         self._metrics.groups_dissolved += 1
         by_node: dict[int, list[Slot]] = {}
         for slot in manifest.slots:
@@ -266,21 +285,25 @@ class Keeper:
                 state = answers.get(node, {}).get(slot.name)
                 if state is not None and state.group == manifest.group:
                     by_node.setdefault(node, []).append(slot)
+        is_done = answers.keys() >= set(itertools.chain(*owners.values()))
         for node, slots in by_node.items():
-            for part in chunks(slots, _RECALLED_NAMES):
-                await self._peers.recall(
-                    view.nodes[node].peer_endpoint, bucket, manifest.group, [slot.name for slot in part]
-                )
+            try:
+                for part in chunks(slots, _RECALLED_NAMES):
+                    await self._peers.recall(
+                        view.nodes[node].peer_endpoint, bucket, manifest.group, [slot.name for slot in part]
+                    )
+            except ReplicaLost as lost:
+                log.info("group %s is not dissolved for now: %s", manifest.group.hex(), lost)
+                is_done = False
+        return is_done
 
     async def _give_up(self, view: ClusterView, bucket: pb.MapBucket, manifest: Manifest) -> bool:
         """Delete the manifest of an empty group when its time is over. Returns whether nothing is left to do."""
-        if bucket.snapshot:
-            return True  # they may see versions that have ended
         now_s = time.monotonic()
         if now_s - self._empty_since_s.setdefault(manifest.group, now_s) < self._node.config.cluster.coding_grace_s:
             return False
         nodes = {slot.name: range(len(view.nodes)) for slot in manifest.slots}
-        if living(manifest, nodes, await self._states(view, bucket, nodes)) != []:
+        if living(manifest, nodes, await self._states(view, bucket, nodes, make_lasting=True)) != []:
             return False
         if (replica_set := self._writes.replica_set(bucket.name)) is not None:
             await self._writes.delete(replica_set, manifest_name(manifest.group))

@@ -155,18 +155,15 @@ def is_sparse(manifest: Manifest, slots: Sequence[Slot]) -> bool:
 def plain_owners(
     manifest: Manifest, owners: Mapping[str, Sequence[int]], answers: Mapping[int, Answer]
 ) -> dict[int, list[Slot]]:
-    """Return the objects of which an owner has a file in the version that is coded at the first owner: a swap that did
-    not come to it, or a copy that was made to be read."""
+    """Return the objects of which an owner has a file in the version that another owner has in the group: a swap that
+    did not come to it, or a copy that was made to be read."""
     found: dict[int, list[Slot]] = {}
     for slot in manifest.slots:
-        first, *others = owners[slot.name]
-        state = answers.get(first, {}).get(slot.name)
-        if state is None or state.group != manifest.group:
-            continue
-        for node in others:
-            theirs = answers.get(node, {}).get(slot.name)
-            if theirs is not None and _is_file(theirs) and theirs.version == slot.version:
-                found.setdefault(node, []).append(slot)
+        states = {node: answers.get(node, {}).get(slot.name) for node in owners[slot.name]}
+        if any(state is not None and state.group == manifest.group for state in states.values()):
+            for node, state in states.items():
+                if state is not None and _is_file(state) and state.version == slot.version:
+                    found.setdefault(node, []).append(slot)
     return found
 
 
@@ -185,10 +182,15 @@ def lost_fragments(
     lost: list[int] = []
     hosts: set[str] = set()
     for index, (name, node) in enumerate(zip(manifest.fragments, owners, strict=True)):
-        answer, host = answers.get(node), view.nodes[node].host
-        state = answer.get(name) if answer is not None else None
-        if (answer is not None and (state is None or state is UNKNOWN or state.is_tombstone)) or host in hosts:
+        host = view.nodes[node].host
+        if is_lost(name, answers.get(node)) or host in hosts:
             lost.append(index)
         else:
             hosts.add(host)
     return lost
+
+
+def is_lost(fragment: str, answer: Answer | None) -> bool:
+    """Whether the owner of a fragment answers, and lacks it or has it damaged."""
+    state = answer.get(fragment) if answer is not None else None
+    return answer is not None and (state is None or state is UNKNOWN or state.is_tombstone)

@@ -113,7 +113,7 @@ class DamageRepair:
                 continue
             found = self._store.drive_set.newest(bucket_uuid, name)
             entry = found.record
-            if entry is None or entry.version != version:
+            if entry is None or entry.version != version or not entry.has_file:  # it may have been coded meanwhile
                 self._damaged.drop(bucket_uuid, name)
             elif is_whole(self._store.drive_set.at(found.slot), entry):
                 self._damaged.drop_whole(bucket_uuid, name, version)

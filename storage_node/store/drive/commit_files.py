@@ -47,6 +47,8 @@ class PendingObject:
     """Entry whose bytes it rewrites, with the same version. It is committed if the drive still has this very entry."""
     is_copy: bool = False
     """Whether it copies an object of another node or drive. It is then not a write that may have been done already."""
+    durable: bool = False
+    """Whether its commit is synced as with durability `power`: it replaces bytes that have been on disks for long."""
 
     def is_mended(self, before: CatalogEntry, entry: CatalogEntry) -> bool:
         """Whether the drive has exactly this version, and the write is to replace its damaged bytes."""

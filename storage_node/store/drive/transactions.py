@@ -263,7 +263,7 @@ class Transactions:
         """Commit staged objects. `elsewhere`: newest entries of these names on other drives, which count as if they
         were here. `stage`: see `Drive.stage`. `durable`: sync as with durability `power`."""
         failpoint("put.staged")
-        sync = self._sync or durable
+        sync = self._sync or durable or any(one.durable for one in objects)
         files = CommitFiles(self._files, self.generations, self._clock, objects, stage, epoch=self._epoch, sync=sync)
         grants = self.usage.grants()
         try:
@@ -744,12 +744,11 @@ class Transactions:
 
         The stripe is held, and `defer_unlink` follows.
         """
-        files = CommitFiles(
-            self._files, self.generations, self._clock, [pending], None, epoch=self._epoch, sync=self._sync
-        )
+        sync = self._sync or pending.durable
+        files = CommitFiles(self._files, self.generations, self._clock, [pending], None, epoch=self._epoch, sync=sync)
         [entry] = files.prepare()
         batch.put(fmt.generation_key(fmt.MARK_PREFIX, entry.generation), ended.to_bytes(8, "big") + entry.path)
-        self._catalog.write(batch, sync=self._sync)
+        self._catalog.write(batch, sync=sync)
         self._publish([_Chosen(key, pending, entry)], files, {})
         return entry
 

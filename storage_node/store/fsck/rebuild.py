@@ -313,15 +313,18 @@ class _Rebuild:
             # Of the same version, the later file is the one that a move has left, or a repair.
             if other is not None and other.has_file and other.version == identity.version:
                 is_older = other.generation > identity.generation
-            else:  # a coded entry has replaced the file of its version
-                is_older = other is not None and (other.version, other.is_coded) > (identity.version, False)
+            else:  # a file is surer than a coded entry of its version, whose group may have been given up since
+                is_older = other is not None and other.version > identity.version
             if is_older:
                 self._superseded(root, path)
                 continue
             if other is not None and other.has_file:
                 self._superseded(root, other.path)
+            entry = evidence.record_of(files, identity, path)
+            if other is not None and other.is_coded and other.version == entry.version:
+                entry = entry._replace(raw_metadata=other.raw_metadata, writes=other.writes)
             batch = WriteBatch(raw_mode=True)
-            batch.put(key, fmt.encode_entry(evidence.record_of(files, identity, path)))
+            batch.put(key, fmt.encode_entry(entry))
             catalog.write(batch, sync=False)
 
     def _superseded(self, root: Path, path: bytes) -> None:
@@ -413,8 +416,8 @@ def _read_record(root: Path, findings: list[Finding]) -> StoreRecord | None:
 
 
 def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Version]:
-    """Copy the tombstones and coded entries of the old catalog, as far as it can be read, and note the numbers that it
-    had reserved: files contain neither.
+    """Copy the tombstones and coded entries of the old catalog, also of retained versions, as far as it can be read,
+    and note the numbers that it had reserved: files contain neither.
 
     Returns the versions of what was copied.
     """
@@ -426,7 +429,7 @@ def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Vers
     ):
         seen.next_generation = int.from_bytes(old.get(fmt.COUNTER_KEY) or b"\1", "big")
         seen.note_counter(int.from_bytes(old.get(fmt.CLOCK_KEY) or b"", "big"))
-        for key, value in old.scan(fmt.OBJECT_PREFIX):
+        for key, value in itertools.chain(old.scan(fmt.OBJECT_PREFIX), old.scan(fmt.RETAINED_PREFIX)):
             with contextlib.suppress(StoreFormatError):  # unreadable entries are rebuilt from files
                 entry = fmt.decode_entry(value)
                 if not entry.has_file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,3 +184,29 @@ def test_a_rebuilt_catalog_keeps_the_coded_entries_of_the_old_one(tmp_path: Path
     with store_at(tmp_path / "drive") as store:
         assert read(store, "plain") == b"here"
         assert store.head(BUCKET, "coded") == entry
+
+
+def test_a_rebuilt_catalog_has_the_file_of_a_version_that_is_coded_as_well(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", LARGE, metadata={"who": "x"})
+        [file] = object_files(tmp_path / "drive")
+        shutil.copy2(file, tmp_path / "kept")  # with its identity
+        entry = code(store, "a")
+    shutil.copy2(tmp_path / "kept", file)
+    rebuild([tmp_path / "drive"], all_drives=True)
+    with store_at(tmp_path / "drive") as store:
+        assert read(store, "a") == LARGE
+        assert store.head(BUCKET, "a")[:5] == entry[:5]
+        assert store.head(BUCKET, "a").metadata == {"who": "x"}
+
+
+def test_a_rebuilt_catalog_keeps_the_coded_versions_that_snapshots_see(tmp_path: Path) -> None:
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", LARGE)
+        store.snapshots.create(BUCKET, "s")
+        entry = code(store, "a")
+        put(store, "a", b"new")
+    rebuild([tmp_path / "drive"], all_drives=True)
+    with store_at(tmp_path / "drive") as store:
+        assert store.head(f"{BUCKET}@s", "a") == entry
+        assert read(store, "a") == b"new"
