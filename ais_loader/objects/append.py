@@ -16,7 +16,6 @@ from ais_loader import errors
 from ais_loader.objects.bucket_part import BucketPart
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
 from ais_loader.objects.multipart import new_id, part_name, put_part, remove
-from ais_loader.objects.pinned import part_spans
 from ais_loader.objects.put_spec import require_ordinary
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget, WriteTries
@@ -100,10 +99,9 @@ def _is_appended(transport: Transport, bucket: str, name: str, at: int, tail: _T
     """Whether these bytes are at the position where they were to be appended; later appends do not move them."""
     checksum = 0
     try:
-        for start, length in part_spans(at, tail.size_bytes):
-            there = Entry(bucket, name, None, start, length)
-            for chunk in transport.get(there, verify=True, timeout_s=_GET_TIMEOUT_S):
-                checksum = crc32c(bytes(chunk), checksum)
+        there = Entry(bucket, name, None, at, tail.size_bytes)
+        for chunk in transport.get(there, verify=True, timeout_s=_GET_TIMEOUT_S):
+            checksum = crc32c(bytes(chunk), checksum)
     except (errors.ObjectNotFound, errors.RangeError):
         return False
     return checksum == tail.checksum

@@ -26,7 +26,7 @@ from ais_loader.objects.metadata import BucketMetadata
 from ais_loader.objects.multipart import BucketUploads
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader, opened_reader, spooled
 from ais_loader.objects.opened_batch import batch_of_names
-from ais_loader.objects.pinned import object_bytes, opened, opened_member, pinned_members
+from ais_loader.objects.pinned import opened, opened_member, pinned_bytes, pinned_members
 from ais_loader.objects.put_spec import check_version, put_spec
 from ais_loader.objects.remote.inventory import (
     BucketInventory,
@@ -347,7 +347,9 @@ class Bucket(
             return b"".join(
                 item.data for item in self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify)
             )
-        return object_bytes(self._transport, entry, verify=verify, timeout_s=timeout_s)
+        if version is not None:
+            return pinned_bytes(self._transport, entry, verify=verify, timeout_s=timeout_s)
+        return b"".join(self._transport.get(entry, verify=verify, timeout_s=timeout_s))
 
     @overload
     def open(

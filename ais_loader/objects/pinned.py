@@ -18,10 +18,8 @@ from ais_loader.wire.object_info import has_version
 WHOLE_BYTES = 128 << 10
 """Largest object that comes with the answer to opening it. The beginning of a larger one would be in the way: the rest
 is read in whole blocks, from files, and readers of tables begin at the end."""
-PART_BYTES = 64 << 20
+_PART_BYTES = 64 << 20
 """Part size for an object that is too large for one batch entry."""
-_TRIES = 5
-"""How often an object is read that is replaced meanwhile."""
 _MEMBER_PAGE = 100
 """Page size of a member listing that looks for a single member."""
 
@@ -65,42 +63,26 @@ def opened_member(
     return found
 
 
-def object_bytes(transport: Transport, entry: Entry, *, verify: bool, timeout_s: float) -> bytes:
-    """Return the bytes of an entry, of one version. Raises the errors of a batch."""
+def pinned_bytes(transport: Transport, entry: Entry, *, verify: bool, timeout_s: float) -> bytes:
+    """Return the bytes of an entry with a version. Raises the errors of a batch."""
     options = BatchOptions(timeout_s=timeout_s, verify_ranges=verify)
     try:
-        if entry.version is None:
-            return b"".join(transport.get(entry, verify=verify, timeout_s=timeout_s))
         [item] = opened_batch(transport, [entry], options=options)
         return item.tobytes()
     except ItemTooLarge:
-        pass  # it is read in parts
-    bucket, name, member, version = entry.bucket, entry.name, entry.member, entry.version
-    for tries_left in reversed(range(_TRIES)):
-        if member is None:
-            info = pinned_head(transport, bucket, name, version)
-        else:
-            info = opened_member(transport, bucket, name, member, version, timeout_s).info
-        length = info.size_bytes - entry.start if entry.length is None else entry.length
-        whole = entry.start == 0 and length == info.size_bytes
-        parts = [
-            replace(entry, start=start, length=part, version=info.version)
-            for start, part in part_spans(entry.start, length)
-        ]
-        # A whole object is always verified, and so are parts of one version that form a whole object.
-        options = replace(options, verify_ranges=verify or whole)
-        try:
-            return b"".join(item.data for item in opened_batch(transport, parts, options=options))
-        except ObjectNotFound:
-            if version is not None or not tries_left:
-                raise
-    raise AssertionError("the last try returns or raises")
-
-
-def part_spans(start: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield start and length of the parts of a range, each of which fits into one batch entry."""
-    for at in range(start, start + length, PART_BYTES):
-        yield at, min(PART_BYTES, start + length - at)
+        if entry.member is not None:
+            raise
+    info = pinned_head(transport, entry.bucket, entry.name, entry.version)
+    length = info.size_bytes - entry.start if entry.length is None else entry.length
+    whole = entry.start == 0 and length == info.size_bytes
+    stop = entry.start + length
+    parts = [
+        replace(entry, start=start, length=min(_PART_BYTES, stop - start))
+        for start in range(entry.start, stop, _PART_BYTES)
+    ]
+    # A whole object is always verified, and so are parts of one version that form a whole object.
+    options = replace(options, verify_ranges=verify or whole)
+    return b"".join(item.data for item in opened_batch(transport, parts, options=options))
 
 
 def pinned_members(

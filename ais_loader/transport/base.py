@@ -198,10 +198,7 @@ class Transport(Protocol):
         """
 
     def get(self, entry: Entry, *, verify: bool, timeout_s: float) -> Iterator[Buffer]:
-        """Yield the bytes of an entry without a version and transform: an object, a member, or one range of either.
-
-        Raises the errors of a batch; ItemTooLarge, before any bytes, for what is to be read in parts.
-        """
+        """Yield the bytes of an entry without a version and transform: an object, a member, or one range of either."""
 
     def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:
         """Return the transformed bytes of a request's only entry, a whole object, on the fastest path. Return None if

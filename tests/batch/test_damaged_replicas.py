@@ -7,12 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
-from ais_loader.objects import pinned
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from ais_loader.values.entry import Status
 from storage_node.cluster.repair.damage import DamageRepair
@@ -109,10 +107,9 @@ def by_download(bucket: Bucket, name: str) -> bytes:
 
 
 def by_stream(bucket: Bucket, name: str) -> bytes:
-    """In parts, as objects that are too large for a batch."""
+    """By the call for objects that are too large for a batch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage_node.store.read.batch_lookup.MAX_ITEM_BYTES", MiB)
-        patch.setattr("ais_loader.objects.pinned.PART_BYTES", MiB)
         return bucket.get(name)
 
 
@@ -258,20 +255,15 @@ def test_an_object_that_is_replaced_while_its_damaged_replica_is_read_is_not_cal
         assert "is gone" in str(error)
 
 
-def test_an_object_that_is_replaced_before_its_parts_are_read_is_read_anew(
-    cluster: LocalCluster, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+def test_a_stream_of_a_version_that_another_holder_has_replaced_begins_again(
+    cluster: LocalCluster, bucket: Bucket
 ) -> None:
-    name = put(cluster, "replaced-parts", LARGE, {})
-    newer, left = [seeded_bytes(3 * MiB, seed=seed) for seed in (7, 8)], [0, 1]
-    opened_batch = pinned.opened_batch
-
-    def replacing(*arguments: Any, **options: Any) -> Any:
-        if left:
-            bucket.put(name, newer[left.pop(0)])
-        return opened_batch(*arguments, **options)
-
-    monkeypatch.setattr(pinned, "opened_batch", replacing)
-    assert by_stream(bucket, name) == newer[1]
+    """The download has delivered nothing yet."""
+    for rank in (0, 1):
+        name = put(cluster, f"replaced-stream-{rank}", LARGE, {rank: 10})
+        newer = seeded_bytes(3 * MiB, seed=8)
+        put_newer(cluster, name, cluster.owners(name)[1 - rank], newer)
+        assert by_stream(bucket, name) == newer
 
 
 def put_newer(cluster: LocalCluster, name: str, number: int, data: bytes) -> None:

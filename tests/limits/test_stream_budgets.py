@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ais_loader.wire.generated import ais_snapshot_copies_pb2 as keep_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as keep_rpc
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
 from storage_node.server import NodeServer
-from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.cluster_kit import BUCKET, LocalCluster, to_one_node
 from tests.node.node_kit import serving
 from tests.node.write_kit import Writer
 from tests.node.write_kit import held as held_by
@@ -157,6 +157,22 @@ def test_a_get_gives_way_to_one_of_its_own_tenant(node: NodeServer) -> None:
                 list(call)
         assert (kind_of(failure.value), "still_s" in failure.value.details()) == ("overloaded", True)
     eventually(lambda: held(node) == 0)
+
+
+def test_a_download_that_gave_way_goes_on_where_its_reader_comes_back(node: NodeServer) -> None:
+    stub_chunks = []
+    with connect(node.url) as client, Hostile(node) as hostile, ExitStack() as closing:
+        transport = to_one_node(node.url, retry_s=SERVED_S, tenant="hostile")
+        closing.callback(transport.close)
+        download = transport._download(pb.GetRequest(bucket="b", name="large"), 30.0)
+        stub_chunks.append(next(download))
+        eventually(lambda: node.batches is not None and node.batches.node.streams.slots.stalled == 1)
+        calls = [hostile.get() for _ in range(LIMIT - LIMIT // 8)]
+        for call in calls:
+            next(call)
+        stub_chunks += download
+        assert b"".join(stub_chunks) == large()
+        assert client.bucket("b").head("large").size_bytes == len(large())
 
 
 def test_puts_that_never_end_leave_places_and_are_ended_with_what_they_staged(strict_node: NodeServer) -> None:

@@ -15,23 +15,26 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
 from ais_loader import errors
+from ais_loader.transport.grpc.download import Call, download
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.options import ClusterOptions
+from ais_loader.values.source import Buffer
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads, choose
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.placement import Candidate, object_hash, ranked
 from ais_loader.wire.suspects import Suspects
 
@@ -39,6 +42,9 @@ T = TypeVar("T")
 DAMAGED = errors.CorruptObject, errors.ArchiveDamaged, errors.ArchiveIndexError
 """Errors that say a holder's replica is damaged. Another holder may have the object intact."""
 
+_OF_ONE_COPY = (errors.NotFound, errors.DriveFailed, *DAMAGED)
+"""Errors of one replica, while another holder may have the object intact."""
+_OF_ALL_COPIES = (errors.ObjectDeleted, errors.MemberNotFound)
 QUICK_TIMEOUT_S = 2.0
 """Timeout of a short answer, if another node can be tried, or the call again later."""
 MAP_TIMEOUT_S = 2.0
@@ -352,6 +358,50 @@ class Failover:
     def _head(self, bucket: str, name: str) -> ObjectInfo:
         return self._read(bucket, name, lambda node, timeout_s: node.head(bucket, name, timeout_s=timeout_s))
 
+    def _download(self, request: objects_pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
+        """Ask the object's holders in turn, each from the last received byte on: what one holder has damaged, or not
+        received yet, another may have."""
+        node, refused_at = b"", 0
+        refusals: dict[bytes, errors.LoaderError] = {}
+        translate: Callable[[Exception], errors.LoaderError] = _as_unavailable
+
+        def open_call(request: objects_pb.GetRequest) -> Call:
+            nonlocal node, translate
+            nodes = self._nodes(request.bucket, request.name)
+            node = next((one for one in nodes if one not in refusals), nodes[0])
+            call, translate = self.members.calls(node).open_download(request)
+            return call
+
+        def failed(error: Exception, received: int) -> errors.LoaderError:
+            nonlocal refused_at
+            translated = translate(error)
+            if isinstance(translated, errors.NodeUnavailable):
+                self.members.suspect(node)
+                self.members.refresh()
+            if not isinstance(translated, _OF_ONE_COPY) or isinstance(translated, _OF_ALL_COPIES):
+                return translated
+            lacks = isinstance(translated, errors.NotFound) and not request.version
+            if lacks:
+                self._head(request.bucket, request.name)  # raises NotFound if all holders say so
+            if received > refused_at:
+                # Chunks are verified before they are sent. A holder whose damage lies in the received part may have the
+                # rest intact.
+                refusals.clear()
+            refused_at = received
+            refusals[node] = translated
+            if all(one in refusals for one in self._nodes(request.bucket, request.name)):
+                worst = min(refusals.values(), key=_certainty)
+                if isinstance(worst, errors.ObjectReplaced):
+                    # A download that begins again in the newer version must ask the holders that have it.
+                    for one in [one for one, refusal in refusals.items() if isinstance(refusal, errors.ObjectReplaced)]:
+                        del refusals[one]
+                if not lacks or worst is not translated:
+                    return worst
+                refusals.clear()  # it has moved between the requests
+            return errors.NodeUnavailable(str(translated))
+
+        return download(request, open_call, failed, timeout_s=timeout_s, retry_s=self._retry_s)
+
     def _has(self, bucket: str) -> bool:
         """Whether the current map has the bucket."""
         return bucket in self.members.view.buckets
@@ -482,3 +532,16 @@ class Failover:
             patience.pause(failure)
         else:
             patience.pause_plainly(failure)
+
+
+def _as_unavailable(error: Exception) -> errors.LoaderError:
+    """Translate errors from before a call has been opened."""
+    return error if isinstance(error, errors.LoaderError) else errors.NodeUnavailable(str(error))
+
+
+def _certainty(refusal: errors.LoaderError) -> int:
+    """Rank how much a refusal of one holder says about all replicas. Where holders disagree, the lowest rank is
+    reported."""
+    if isinstance(refusal, errors.ObjectReplaced):
+        return 0
+    return 1 if isinstance(refusal, errors.DriveFailed) else 3 if isinstance(refusal, errors.NotFound) else 2

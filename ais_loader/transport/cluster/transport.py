@@ -160,7 +160,7 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
 
     def get(self, entry: Entry, *, verify: bool, timeout_s: float) -> Iterator[Buffer]:
         """Get an object as a batch of one, from the first holder that answers. A broken answer continues at another
-        holder."""
+        holder. An object too large for a batch is streamed by a separate call."""
         members = self._discovery.found or self._discovery.members(timeout_s)
         require_object(entry.bucket, entry.name)
         if entry.start == 0 and entry.length is None and entry.member is None:
@@ -173,7 +173,12 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
         batch = Batch(
             entries, requests, lambda request: self.open_batch(request, timeout_s=timeout_s, assembly="direct"), "raise"
         )
-        yield from (item.data for item in batch)
+        try:
+            yield from (item.data for item in batch)
+        except errors.ItemTooLarge:
+            rest = pb.GetRequest(bucket=entry.bucket, name=entry.name, member=entry.member, length=entry.length)
+            rest.start, rest.verify_range = entry.start, verify
+            yield from self._download(rest, timeout_s)
 
     def _get_small(self, members: Members, bucket: str, name: str, timeout_s: float) -> Buffer | None:
         """Get an object on the fastest path. Returns None if that path does not apply. Raises SilenceTimeout."""

@@ -30,6 +30,7 @@ from ais_loader.transport.base import (
 )
 from ais_loader.transport.fork_safety import GATE, register_part
 from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
+from ais_loader.transport.grpc.download import Call
 from ais_loader.transport.grpc.put import PutAnswers, put_header, put_object
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, answered, streamed, watched
 from ais_loader.transport.retry import WriteTries, of_a_repeat
@@ -364,6 +365,11 @@ class NodeCalls:
         data, described = found
         info = ObjectInfo(request.bucket[0], request.name[0], *stored_of(described))
         return OpenedObject(info, (lambda: data) if len(data) else None)
+
+    def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
+        """Open the call that streams an object. Also return the translation of its errors."""
+        with self._opening() as conn:
+            return conn.objects.Get(request), lambda error: self._failed(conn, error)
 
     def head(self, bucket: str, name: str, *, timeout_s: float) -> ObjectInfo:
         request = pb.HeadRequest(bucket=bucket, name=name)
