@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from storage_node.store.growing_file import write_atomically
+from storage_node.store.files.growing_file import write_atomically
 
 FILE_NAME = "node.json"
 

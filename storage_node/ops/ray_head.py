@@ -31,7 +31,7 @@ from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
 from ais_loader.wire.own_folder import OwnFolder
 from storage_node.ops.ports import free_port
-from storage_node.store.growing_file import write_atomically
+from storage_node.store.files.growing_file import write_atomically
 from storage_node.store.permissions import private
 
 FOLDER_NAME = ".cluster"

@@ -13,7 +13,7 @@ from typing import Any
 
 from storage_node.ops.ray_head import FOLDER_NAME
 from storage_node.settings.sources import WrongSetting
-from storage_node.store.growing_file import write_atomically
+from storage_node.store.files.growing_file import write_atomically
 from storage_node.store.permissions import trusted_bytes
 
 

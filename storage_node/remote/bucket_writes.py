@@ -22,7 +22,7 @@ from storage_node.limits.name_locks import NameLocks
 from storage_node.limits.tasks import results_of
 from storage_node.remote.remote_writes import RemoteWrites
 from storage_node.remote.tier_context import TierContext
-from storage_node.store.drive.preconditions import Condition, parse_condition
+from storage_node.store.drive.preconditions import condition_of_deletion, parse_condition
 
 _PUTS_AT_ONCE = 16
 
@@ -146,10 +146,6 @@ class BucketWrites:
         header = pb.PutHeader(bucket=request.bucket, name=request.name)
         header.condition.write_id, header.condition.repeat_ms = request.write_id, request.repeat_ms
         return await self._host.done_earlier(header) is not None
-
-
-def condition_of_deletion(request: pb.DeleteRequest) -> Condition | None:
-    return parse_condition(False, request.if_version, request.write_id, request.repeat_ms)
 
 
 def _copy_failed(put: pb.PutHeader | pb.SmallObject, why: LoaderError) -> OutcomeUnknown:

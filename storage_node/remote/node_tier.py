@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -22,19 +21,12 @@ def node_tier(
     writes: WriteCoordinator,
     store_object: StoreObject,
     put_group: PutGroup[pb.ObjectInfo],
+    delete_object: Callable[[str, str, Condition | None, bytes], Awaitable[None]],
     done_earlier: Callable[[pb.PutHeader], Awaitable[pb.ObjectInfo | None]],
     plans: Plans,
 ) -> RemoteTier:
     """Make the tier of a node. `store_object`, `put_group`: store fetched objects here, or on their owners."""
     settings = node.config.remote
-
-    async def delete_object(bucket: str, name: str, condition: Condition | None, mark: bytes) -> None:
-        if (replica_set := writes.replica_set(bucket)) is not None:
-            await writes.delete(replica_set, name, condition, mark)
-            return
-        delete = functools.partial(node.store.delete, condition=condition, keep_tombstone=bool(mark), raw_metadata=mark)
-        await node.read(delete, bucket, name)
-
     host = TierHost(
         node.store,
         node.membership,

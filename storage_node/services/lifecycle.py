@@ -154,7 +154,13 @@ class NodeLifecycle:
         put_writer = PutWriter(node, writes)
         plans = Plans()
         self.remote = node_tier(
-            node, writes, put_writer.store_chunks, put_writer.store_group, put_writer.done_earlier, plans
+            node,
+            writes,
+            put_writer.store_chunks,
+            put_writer.store_group,
+            put_writer.delete,
+            put_writer.done_earlier,
+            plans,
         )
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
         self.batches = BatchService(node, etl, self.remote)

@@ -18,12 +18,12 @@ from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import count
-from storage_node.remote.bucket_writes import condition_of_deletion
 from storage_node.remote.tier import RemoteTier
 from storage_node.security.rights.batches import refused_objects
 from storage_node.security.rights.granted import GRANTED
 from storage_node.services.errors import Context
 from storage_node.services.put_writer import PutWriter
+from storage_node.store.drive.preconditions import condition_of_deletion
 from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
 
@@ -124,7 +124,9 @@ class ObjectWrites:
         left = [small for at, small in enumerate(request.object) if at not in refused]
         for small in left:
             require_unreserved(small.metadata)
-        stored = iter(await self._tier.bucket_writes.put_group(left) if left else ())
+        is_remote = bool(self._tier.buckets.of({small.bucket for small in left}))
+        put_group = self._tier.bucket_writes.put_group if is_remote else self._put_writer.store_group
+        stored = iter(await put_group(left) if left else ())
         response = pb.PutManyResponse()
         for at in range(len(request.object)):
             result = refused.get(at) or next(stored)
@@ -142,8 +144,7 @@ class ObjectWrites:
         if (bucket := self._tier.buckets.find(request.bucket)) is not None:
             await self._tier.bucket_writes.delete(bucket, request)
         else:
-            condition = condition_of_deletion(request)
-            await self._tier.host.delete_object(request.bucket, request.name, condition, b"")
+            await self._put_writer.delete(request.bucket, request.name, condition_of_deletion(request))
         return pb.DeleteResponse()
 
 

@@ -1,10 +1,11 @@
-"""Put writer: stores the messages of one PUT, in this store or on the owners in the cluster."""
+"""Put writer: stores the messages of one PUT, in this store or on the owners in the cluster, or deletes an object."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from ais_loader import errors
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -18,7 +19,7 @@ from storage_node.services.lane.socket_payload import SocketPayload
 from storage_node.store.checksum import crc32c
 from storage_node.store.chunked_put import put_chunks
 from storage_node.store.compose import done_earlier
-from storage_node.store.drive.preconditions import condition_of
+from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.format import CatalogEntry
 from storage_node.store.small_puts import put_small
 from storage_node.store.store import Store
@@ -47,6 +48,14 @@ class PutWriter:
             return await self._writes.done_earlier(replica_set, header)
         entry = await self._node.read(done_earlier, self._store, header)
         return info_of(header.bucket, header.name, entry) if entry is not None else None
+
+    async def delete(self, bucket: str, name: str, condition: Condition | None, mark: bytes = b"") -> None:
+        """Delete an object. `mark`: metadata of a tombstone that is to be uploaded. Raises LoaderError."""
+        if (replica_set := self._writes.replica_set(bucket)) is not None:
+            await self._writes.delete(replica_set, name, condition, mark)
+            return
+        delete = partial(self._store.delete, condition=condition, keep_tombstone=bool(mark), raw_metadata=mark)
+        await self._node.read(delete, bucket, name)
 
     async def store_group(self, objects: Sequence[pb.SmallObject]) -> list[Result]:
         """Store small objects with few commits. Returns one result per object, in order."""

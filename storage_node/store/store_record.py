@@ -19,8 +19,8 @@ from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.remote import Remote
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.failpoints import failpoint
+from storage_node.store.files.growing_file import GrowingFile, whole_lines
 from storage_node.store.files.segment_format import SEGMENT_FORMAT
-from storage_node.store.growing_file import GrowingFile, whole_lines
 from storage_node.store.names import SNAPSHOT_MARK
 
 FILE_NAME = "record.json"

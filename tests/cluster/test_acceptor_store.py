@@ -14,7 +14,7 @@ from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket
-from storage_node.store.growing_file import GrowingFile
+from storage_node.store.files.growing_file import GrowingFile
 
 STORE = "5" * 32
 

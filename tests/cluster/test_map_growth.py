@@ -13,7 +13,7 @@ from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import AsyncChannels, change_map
 from storage_node.cluster.consensus.effects import NoAnswer, Request, Response
-from storage_node.store.growing_file import GrowingFile, write_atomically
+from storage_node.store.files.growing_file import GrowingFile, write_atomically
 
 BUCKETS = 1000
 
@@ -47,7 +47,7 @@ class Bytes:
 
         patch.setattr(AsyncChannels, "call", counted)
         patch.setattr(GrowingFile, "_append", appended)
-        patch.setattr("storage_node.store.growing_file.write_atomically", replaced)
+        patch.setattr("storage_node.store.files.growing_file.write_atomically", replaced)
         patch.setattr(NodeCalls, "cluster_map", learned)
 
 

@@ -300,14 +300,14 @@ def test_versions_are_listed_page_by_page_and_forgotten_on_request(cluster: Loca
         with peer_of(cluster.nodes[number]) as channel:
             stub = wire_rpc.ReplicaStub(channel)
             found: list[wire.ObjectState] = []
-            more, after = True, ""
-            while more:
+            is_last, after = False, ""
+            while not is_last:
                 page = stub.Versions(
                     wire.VersionsRequest(bucket=bucket, start_after=after, limit=4), timeout=CALL_TIMEOUT_S
                 )
                 assert 0 < len(page.object) <= 4
                 found += page.object
-                more, after = page.more, found[-1].name
+                is_last, after = not page.next, page.next
             assert [state.name for state in found] == sorted(expected)
             assert [state.is_tombstone for state in found] == [expected[state.name][1] is None for state in found]
             newest = stub.Newest(

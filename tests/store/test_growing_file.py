@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ais_loader.errors import StoreFormatError
 from ais_loader.wire.bucket_settings import BucketSettings
 from storage_node.store import store_record as records
-from storage_node.store.growing_file import GrowingFile
+from storage_node.store.files.growing_file import GrowingFile
 from storage_node.store.store import Store
 from storage_node.store.store_record import AuditEnd, BucketRecord, SnapshotRecord, StoreRecord
 

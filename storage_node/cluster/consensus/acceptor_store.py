@@ -25,8 +25,8 @@ from storage_node.cluster.consensus import acceptor
 from storage_node.cluster.consensus.acceptor import AcceptorState
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
+from storage_node.store.files.growing_file import GrowingFile, whole_lines
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.growing_file import GrowingFile, whole_lines
 from storage_node.store.store import Store
 
 FORMAT_VERSION = 2

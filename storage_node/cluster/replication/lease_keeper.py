@@ -31,8 +31,8 @@ from storage_node.context.channels import REACH_TIMEOUT_S, Channels
 from storage_node.context.node import Node
 from storage_node.limits.wakeup import Wakeup
 from storage_node.store.checksum import decode_checked, encode_checked
+from storage_node.store.files.growing_file import sync_folder
 from storage_node.store.format import Version
-from storage_node.store.growing_file import sync_folder
 from storage_node.store.permissions import private
 from storage_node.store.replica_state import clock_s
 

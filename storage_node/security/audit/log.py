@@ -44,7 +44,7 @@ from storage_node.security.audit.log_files import (
     path_of,
 )
 from storage_node.settings.declarations import AuditSettings
-from storage_node.store.growing_file import sync_folder
+from storage_node.store.files.growing_file import sync_folder
 from storage_node.store.permissions import FOLDER_MODE, private
 from storage_node.store.store import Store
 from storage_node.store.store_record import AuditEnd

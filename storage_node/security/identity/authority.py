@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ais_loader.errors import StoreError
 from ais_loader.extras import needs
-from storage_node.store.growing_file import write_atomically
+from storage_node.store.files.growing_file import write_atomically
 from storage_node.store.permissions import FOLDER_MODE
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ import xxhash
 
 from ais_loader.errors import StoreFormatError
 from storage_node.store.checksum import crc32c
-from storage_node.store.growing_file import write_atomically
+from storage_node.store.files.growing_file import write_atomically
 
 FILE_NAME = "high-water"
 """In the catalog's folder, so that both are set aside together."""

@@ -48,10 +48,10 @@ from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.drive.transactions import Transactions
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.files.error_counters import ErrorCounters
+from storage_node.store.files.growing_file import sync_folder
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
 from storage_node.store.format import CatalogEntry
-from storage_node.store.growing_file import sync_folder
 from storage_node.store.permissions import FOLDER_MODE, OTHERS
 from storage_node.store.store_record import commit_mark
 

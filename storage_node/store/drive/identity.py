@@ -10,8 +10,8 @@ from pathlib import Path
 from ais_loader.errors import StoreFormatError
 from ais_loader.wire.node_folder import FOLDER_NAME as NODE_FOLDER_NAME
 from storage_node.store import store_record as records
+from storage_node.store.files.growing_file import sync_folder, write_atomically
 from storage_node.store.format import FORMAT_VERSION
-from storage_node.store.growing_file import sync_folder, write_atomically
 
 FILE_NAME = "drive.json"
 LEFT_FILE_NAME = "left.json"

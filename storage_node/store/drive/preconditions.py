@@ -331,3 +331,8 @@ def parse_version(text: str) -> Version:
         if version.epoch < 1 << 32 and version.counter < 1 << 64 and version.node < 1 << 32:
             return version
     raise InvalidRequest(f"if_version={text[:80]!r}: need a version as ObjectInfo shows it, such as 1.42.0")
+
+
+def condition_of_deletion(request: pb.DeleteRequest) -> Condition | None:
+    """Parse the condition of a deletion. Raises InvalidRequest."""
+    return parse_condition(False, request.if_version, request.write_id, request.repeat_ms)

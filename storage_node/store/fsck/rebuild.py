@@ -30,13 +30,13 @@ from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.locking import hold
 from storage_node.store.drive.version_clock import MAX_COUNTER
 from storage_node.store.failpoints import failpoint
+from storage_node.store.files.growing_file import sync_folder
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.segment_format import file_of, is_segment
 from storage_node.store.format import Version
 from storage_node.store.fsck import file_identity as evidence
 from storage_node.store.fsck.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report
 from storage_node.store.fsck.scan import damaged_copy, shown
-from storage_node.store.growing_file import sync_folder
 from storage_node.store.permissions import FOLDER_MODE
 from storage_node.store.pool.open import drive_folders
 from storage_node.store.store_record import StoreRecord, recovered_name

@@ -34,8 +34,8 @@ from storage_node.store.drive.identity import DriveIdentity, not_a_folder
 from storage_node.store.drive.upkeep import Upkeep
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
+from storage_node.store.files.growing_file import sync_folder
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.growing_file import sync_folder
 from storage_node.store.permissions import FOLDER_MODE, close_to_others
 from storage_node.store.quotas import Quotas
 from storage_node.store.store_record import StoreRecord
