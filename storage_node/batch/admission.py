@@ -4,13 +4,14 @@ what is too much."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.redundancy import is_companion
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallSlot, CallSlots
 from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.store.names import CODED_PREFIX
 
 _PARTS_PER_BATCH = 16
 """Number of nodes that may each request a part for every batch that this node may serve."""
@@ -43,7 +44,7 @@ class Admission:
         )
         """Slots of requests for entries of this node. Those of coded objects wait for fragments on others."""
         self.fragments = CallSlots(limits.max_active_batches * _PARTS_PER_BATCH, limits.still_s)
-        """Slots of requests for fragments, which wait for no other node."""
+        """Slots of requests for fragments and manifests, which wait for no other node."""
         self.requests = MemoryBudget(limits.max_request_bytes, limits.tenant_share)
         self._request_bytes: dict[CallSlot, int] = {}
         self._answer_bytes: dict[CallSlot, int] = {}
@@ -63,7 +64,7 @@ class Admission:
         if not request.local and rates is not None and (why := rates.take(request.tenant)) is not None:
             raise Busy(why, "rate")
         call_slots, what = (self.parts, "parts of batches") if request.local else (self.batches, "batches")
-        if request.local and len(request.bucket) == 1 and is_companion(request.bucket[0]):
+        if request.local and len(request.bucket) == 1 and _is_of_groups(request.bucket[0], request.name[:1]):
             call_slots, what = self.fragments, "fragments"
         size_bytes = request.ByteSize()
         if not self.requests.acquire_now(size_bytes, tenant=request.tenant):
@@ -105,6 +106,10 @@ class Admission:
         left_bytes = self._answer_bytes.pop(call_slot, 0) - size_bytes
         if left_bytes > 0:
             self._answer_bytes[call_slot] = left_bytes
+
+
+def _is_of_groups(bucket: str, names: Sequence[str]) -> bool:
+    return is_companion(bucket) or any(name.startswith(CODED_PREFIX) for name in names)
 
 
 def _make_room(

@@ -10,8 +10,8 @@ The first owner of a name codes its object. Each round takes these steps, for se
 
 Readers see the same object before and after each step, and a copy is given up only when its bytes are in fragments that
 are on disks. Any step may fail, and this node may die between two: fragments without a manifest, and groups that no
-entry names, are removed later (keeper.py), and what was not swapped is coded again in another group. Owners refuse a
-swap that comes so late that its group may be gone.
+entry names, are removed later (keeper.py), which also swaps what only some owners have swapped. What none has is coded
+again in another group. Owners refuse a swap that comes so late that its group may be gone.
 
 Belongs to the node's event loop.
 """
@@ -125,12 +125,9 @@ class Coder:
                 continue
             if why := _why_not(view, bucket):
                 waits[bucket.name] = why
-            if (
-                why
-                or view.is_changing
-                or self._node.store.pool.moving
-                or bucket.uuid in self._node.store.replicas.stale.bucket_uuids()
-            ):
+            store = self._node.store
+            is_moving = view.is_changing or store.pool.moving
+            if why or is_moving or bucket.uuid in store.replicas.stale.bucket_uuids():
                 continue
             groups: list[list[Candidate]] = []
             async for group in self._groups(view, bucket):
@@ -227,10 +224,8 @@ class Coder:
                     requests[node].append(name)
             answers, _ = await self._peers.newest(view, bucket, requests)
             reached &= answers.keys()
-            for answer in answers.values():
-                coded |= {
-                    name for name, state in answer.items() if state and state.group and state.version == versions[name]
-                }
+            states = [(name, state) for answer in answers.values() for name, state in answer.items() if state]
+            coded |= {name for name, state in states if state.group and state.version == versions[name]}
         return reached, coded
 
     async def _write(
@@ -319,7 +314,7 @@ class Coder:
         owners: Mapping[str, Sequence[int]],
         began_ms: int,
     ) -> None:
-        left: dict[str, CatalogEntry] = {}
+        grace_s, left = self._node.config.cluster.coding_grace_s, dict[str, CatalogEntry]()
         by_node: dict[int, list[tuple[str, CatalogEntry]]] = {}
         for one in built:
             path = fmt.coded_path(one.manifest.group)
@@ -332,8 +327,7 @@ class Coder:
                 try:
                     done = await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, began_ms)
                     if not done:
-                        wait_s = self._node.config.cluster.coding_grace_s / 8
-                        self._refused[view.nodes[node].uuid] = time.monotonic() + wait_s
+                        self._refused[view.nodes[node].uuid] = time.monotonic() + grace_s / 8
                 except ReplicaLost as lost:
                     log.info("objects of %s are not coded for now: %s", bucket.name, lost)
                     done = set()
@@ -342,7 +336,6 @@ class Coder:
         failpoint("code.swapped")
         for part in chunks(list(left.items()), PAGE_NAMES):
             request = recode_request(bucket, part, began_ms)
-            grace_s = self._node.config.cluster.coding_grace_s
             answer = await self._node.read(replica.recode, self._node.store, request, grace_s)
             self._metrics.objects_coded += len(answer.done)
             self._metrics.bytes_coded += sum(request.object[at].size_bytes for at in answer.done)

@@ -189,20 +189,14 @@ class Keeper:
         return await self._mend(view, bucket, companion, manifest), True
 
     async def _states(
-        self,
-        view: ClusterView,
-        bucket: pb.MapBucket,
-        nodes: Mapping[str, Sequence[int]],
-        *,
-        make_lasting: bool = False,
+        self, view: ClusterView, bucket: pb.MapBucket, nodes: Mapping[str, Sequence[int]], *, lasting: bool = False
     ) -> dict[int, Answer]:
-        """Return what these nodes, by name, have. Nodes that act by another map count as silent. `make_lasting`: see
-        `RepairPeers.newest`."""
+        """Return what these nodes, by name, have, with `lasting` on disks. Those that act by another map are silent."""
         requests: dict[int, list[str]] = {}
         for name, mine in nodes.items():
             for node in mine:
                 requests.setdefault(node, []).append(name)
-        answers, by_this_map = await self._peers.newest(view, bucket, requests, make_lasting=make_lasting)
+        answers, by_this_map = await self._peers.newest(view, bucket, requests, make_lasting=lasting)
         return {node: answer for node, answer in answers.items() if node in by_this_map}
 
     async def _swap(
@@ -263,7 +257,7 @@ class Keeper:
         """Whether all owners of a manifest have a newer one than this node has read, on their disks."""
         name, before = manifest_name(group), self._kept[group].version
         [owners] = owners_of(view, bucket, [name])
-        answers = await self._states(view, bucket, {name: owners}, make_lasting=True)
+        answers = await self._states(view, bucket, {name: owners}, lasting=True)
         states = [answers.get(node, {}).get(name) for node in owners]
         return all(state is not None and not state.is_tombstone and state.version > before for state in states)
 
@@ -303,7 +297,7 @@ class Keeper:
         if now_s - self._empty_since_s.setdefault(manifest.group, now_s) < self._node.config.cluster.coding_grace_s:
             return False
         nodes = {slot.name: range(len(view.nodes)) for slot in manifest.slots}
-        if living(manifest, nodes, await self._states(view, bucket, nodes, make_lasting=True)) != []:
+        if living(manifest, nodes, await self._states(view, bucket, nodes, lasting=True)) != []:
             return False
         if (replica_set := self._writes.replica_set(bucket.name)) is not None:
             await self._writes.delete(replica_set, manifest_name(manifest.group))
