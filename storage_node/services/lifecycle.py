@@ -230,7 +230,7 @@ class NodeLifecycle:
         add("Cluster", self.cluster)
         add("Drives", **drive_calls(self.drives))
         add("Tokens", **token_calls(self.revoked))
-        add("Replica", ReplicaService(node))
+        add("Replica", ReplicaService(node, repair.unsure))
         add(
             "Repair",
             Missed=repair.missed,

@@ -9,17 +9,19 @@ from contextlib import aclosing
 from typing import Any
 
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.repair.unsure_copies import UnsureCopies
 from storage_node.cluster.replication import replica
-from storage_node.cluster.replication.replica import HeldWrite
+from storage_node.cluster.replication.replica import HeldWrite, from_wire
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallStream, Received
 from storage_node.services.errors import Context
 
 
 class ReplicaService:
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, unsure: UnsureCopies) -> None:
         self._node = node
         self._store = node.store
+        self._unsure = unsure
 
     async def Write(self, requests: AsyncIterator[Received[wire.WriteRequest]], context: Any) -> None:
         # Not a generator: one that is cancelled at a yield would keep what is staged until it is collected.
@@ -56,7 +58,11 @@ class ReplicaService:
 
     async def Recode(self, request: wire.RecodeRequest, context: Context) -> wire.RecodeResponse:
         grace_s = self._node.config.cluster.coding_grace_s
-        return await self._node.read(functools.partial(replica.recode, grace_s=grace_s), self._store, request)
+        answer: wire.RecodeResponse
+        answer = await self._node.read(functools.partial(replica.recode, grace_s=grace_s), self._store, request)
+        placed = [request.object[at] for at in answer.done]
+        self._unsure.note_sent(request.bucket.uuid, {one.name: from_wire(one.version) for one in placed})
+        return answer
 
     def _known_map(self) -> int:
         return self._node.map_version

@@ -109,18 +109,18 @@ class CodedCluster:
         return found
 
     def is_spread(self) -> bool:
-        """Whether each fragment that the manifests name is on a host of its own."""
+        """Whether each fragment that the manifests of all their owners name is on a host of its own."""
         there = self.fragments()
         for name in self.manifests():
             uuids = [store.store_uuid for store in self.stores]
-            owner = bytes(self.view.nodes[self.view.owners(self.view.buckets[BUCKET], name)[0]].uuid).hex()
-            store = self.stores[uuids.index(owner)]
-            try:
-                manifest = Manifest.decode(b"".join(open_object(store, BUCKET, name)))
-            except LoaderError:
-                return False
-            if len({there.get(fragment, -1) for fragment in manifest.fragments} - {-1}) < len(manifest.fragments):
-                return False
+            for at in self.view.owners(self.view.buckets[BUCKET], name):
+                store = self.stores[uuids.index(bytes(self.view.nodes[at].uuid).hex())]
+                try:
+                    manifest = Manifest.decode(b"".join(open_object(store, BUCKET, name)))
+                except LoaderError:
+                    return False
+                if len({there.get(fragment, -1) for fragment in manifest.fragments} - {-1}) < len(manifest.fragments):
+                    return False
         return True
 
     def manifests(self) -> set[str]:

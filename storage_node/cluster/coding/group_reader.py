@@ -99,7 +99,7 @@ class _Range:
 
     def ask(self, failing: Collection[str]) -> list[int]:
         """Return the fragments to request next, if those on their way are not enough."""
-        manifest, expected = self.manifest, self.waiting - self._late
+        manifest, expected = self.manifest, self.expected
         if self.is_done or self.fragment in expected:
             return []
         if not self._asked and self.name(self.fragment) not in failing:
@@ -143,11 +143,14 @@ class _Range:
         if fragment not in self._have:
             self._lost.add(fragment)
 
-    def note_late(self) -> list[str]:
-        """Rely on nothing that is on its way. Returns the names of those fragments."""
-        late = self.waiting - self._late
-        self._late |= late
-        return [self.name(at) for at in late]
+    @property
+    def expected(self) -> set[int]:
+        """Fragments that are on their way, and not late."""
+        return self.waiting - self._late
+
+    def note_late(self, names: Collection[str]) -> None:
+        """Rely on none of these fragments that are on their way."""
+        self._late |= {at for at in self.expected if self.name(at) in names}
 
     def error(self) -> NodeUnavailable:
         missing = sorted(self._lost | self.waiting)
@@ -251,7 +254,7 @@ class GroupReader:
         NodeUnavailable, LoaderError."""
         target = memoryview(bytearray(size_bytes))
         one = _Range(manifest, fragment, start, target)
-        await self._fill(companion_name(bucket.uuid), [one], verify=True)
+        await self._fill(companion_name(bucket.uuid), [one], verify=True, waits=True)
         if not one.is_done:
             raise one.error()
         return target
@@ -259,22 +262,22 @@ class GroupReader:
     async def _read(
         self, bucket: cluster_pb.MapBucket, wanted: Sequence[Wanted], *, verify: bool
     ) -> list[memoryview | LoaderError]:
-        """Read each range, and those of which fragments were not found once more by their new manifests."""
+        """Read each range, and those of which fragments were not found, or are late, once more by their new
+        manifests."""
         found: list[memoryview | LoaderError] = []
         left = list(range(len(wanted)))
-        for _ in range(2):
+        for is_last in (False, True):
             layouts = await self._layouts(bucket, {wanted[at].group for at in left})
             rooms, ranges = {at: memoryview(bytearray(wanted[at].size_bytes)) for at in left}, dict[int, list[_Range]]()
             for at in left:
                 if (layout := layouts.get(wanted[at].group)) is not None:
                     ranges[at] = _ranges(layout, wanted[at], rooms[at])
-            await self._fill(
-                companion_name(bucket.uuid), [one for each in ranges.values() for one in each], verify=verify
-            )
+            parts = [one for each in ranges.values() for one in each]
+            await self._fill(companion_name(bucket.uuid), parts, verify=verify, waits=is_last)
             if not found:
                 found = [_unreadable(one.group) for one in wanted]
-            for at, parts in ranges.items():
-                lost = next((one for one in parts if not one.is_done), None)
+            for at, each in ranges.items():
+                lost = next((one for one in each if not one.is_done), None)
                 found[at] = rooms[at] if lost is None else lost.error()
             left = [at for at in left if isinstance(found[at], LoaderError)]
             if not left:
@@ -282,8 +285,9 @@ class GroupReader:
             self.forget(wanted[at].group for at in left)
         return found
 
-    async def _fill(self, companion: str, ranges: Sequence[_Range], *, verify: bool) -> None:
-        """Fill the targets of these ranges, as far as enough fragments can be read."""
+    async def _fill(self, companion: str, ranges: Sequence[_Range], *, verify: bool, waits: bool) -> None:
+        """Fill the targets of these ranges, as far as enough fragments can be read. `waits`: also for those that are
+        late when there are no others: without, they may be elsewhere by now."""
         names = {name for one in ranges for name in one.manifest.fragments}
         failing = self._fetching.failing(companion, names)
         changed, asking, limit_s = asyncio.Event(), set[asyncio.Task[None]](), self._silences.limit_s(last=True)
@@ -292,7 +296,7 @@ class GroupReader:
                 changed.clear()
                 if chosen := [(one, at) for one in left for at in one.ask(failing)]:
                     asking.add(asyncio.create_task(self._ask(companion, chosen, changed, verify=verify)))
-                if not any(one.waiting for one in left):
+                if not any(one.waiting if waits else one.expected for one in left):
                     return
                 try:
                     async with asyncio.timeout(limit_s):
@@ -307,12 +311,19 @@ class GroupReader:
             await asyncio.gather(*asking, return_exceptions=True)
 
     def _give_up(self, companion: str, ranges: Sequence[_Range]) -> None:
-        """Note what is late, if the budget of second requests allows to request others."""
-        late = [one for one in ranges if not one.is_done]
-        granted = self._fetching.hedging.budget.take(len(late))
-        names = [name for one in late[:granted] for name in one.note_late()]
-        if names:
-            self._fetching.stood_still(companion, names, [name for one in ranges for name in one.arrived()])
+        """Note what is late: what is on its way from nodes that send nothing, and of the rest as much as the budget of
+        second requests allows."""
+        budget, late = self._fetching.hedging.budget, [one for one in ranges if not one.is_done]
+        if not budget.share:
+            return
+        names = {one.name(at) for one in late for at in one.expected}
+        self._fetching.stood_still(companion, names, [name for one in ranges for name in one.arrived()])
+        failing = self._fetching.failing(companion, names)
+        for one in late:
+            one.note_late(failing)
+        slow = [one for one in late if one.expected]
+        for one in slow[: budget.take(len(slow))]:
+            one.note_late(names)
 
     async def _ask(
         self, companion: str, chosen: Sequence[tuple[_Range, int]], changed: asyncio.Event, *, verify: bool

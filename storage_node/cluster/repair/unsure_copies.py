@@ -118,6 +118,12 @@ class UnsureCopies:
         self.due.set()
         return True
 
+    def note_sent(self, bucket_uuid: bytes, versions: Mapping[str, Version]) -> None:
+        """Note coded entries that another owner has sent: unlike files, they do not tell when they came."""
+        with self._lock:
+            if self._since is not None and len(self._sure) < MAX_NAMES:
+                self._sure |= {(bucket_uuid, name): version for name, version in versions.items()}
+
     async def resolve(self) -> None:
         """Ask other nodes about the replicas that somebody wanted to read."""
         view, since = self._membership.view, self._since
