@@ -1,4 +1,4 @@
-"""Objects too large for a batch entry, which are got in parts: from holders that have them whole, whoever is asked
+"""Objects too large for a batch, which come by a call of their own: from a holder that has them whole, whoever is asked
 first."""
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ NAMES = [f"large-{at}" for at in range(3)]
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage_node.store.read.batch_lookup.MAX_ITEM_BYTES", MiB)
-    monkeypatch.setattr("ais_loader.objects.pinned.PART_BYTES", MiB)
 
 
 @contextmanager

@@ -224,12 +224,11 @@ def open_paths() -> list[str]:
 
 
 class TestLargeDownloads:
-    """What a batch refuses as too large is read in parts by `get`; the limit is lowered, so that it is quick."""
+    """What a batch refuses as too large is streamed by `get`; the limit is lowered, so that it is quick."""
 
     @pytest.fixture(autouse=True)
     def small_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("storage_node.store.read.batch_lookup.MAX_ITEM_BYTES", 2 * MiB)
-        monkeypatch.setattr("ais_loader.objects.pinned.PART_BYTES", MiB)
 
     def test_a_large_object_and_its_ranges_are_read_by_get(self, bucket: Bucket) -> None:
         expected = seeded_bytes(7 * MiB + 1)

@@ -46,7 +46,7 @@ READ_AT_ONCE = 1 << 15
 MOST_BYTES = 8 << 20
 """Approximate limit of a request, below that of messages between nodes."""
 _DIGEST_BYTES = 12
-"""Of one range in a request, with the length of its name."""
+"""Size of one range in a request, beside its name."""
 OLD_AT_ONCE = 64
 """Most ranges that a pass compares in full because they were read long ago."""
 
