@@ -64,10 +64,9 @@ class BucketWrites:
     async def put_group(self, objects: Sequence[pb.SmallObject]) -> list[pb.ObjectInfo | LoaderError]:
         """Put small objects, of remote buckets and others. Returns one result per object, in order. Raises Overloaded.
 
-        Sets the metadata and the conditions of `objects` to those of the copies.
+        Sets the metadata and the conditions of `objects` to those of the copies. Who has none of remote buckets calls
+        its own store.
         """
-        if not self._buckets.of({small.bucket for small in objects}):
-            return await self._host.put_group(objects)
         found = ((at, self._buckets.find(small.bucket)) for at, small in enumerate(objects))
         remote = {at: bucket for at, bucket in found if bucket is not None}
         through = {at: bucket for at, bucket in remote.items() if not bucket.remote.is_write_back}
