@@ -10,7 +10,7 @@ copy costs the comparison of the names in its range, 256 on average and 60 µs e
 is 60 µs for every name in each pass, and twice that for every copy anywhere in a restart. After the first run, ranges
 became smaller, of 64 names: with 256, 100 lost copies among 10⁴ took 1.4 s.
 
-    python -m benchmarks.cluster.clean_pass 10000 100000
+    python -m benchmarks.cluster.clean_pass 10000 100000 1000000
 """
 
 from __future__ import annotations

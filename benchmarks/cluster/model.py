@@ -4,10 +4,10 @@
     python -m benchmarks.cluster.model --quick --folder /tmp/x  # small clusters only
 
 None of our machines can hold such a cluster. The model takes the CPU cost of a request, an entry and a byte from real
-nodes and clients (`MEASURED`), and the hardware from the paper. Everything that serves one thing at a time is a
-first-come-first-served queue: the CPU of a node process and of a worker process (one core each, because of the GIL),
-each direction of a host's NIC, a node's share of the drives. Such a queue is one number, the time at which it is free
-again, so that a step of the model is one event on a heap.
+nodes and clients, as `benchmarks.cluster.costs` measured them, and the hardware from the paper. Everything that serves
+one thing at a time is a first-come-first-served queue: the CPU of a node process and of a worker process (one core
+each, because of the GIL), each direction of a host's NIC, a node's share of the drives. Such a queue is one number, the
+time at which it is free again, so that a step of the model is one event on a heap.
 
     target   worker -> designated target -> owners: drive, CPU, NIC -> its NIC, its CPU, re-order -> NIC -> worker
     direct   worker -> owners: drive, CPU, NIC -> the worker's NIC and CPU, which merges
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import gc
 import heapq
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,20 +63,9 @@ class Costs:
     """Scoring one entry for one host, when a batch is placed."""
 
 
-MEASURED = Costs(
-    node_request_s=410e-6,
-    node_single_s=91e-6,
-    node_entry_s=6.5e-6,
-    node_byte_s=0.59e-9,
-    client_request_s=238e-6,
-    client_single_s=164e-6,
-    client_entry_s=1.5e-6,
-    client_byte_s=0.61e-9,
-    read_byte_s=0.13e-9,
-    placement_s=6.3e-9,
-)
-"""CPU time on 2 cores of an AMD EPYC, Linux 6.18, Python 3.11, grpcio 1.85, page cache warm: a least-squares fit over
-batches of 1 to 128 entries of 1 KiB to 1 MiB, in which single points deviate by 10 % on average and 30 % at most."""
+COSTS: dict[str, Any] = json.loads(Path(__file__).with_name("costs.json").read_text())
+"""What `benchmarks.cluster.costs` measured."""
+MEASURED = Costs(**COSTS["costs"], read_byte_s=0.13e-9, placement_s=6.3e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +118,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Result:
+    elapsed_s: float = 0.0
     bytes_s: float = 0.0
     batches_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
@@ -215,6 +206,7 @@ class Simulation:
             now, _, step, arguments = heapq.heappop(self._events)
             step(now, *arguments)
         result = self.result
+        result.elapsed_s = now
         result.bytes_s = self._warm_bytes / (now - self._warm_at)
         result.batches_s = self._warm_batches / (now - self._warm_at)
         # Work that is booked but not done when the last batch completes is cut off.
@@ -459,16 +451,15 @@ def simulate(setup: Setup) -> Result:
 
 # --- experiments --------------------------------------------------------------------------------------------------
 
-MEASURED_RATES: tuple[tuple[str, Setup, int], ...] = (
-    ("GetBatch ×128, 10 KiB, 1 client", Setup(1, "direct", 10 * KIB, workers=1, in_flight=3), 59_833),
-    ("GetBatch ×128, 10 KiB, 4 clients", Setup(1, "direct", 10 * KIB, workers=4, in_flight=3), 60_210),
-    ("GetBatch ×128, 100 KiB, 1 client", Setup(1, "direct", 100 * KIB, workers=1, in_flight=3), 12_106),
-    ("GetBatch ×128, 100 KiB, 4 clients", Setup(1, "direct", 100 * KIB, workers=4, in_flight=3), 11_607),
-    ("GetBatch ×128, 1 MiB, 1 client", Setup(1, "direct", MIB, workers=1, in_flight=3), 1_533),
-    ("GetBatch ×128, 1 MiB, 4 clients", Setup(1, "direct", MIB, workers=4, in_flight=3), 1_307),
-    ("single GET, 10 KiB, 4 clients", Setup(1, "direct", 10 * KIB, entries=1, workers=4, in_flight=1), 8_849),
+MEASURED_RATES: tuple[tuple[str, Setup, float], ...] = tuple(
+    (
+        f"GetBatch ×128, {label(size)}, {clients} client{'s' if clients > 1 else ''}",
+        Setup(1, "direct", size, workers=clients, in_flight=3),
+        rate,
+    )
+    for size, clients, rate in COSTS["rates"]
 )
-"""Objects per second of one node and its clients on 2 cores, page cache warm, when the costs were measured."""
+"""Objects per second of one node and its clients, page cache warm."""
 
 KINDS: dict[str, tuple[Mode, Literal["session", "request"]]] = {
     "target, one per session": ("target", "session"),
@@ -481,8 +472,19 @@ def validate() -> list[tuple[str, float, float]]:
     """Return (what, measured, predicted) in objects per second."""
     found: list[tuple[str, float, float]] = []
     for name, setup, measured in MEASURED_RATES:
-        predicted = simulate(replace(setup, hardware=LOOPBACK, batches=200 if setup.entries > 1 else 4_000))
+        predicted = simulate(replace(setup, hardware=LOOPBACK, batches=200))
         found.append((name, measured, predicted.batches_s * setup.entries))
+    return found
+
+
+def validate_clusters() -> list[tuple[int, float, float, float, float]]:
+    """Return (nodes, their processor seconds for a batch, as predicted, the client's, as predicted)."""
+    found: list[tuple[int, float, float, float, float]] = []
+    for nodes, nodes_s, client_s in COSTS["clusters"]:
+        result = simulate(Setup(nodes, "direct", 10 * KIB, workers=1, in_flight=1, hardware=LOOPBACK, batches=200))
+        for_a_batch = result.elapsed_s / 200
+        predicted = result.node_cpu[0] * nodes * for_a_batch, result.worker_cpu * for_a_batch
+        found.append((nodes, nodes_s, predicted[0], client_s, predicted[1]))
     return found
 
 
@@ -526,8 +528,12 @@ One node and its clients on 2 cores:
 
 {validation}
 
-Direct assembly over several nodes, real networks, cold drives, and more than three nodes were not compared with
-anything real. Memory bandwidth, which all processes of a machine share, is not modeled.
+Processor time of a batch of 128 entries of 10 KiB, which a client assembles from real nodes:
+
+{clusters}
+
+Real networks, cold drives, and more than nine nodes were not compared with anything real. Memory bandwidth, which all
+processes of a machine share, is not modeled.
 
 ## Two workers per host, each with one batch of 128 in flight: nodes are busy
 
@@ -568,10 +574,25 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def validation_table() -> str:
     rows = [
-        (name, f"{measured:,}", f"{predicted:,.0f}", f"{predicted / measured - 1:+.0%}")
+        (name, f"{measured:,.0f}", f"{predicted:,.0f}", f"{predicted / measured - 1:+.0%}")
         for name, measured, predicted in validate()
     ]
     return table(("what", "measured objects/s", "predicted", "error"), rows)
+
+
+def clusters_table() -> str:
+    rows = [
+        (
+            f"{nodes}",
+            *(
+                text
+                for one, by_model in (of[:2], of[2:])
+                for text in (f"{1e6 * one:,.0f}", f"{1e6 * by_model:,.0f}", f"{by_model / one - 1:+.0%}")
+            ),
+        )
+        for nodes, *of in validate_clusters()
+    ]
+    return table(("nodes", "all nodes, µs", "predicted", "error", "client, µs", "predicted", "error"), rows)
 
 
 def grid_table(found: dict[tuple[int, int, int, Mode], Result]) -> str:
@@ -648,7 +669,9 @@ def main(quick: bool, folder: Path) -> None:
     few = few_workers((4, 32), 60) if quick else few_workers((1, 2, 4, 8, 16, 32, 64), 300)
     found = grid((2, 8) if quick else (4, 16, 64, 256, 1_000))
     draw(few, folder / "model.png")
-    page = PAGE.format(validation=validation_table(), grid=grid_table(found), few=few_workers_table(few))
+    page = PAGE.format(
+        validation=validation_table(), clusters=clusters_table(), grid=grid_table(found), few=few_workers_table(few)
+    )
     (folder / "model.md").write_text(page)
 
 
