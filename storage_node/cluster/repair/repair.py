@@ -235,15 +235,14 @@ class Repair:
         self.shortage.short.begin_pass()
         async with aclosing(self.ranges.to_compare(view)) as buckets:
             async for bucket, table, chosen in buckets:
-                for drive in self._store.drive_set.live():
-                    left = chosen[::-1]
-                    while left:
-                        if self._membership.view is not view:
-                            return False, False  # a new map requires a new pass
-                        held = await self._node.read(_held, view, bucket, drive, left)
-                        with contextlib.suppress(BucketNotFound):
-                            work = await self._mend(view, bucket, held)
-                            clean, counted = clean and work.is_clean, counted and work.nothing_moves
+                left = [(drive, one) for drive in self._store.drive_set.live() for one in reversed(chosen)]
+                while left:
+                    if self._membership.view is not view:
+                        return False, False  # a new map requires a new pass
+                    held = await self._node.read(_held, view, bucket, left)
+                    with contextlib.suppress(BucketNotFound):
+                        work = await self._mend(view, bucket, held)
+                        clean, counted = clean and work.is_clean, counted and work.nothing_moves
                 counts.names_seen += table.names
         self.shortage.short.end_pass()
         retained = await retained_in_place(view)
@@ -550,15 +549,17 @@ class Repair:
         )
 
 
-def _held(view: ClusterView, bucket: pb.MapBucket, drive: Drive, left: list[Chosen]) -> list[tuple[str, CatalogEntry]]:
-    """Return about a page of the entries that were chosen in the last of these ranges, and leave the rest of them."""
+def _held(view: ClusterView, bucket: pb.MapBucket, left: list[tuple[Drive, Chosen]]) -> list[tuple[str, CatalogEntry]]:
+    """Return about a page of the entries that one drive has of those chosen in the last of these ranges, and leave the
+    rest of them. While objects move, two drives may have entries of one name."""
     held: list[tuple[str, CatalogEntry]] = []
-    while left and len(held) < PAGE_NAMES:
-        (start, stop), nodes = left.pop()
+    drive = None
+    while left and len(held) < PAGE_NAMES and (not held or left[-1][0] is drive):
+        drive, ((start, stop), nodes) = left.pop()
         values = itertools.islice(drive.entries_between(bucket.uuid, start, stop), PAGE_NAMES)
         found = [(name_of_key(key), decode_entry(value)) for key, value in values]
         if len(found) == PAGE_NAMES:
-            left.append(Chosen((found[-1][0].encode(), stop), nodes))
+            left.append((drive, Chosen((found[-1][0].encode(), stop), nodes)))
         owners = view.placement.owners(object_hashes(bucket.uuid, [name for name, _ in found]), bucket.copies)
         held += itertools.compress(found, np.any(nodes[owners], axis=1).tolist())
     return held
