@@ -6,6 +6,7 @@ A node without a coded bucket waits for a map that has one. Belongs to the node'
 from __future__ import annotations
 
 import logging
+import time
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
@@ -91,7 +92,7 @@ class Coding:
 
     def progress(self) -> wire.CodingProgress:
         """Return what was coded, and what is kept. Thread-safe."""
-        counts = self.metrics
+        counts, look = self.metrics, self.metrics.last_look
         return wire.CodingProgress(
             groups=counts.groups,
             short_groups=counts.short_groups,
@@ -101,4 +102,7 @@ class Coding:
             groups_dissolved=counts.groups_dissolved,
             fragments_rebuilt=counts.fragments_rebuilt,
             waits=counts.waits,
+            looked_s_ago=None if look is None else time.monotonic() - look.began_s,
+            lacking=None if look is None else look.lacking,
+            unsafe_groups=0 if look is None else look.unsafe_groups,
         )
