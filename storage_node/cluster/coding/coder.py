@@ -69,10 +69,10 @@ log = logging.getLogger(__name__)
 
 
 class LastLook(NamedTuple):
-    """What the last whole pass of a keeper found."""
+    """Findings of the last whole pass of a keeper."""
 
     began_s: float
-    """By this node's monotonic clock."""
+    """Its begin, by this node's monotonic clock."""
     lacking: Mapping[str, int]
     """Number of groups that lack fragments of a node, by the node's uuid in hex."""
     unsafe_groups: int
