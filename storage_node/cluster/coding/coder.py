@@ -106,22 +106,20 @@ class _Built(NamedTuple):
     """Names of its fragments by node."""
 
 
+class CodingParts(NamedTuple):
+    """Parts of a node that its coder and its keeper share."""
+
+    node: Node
+    membership: Membership
+    writes: WriteCoordinator
+    peers: RepairPeers
+    fragments: FragmentWriter
+    metrics: CodingMetrics
+
+
 class Coder:
-    def __init__(
-        self,
-        node: Node,
-        membership: Membership,
-        writes: WriteCoordinator,
-        peers: RepairPeers,
-        fragments: FragmentWriter,
-        metrics: CodingMetrics,
-    ) -> None:
-        self._node = node
-        self._membership = membership
-        self._writes = writes
-        self._peers = peers
-        self._fragments = fragments
-        self._metrics = metrics
+    def __init__(self, parts: CodingParts) -> None:
+        self._node, self._membership, self._writes, self._peers, self._fragments, self._metrics = parts
         self.scan_s = 0.0
         """Time that the last pass took to look for objects."""
         self._refused: dict[bytes, float] = {}

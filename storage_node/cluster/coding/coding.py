@@ -12,7 +12,7 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.coding.coded_objects import CodedObjects
-from storage_node.cluster.coding.coder import Coder, CodingMetrics
+from storage_node.cluster.coding.coder import Coder, CodingMetrics, CodingParts
 from storage_node.cluster.coding.fragments import FragmentWriter
 from storage_node.cluster.coding.keeper import Keeper
 from storage_node.cluster.repair.repair import Repair
@@ -38,8 +38,8 @@ class Coding:
         self._coded = coded
         self.metrics = CodingMetrics()
         fragments = FragmentWriter(node, membership, repair.peers)
-        self._coder = Coder(node, membership, writes, repair.peers, fragments, self.metrics)
-        self._keeper = Keeper(node, membership, writes, repair.peers, fragments, coded.groups, self.metrics)
+        parts = CodingParts(node, membership, writes, repair.peers, fragments, self.metrics)
+        self._coder, self._keeper = Coder(parts), Keeper(parts, coded.groups)
         self._coder_due, self._keeper_due = Wakeup(), Wakeup()
         membership.on_use(self._coder_due.set)
         membership.on_use(self._keeper_due.set)

@@ -38,8 +38,7 @@ from ais_loader.wire.bucket_uuid import created_ns
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import companion_name
-from storage_node.cluster.coding.coder import CodingMetrics, LastLook, record
-from storage_node.cluster.coding.fragments import FragmentWriter
+from storage_node.cluster.coding.coder import CodingParts, LastLook, record
 from storage_node.cluster.coding.group import Manifest, Slot
 from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.cluster.coding.plan import (
@@ -54,13 +53,10 @@ from storage_node.cluster.coding.plan import (
     place_fragments,
     plain_owners,
 )
-from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
+from storage_node.cluster.repair.peers import PAGE_NAMES
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, owners_of
 from storage_node.cluster.repair.transfers import chunks
-from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.errors import ReplicaLost, TooFewCopies
-from storage_node.context.membership import Membership
-from storage_node.context.node import Node
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry, Version, coded_path
 from storage_node.store.names import CODED_PREFIX
@@ -87,23 +83,9 @@ class _Kept(NamedTuple):
 
 
 class Keeper:
-    def __init__(
-        self,
-        node: Node,
-        membership: Membership,
-        writes: WriteCoordinator,
-        peers: RepairPeers,
-        fragments: FragmentWriter,
-        groups: GroupReader,
-        metrics: CodingMetrics,
-    ) -> None:
-        self._node = node
-        self._membership = membership
-        self._writes = writes
-        self._peers = peers
-        self._fragments = fragments
+    def __init__(self, parts: CodingParts, groups: GroupReader) -> None:
+        self._node, self._membership, self._writes, self._peers, self._fragments, self._metrics = parts
         self._groups = groups
-        self._metrics = metrics
         self._empty_since_s: dict[bytes, float] = {}
         """When groups were first found to be empty, or without a manifest. By this node's monotonic clock: a wall clock
         that is wrong must not remove what a coder has just written."""

@@ -287,34 +287,26 @@ class Repair:
         self.shortage.short.mended(bucket.uuid, set(page.names) - set(short))
         if short:
             await self.shortage.look_after(view, bucket, list(short))
-        work = await self._surely_there(view, bucket, held, work)
-        await self._take_away(view, bucket, await self._surely_forgotten(view, bucket, held, work))
+        work = await self._confirmed(view, bucket, held, work)
+        await self._take_away(view, bucket, work)
         return work
 
-    async def _surely_there(
+    async def _confirmed(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: RepairWork
     ) -> RepairWork:
-        """Remove objects from `work.drop` that an owner might lose in a power failure. The owners sync first, and are
-        then asked again."""
-        if work.drop:
-            names = {name for name, _ in work.drop}
-            *_, again = await self._plan(view, bucket, [one for one in held if one[0] in names], make_lasting=True)
-            work.unknown += len(work.drop) - len(again.drop)
-            work.drop = [one for one in work.drop if one in again.drop]
-        return work
+        """Leave in `work` the removals that a second query of all nodes confirms.
 
-    async def _surely_forgotten(
-        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: RepairWork
-    ) -> RepairWork:
-        """Remove tombstones from `work.forget` for which a second query of all nodes finds an older replica.
-
-        A replica in transit may escape a single query: it arrives where the query has already been, and leaves where it
-        has not.
+        The owners of objects that are to be dropped sync first: a power failure might take what they have. An older
+        replica in transit may escape a single query about a tombstone: it arrives where the query has already been, and
+        leaves where it has not.
         """
-        if work.forget:
-            names = {name for name, _ in work.forget}
-            *_, again = await self._plan(view, bucket, [one for one in held if one[0] in names])
-            work.forget = [one for one in work.forget if one in again.forget]
+        if work.drop or work.forget:
+            names = {name for name, _ in (*work.drop, *work.forget)}
+            again_held = [one for one in held if one[0] in names]
+            *_, again = await self._plan(view, bucket, again_held, make_lasting=bool(work.drop))
+            still = [one for one in work.drop if one in again.drop]
+            work.unknown += len(work.drop) - len(still)
+            work.drop, work.forget = still, [one for one in work.forget if one in again.forget]
         return work
 
     async def _plan(
