@@ -135,9 +135,11 @@ def cuts(*points: str, slow: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("point", "extent"), cuts("code.fragments", "code.manifest", "code.swapped", "code.done", slow=4)
+    ("point", "extent"),
+    cuts("code.fragments", "code.manifest", "code.swapped", "code.done", "reap.unlinked", slow=5),
 )
 def test_copies_that_are_coded_survive_a_power_cut(tmp_path: Path, shim: Path, point: str, extent: Extent) -> None:
+    """The last point is where the first file of a former copy goes."""
     with powered(tmp_path, shim) as nodes:
         nodes.run(delay_s=0.0, noting=True, points={0: point})
         nodes.fail_at(lambda: not nodes.cluster.nodes[0].alive, extent)
