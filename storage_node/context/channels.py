@@ -305,19 +305,27 @@ class Channels:
         await asyncio.gather(*(channel.close() for channel in channels), *self._draining, return_exceptions=True)
 
 
-async def newer_map(
+async def fetched_map(
     channel: Any, known: cluster_pb.ClusterMap | None, timeout_s: float
 ) -> cluster_pb.ClusterMap | None:
-    """Return the map of the node at the other end, if it is newer than this one and the node answers."""
+    """Return the map of the node at the other end, empty if it has none newer than this one; None if it is silent."""
     stub = cluster_rpc.ClusterStub(channel)
     version = known.version if known is not None else 0
     try:
         answer = await stub.GetMap(cluster_pb.GetMapRequest(known_version=version), timeout=timeout_s)
-        if (map_ := carried(answer, known)) is None:
+        if (map_ := carried(answer, known)) is None:  # a delta of a later version, perhaps
             map_ = (await stub.GetMap(cluster_pb.GetMapRequest(), timeout=timeout_s)).map
-    except grpc.aio.AioRpcError:
+    except grpc.RpcError:
         return None
-    return map_ if map_.version > version else None
+    return map_
+
+
+async def newer_map(
+    channel: Any, known: cluster_pb.ClusterMap | None, timeout_s: float
+) -> cluster_pb.ClusterMap | None:
+    """Return the map of the node at the other end, if it is newer than this one and the node answers."""
+    map_ = await fetched_map(channel, known, timeout_s)
+    return map_ if map_ is not None and map_.version > (known.version if known is not None else 0) else None
 
 
 def require_secrets(config: ServerConfig, *, makes_own: bool, has_tls: bool = False) -> None:

@@ -527,7 +527,7 @@ class ReplicaState:
         for name in names:
             check_object_name(name)
         bucket_uuid = self._buckets.get(bucket).uuid_bytes
-        return [self.newest_entry(bucket_uuid, name) for name in names]
+        return self._drives.newest_of(bucket_uuid, names)
 
     @property
     def clock(self) -> int:

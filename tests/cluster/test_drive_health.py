@@ -7,7 +7,7 @@ import pytest
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.drives.health import ErrorWindow, Neighbour, why_kept
+from storage_node.cluster.drives.health import ErrorWindow, Neighbour, why_groups_need, why_kept
 from tests.table import table
 
 
@@ -82,3 +82,23 @@ def test_a_drive_is_kept_while_another_node_has_copies_in_doubt(progress: wire.P
     assert "still bringing" in why_kept(
         view_of("a", "b", x=2), [Neighbour("b:1", refilling, wire.ProgressResponse())], ()
     )
+
+
+def test_a_drive_is_kept_until_groups_of_coded_objects_can_do_without_it() -> None:
+    view = view_of("a", "b", x=2)
+    mine, other = (node.uuid for node in view.nodes)
+    assert why_groups_need(view, mine, 9.0, {}) == "", "no bucket is coded"
+    view.map.bucket.add(name=".coded.x", uuid=b"y" * 16, copies=1, min_copies=1, coded_of=b"x" * 16)
+    view = ClusterView(view.map)
+
+    def why(**found: object) -> str:
+        theirs = wire.CodingProgress(**({"looked_s_ago": 8.0} | found))  # type: ignore[arg-type]
+        return why_groups_need(view, mine, 9.0, {"a:0": wire.CodingProgress(looked_s_ago=1.0), "b:1": theirs})
+
+    assert why() == ""
+    assert why(lacking={mine.hex(): 7}) == "", "what it lacks itself is written again when it is given up"
+    assert "7 groups of b:1 still lack fragments of other nodes" in why(lacking={mine.hex(): 2, other.hex(): 7})
+    assert "3 groups of b:1 have fewer fragments" in why(unsafe_groups=3)
+    assert "b:1 has not looked" in why(looked_s_ago=9.5)
+    assert "b:1 has not looked" in why(looked_s_ago=None)
+    assert "a:0 has not looked" in why_groups_need(view, mine, 9.0, {"b:1": wire.CodingProgress(looked_s_ago=1.0)})

@@ -135,14 +135,18 @@ class CodedCluster:
 
 @contextmanager
 def coded_cluster(
-    root: Path, *, nodes: int = 6, redundancy: str | None = "rs:4+2", **config: Any
+    root: Path, *, nodes: int = 6, redundancy: str | None = "rs:4+2", drives: int = 1, **config: Any
 ) -> Iterator[CodedCluster]:
+    """`drives`: of each node, `node-0/drive-0` and so on; a single one is `node-0`."""
+    folders = [
+        [root / f"node-{number}"]
+        if drives == 1
+        else [root / f"node-{number}" / f"drive-{drive}" for drive in range(drives)]
+        for number in range(nodes)
+    ]
     settings = {"coding_delay_s": 0.0, "coding_grace_s": 3600.0, "repair_interval_s": 0.5, **config}
     with ExitStack() as held:
-        servers = [
-            held.enter_context(NodeServer([root / f"node-{number}"], ServerConfig(port=0, **settings)))
-            for number in range(nodes)
-        ]
+        servers = [held.enter_context(NodeServer(mine, ServerConfig(port=0, **settings))) for mine in folders]
         members = [
             pb.MapNode(
                 uuid=node.membership.node_uuid,

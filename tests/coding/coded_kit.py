@@ -107,10 +107,10 @@ class CodedCluster(LocalCluster):
             self._swap(group, slot)
         return manifest
 
-    def write_fragment(self, group: bytes, number: int, content: bytes, node: int) -> str:
-        """Write a fragment to a node, under a name of which it is the owner."""
+    def write_fragment(self, group: bytes, number: int, content: bytes, node: int, *, salt: int = 0) -> str:
+        """Write a fragment to a node, under a name of which it is the owner, drawn from this salt on."""
         companion = self.view.buckets[self.companion]
-        drawn = (f"{group.hex()}/{number}/{salt}" for salt in range(1000))
+        drawn = (f"{group.hex()}/{number}/{one}" for one in range(salt, salt + 1000))
         name = next(one for one in drawn if self.view.owners(companion, one) == [node])
         store = self.store(node)
         store.stage(self.companion, name, [content], {}).commit()

@@ -68,13 +68,19 @@ def begin(shadow: str, top: str) -> None:
     number = library.power_shim_begin(os.fsencode(shadow))
     if number:
         raise OSError(number, os.strerror(number), shadow)
+    sync_all(top)
+
+
+def sync_all(top: str) -> None:
+    """Sync everything below a folder, as syncfs does; but the library hears of it."""
     for folder, _, files in os.walk(top):
         for name in (".", *files):
             path = os.path.join(folder, name)
-            if not os.path.islink(path):
-                fd = os.open(path, os.O_RDONLY)
-                os.fsync(fd)
-                os.close(fd)
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if not os.path.islink(path):
+                    fd = os.open(path, os.O_RDONLY)
+                    os.fsync(fd)
+                    os.close(fd)
 
 
 # -- in the test

@@ -38,8 +38,9 @@ def store_of(node: NodeServer) -> Store:
 def table_of(node: NodeServer, ranges: RangeComparison | None = None) -> RangeTable:
     view = node.membership.view
     assert view is not None and node._loop is not None
-    table = (ranges or node.repair.ranges).table(view, view.buckets[BUCKET])
-    return asyncio.run_coroutine_threadsafe(table, node._loop).result(TIMEOUT_S)
+    bucket = view.buckets[BUCKET]
+    tables = (ranges or node.repair.ranges).tables(view, [bucket])
+    return asyncio.run_coroutine_threadsafe(tables, node._loop).result(TIMEOUT_S)[bucket.uuid]
 
 
 def fresh_table_of(node: NodeServer) -> RangeTable:

@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import BucketNotFound, LoaderError
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.cluster_map import ClusterView
@@ -68,6 +68,17 @@ _SCANNED = 10_000
 log = logging.getLogger(__name__)
 
 
+class LastLook(NamedTuple):
+    """Findings of the last whole pass of a keeper."""
+
+    began_s: float
+    """Its begin, by this node's monotonic clock."""
+    lacking: Mapping[str, int]
+    """Number of groups that lack fragments of a node, by the node's uuid in hex."""
+    unsafe_groups: int
+    """Groups that cannot be read, or may not be: too few of their fragments are known to be there."""
+
+
 @dataclass(slots=True)
 class CodingMetrics:
     """Counters since the node started; plain numbers that any thread may read."""
@@ -83,6 +94,7 @@ class CodingMetrics:
     """Those of them that lack fragments."""
     waits: dict[str, str] = field(default_factory=dict)
     """Why objects of a bucket are not coded, by bucket."""
+    last_look: LastLook | None = None
 
 
 class _Built(NamedTuple):
@@ -94,22 +106,20 @@ class _Built(NamedTuple):
     """Names of its fragments by node."""
 
 
+class CodingParts(NamedTuple):
+    """Parts of a node that its coder and its keeper share."""
+
+    node: Node
+    membership: Membership
+    writes: WriteCoordinator
+    peers: RepairPeers
+    fragments: FragmentWriter
+    metrics: CodingMetrics
+
+
 class Coder:
-    def __init__(
-        self,
-        node: Node,
-        membership: Membership,
-        writes: WriteCoordinator,
-        peers: RepairPeers,
-        fragments: FragmentWriter,
-        metrics: CodingMetrics,
-    ) -> None:
-        self._node = node
-        self._membership = membership
-        self._writes = writes
-        self._peers = peers
-        self._fragments = fragments
-        self._metrics = metrics
+    def __init__(self, parts: CodingParts) -> None:
+        self._node, self._membership, self._writes, self._peers, self._fragments, self._metrics = parts
         self.scan_s = 0.0
         """Time that the last pass took to look for objects."""
         self._refused: dict[bytes, float] = {}
@@ -356,7 +366,11 @@ def _why_not(view: ClusterView, bucket: pb.MapBucket) -> str:
 
 
 async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequence[Manifest]) -> None:
-    """Store manifests, or new ones of their groups. Raises LoaderError."""
+    """Store manifests, or new ones of their groups. Raises LoaderError; BucketNotFound if the bucket is gone, also if
+    there is another one of its name."""
+    of = writes.replica_set(bucket.name)
+    if of is None or of.bucket.uuid != bucket.uuid:
+        raise BucketNotFound(f"bucket {bucket.name!r} has been deleted meanwhile")
     objects = []
     for manifest in manifests:
         data = manifest.encode()

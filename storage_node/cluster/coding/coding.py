@@ -6,12 +6,13 @@ A node without a coded bucket waits for a map that has one. Belongs to the node'
 from __future__ import annotations
 
 import logging
+import time
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.coding.coded_objects import CodedObjects
-from storage_node.cluster.coding.coder import Coder, CodingMetrics
+from storage_node.cluster.coding.coder import Coder, CodingMetrics, CodingParts
 from storage_node.cluster.coding.fragments import FragmentWriter
 from storage_node.cluster.coding.keeper import Keeper
 from storage_node.cluster.repair.repair import Repair
@@ -37,8 +38,8 @@ class Coding:
         self._coded = coded
         self.metrics = CodingMetrics()
         fragments = FragmentWriter(node, membership, repair.peers)
-        self._coder = Coder(node, membership, writes, repair.peers, fragments, self.metrics)
-        self._keeper = Keeper(node, membership, writes, repair.peers, fragments, coded.groups, self.metrics)
+        parts = CodingParts(node, membership, writes, repair.peers, fragments, self.metrics)
+        self._coder, self._keeper = Coder(parts), Keeper(parts, coded.groups)
         self._coder_due, self._keeper_due = Wakeup(), Wakeup()
         membership.on_use(self._coder_due.set)
         membership.on_use(self._keeper_due.set)
@@ -91,7 +92,7 @@ class Coding:
 
     def progress(self) -> wire.CodingProgress:
         """Return what was coded, and what is kept. Thread-safe."""
-        counts = self.metrics
+        counts, look = self.metrics, self.metrics.last_look
         return wire.CodingProgress(
             groups=counts.groups,
             short_groups=counts.short_groups,
@@ -101,4 +102,7 @@ class Coding:
             groups_dissolved=counts.groups_dissolved,
             fragments_rebuilt=counts.fragments_rebuilt,
             waits=counts.waits,
+            looked_s_ago=None if look is None else time.monotonic() - look.began_s,
+            lacking=None if look is None else look.lacking,
+            unsafe_groups=0 if look is None else look.unsafe_groups,
         )

@@ -13,8 +13,11 @@ fragments what they have, and, less often, the owners of its objects.
 - A group that no node has an entry of is given up after `coding_grace_s`, by deleting its manifest. Until then, readers
   that looked an entry up before find its bytes. No entry can come back: owners refuse entries that were sent longer ago
   than half that time, and a node that has an entry answers that it has.
-- Fragments without a manifest, which a coder left that died, or of a group that was given up, are removed by the node
-  that has them, once all nodes have answered that there is none.
+- Fragments that no manifest names are removed by the node that has them after `coding_grace_s`: a coder that died left
+  them, or a keeper that did not finish, or their group was given up, or they were written again under another name. All
+  nodes have answered that there is no manifest, or all its owners that they have one without them on their disks.
+- The next owner of a manifest that the first one cannot read counts what its group lacks. So a drive is not given up
+  while it may have fragments that a group needs.
 
 Belongs to the node's event loop.
 """
@@ -26,7 +29,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ais_loader.errors import LoaderError
@@ -34,8 +38,7 @@ from ais_loader.wire.bucket_uuid import created_ns
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import companion_name
-from storage_node.cluster.coding.coder import CodingMetrics, record
-from storage_node.cluster.coding.fragments import FragmentWriter
+from storage_node.cluster.coding.coder import CodingParts, LastLook, record
 from storage_node.cluster.coding.group import Manifest, Slot
 from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.cluster.coding.plan import (
@@ -50,13 +53,10 @@ from storage_node.cluster.coding.plan import (
     place_fragments,
     plain_owners,
 )
-from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
+from storage_node.cluster.repair.peers import PAGE_NAMES
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, owners_of
 from storage_node.cluster.repair.transfers import chunks
-from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.errors import ReplicaLost, TooFewCopies
-from storage_node.context.membership import Membership
-from storage_node.context.node import Node
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry, Version, coded_path
 from storage_node.store.names import CODED_PREFIX
@@ -64,6 +64,8 @@ from storage_node.store.names import CODED_PREFIX
 _LOOKS = 8
 """How often in `coding_grace_s` the owners of a group's objects are asked about them, and fragments without a manifest
 are looked for. The fragments of groups are looked after in each pass: they are far fewer."""
+_MOST_MANIFESTS = 4096
+"""Most manifests that are read in one search for fragments that they do not name."""
 _RECALLED_NAMES = 64
 """Most objects that an owner makes copies of in one call."""
 log = logging.getLogger(__name__)
@@ -81,83 +83,95 @@ class _Kept(NamedTuple):
 
 
 class Keeper:
-    def __init__(
-        self,
-        node: Node,
-        membership: Membership,
-        writes: WriteCoordinator,
-        peers: RepairPeers,
-        fragments: FragmentWriter,
-        groups: GroupReader,
-        metrics: CodingMetrics,
-    ) -> None:
-        self._node = node
-        self._membership = membership
-        self._writes = writes
-        self._peers = peers
-        self._fragments = fragments
+    def __init__(self, parts: CodingParts, groups: GroupReader) -> None:
+        self._node, self._membership, self._writes, self._peers, self._fragments, self._metrics = parts
         self._groups = groups
-        self._metrics = metrics
         self._empty_since_s: dict[bytes, float] = {}
         """When groups were first found to be empty, or without a manifest. By this node's monotonic clock: a wall clock
         that is wrong must not remove what a coder has just written."""
         self._kept: dict[bytes, _Kept] = {}
         """The groups that this node keeps, as of the last pass."""
         self._swept_s = -math.inf
-        self._ownerless: set[bytes] = set()
-        """Groups without a manifest, as of the last sweep."""
+        self._unnamed_since_s: dict[tuple[str, Version], float] = {}
+        """When fragments on this node were first found to be named by no manifest."""
+        self._manifests_left = 0
+        """How many more manifests this sweep may read."""
+        self._named: dict[str, Version] = {}
+        """Versions of the manifests that were read and name fragments on this node, as of the last sweep."""
+        self._lacking: dict[bytes, dict[int, int]] = {}
+        """The fragments that cannot be read, by index, with their nodes, of the groups that this pass has looked at."""
 
     async def pass_(self, view: ClusterView) -> bool:
         """Go through the groups that this node keeps, and the fragments that it has. Returns whether nothing was left
         to do. Raises LoaderError."""
         if view.is_changing:
             return False
-        count, short, clean, now_s = 0, 0, True, time.monotonic()
+        count, short, unsafe, clean, now_s = 0, 0, 0, True, time.monotonic()
         sweeps = now_s - self._swept_s >= self._node.config.cluster.coding_grace_s / _LOOKS
-        self._ownerless = set() if sweeps else self._ownerless
-        found: set[bytes] = set()
+        refills = bool(self._node.store.replicas.stale.buckets_with_gaps())  # manifests may be missing here
+        found, named = set[bytes](), dict[str, Version]()
+        self._lacking, self._manifests_left = {}, _MOST_MANIFESTS
+        unnamed: set[tuple[str, Version]] = set()
         for bucket in view.buckets.values():
             companion = view.buckets.get(companion_name(bucket.uuid))
             if companion is None:
                 continue
-            async for group, version in self._manifests(view, bucket):
+            async for group, version, is_mine in self._manifests(view, bucket):
                 if self._membership.view is not view:
                     return False
                 found.add(group)
-                count += 1
+                count += is_mine
                 try:
-                    is_whole, is_settled = await self._keep(view, bucket, companion, group, version)
+                    is_whole, is_settled = await self._keep(view, bucket, companion, group, version, is_mine=is_mine)
                 except (ReplicaLost, LoaderError) as error:
                     log.info("group %s of %s: %s", group.hex(), bucket.name, error)
                     is_whole = is_settled = False
-                short += not is_whole
+                    unsafe += group not in self._lacking
+                short += is_mine and not is_whole
                 clean = clean and is_whole and is_settled
             if sweeps:
-                self._ownerless |= await self._sweep(view, bucket, companion)
-                self._swept_s = now_s
-        self._empty_since_s = {
-            group: since_s for group, since_s in self._empty_since_s.items() if group in found | self._ownerless
-        }
+                unnamed |= await self._sweep(view, bucket, companion, named)
+        if sweeps:
+            self._swept_s, self._named = now_s, named
+            self._unnamed_since_s = {one: s for one, s in self._unnamed_since_s.items() if one in unnamed}
+        self._empty_since_s = {group: since_s for group, since_s in self._empty_since_s.items() if group in found}
         self._kept = {group: kept for group, kept in self._kept.items() if group in found}
+        lacking = Counter(view.nodes[node].uuid.hex() for lost in self._lacking.values() for node in {*lost.values()})
+        unsafe += sum(len(lost) > self._kept[group].layout.parity for group, lost in self._lacking.items())
         self._metrics.groups, self._metrics.short_groups = count, short
+        if not refills:
+            self._metrics.last_look = LastLook(now_s, dict(lacking), unsafe)
         return clean
 
-    async def _manifests(self, view: ClusterView, bucket: pb.MapBucket) -> AsyncIterator[tuple[bytes, Version]]:
-        """Yield the groups of which this node is the first owner of the manifest, with the manifest's version."""
+    async def _manifests(self, view: ClusterView, bucket: pb.MapBucket) -> AsyncIterator[tuple[bytes, Version, bool]]:
+        """Yield groups, with the version of their manifest, and whether this node is its first owner. If it is not, no
+        owner before it has answered that it can read the manifest."""
         local = view.position[self._membership.node_uuid]
         for drive in [drive for drive in self._node.store.drives if drive is not None]:
             after = ""
             while page := await self._node.read(_page, drive, bucket.uuid, CODED_PREFIX, after):
                 after = page[-1][0]
                 versions = {name: entry.version for name, entry in page if not entry.is_tombstone}
-                for name, owners in zip(versions, owners_of(view, bucket, list(versions)), strict=True):
-                    if owners[0] == local:
-                        yield group_of_manifest(name), versions[name]
+                owners = zip(versions, owners_of(view, bucket, list(versions)), strict=True)
+                before = {name: nodes[: nodes.index(local)] for name, nodes in owners if local in nodes}
+                answers = await self._states(view, bucket, before)
+                for name, nodes in before.items():
+                    states = [answers.get(node, {}).get(name) for node in nodes]
+                    if all(state is None or state is UNKNOWN or state.is_tombstone for state in states):
+                        yield group_of_manifest(name), versions[name], not nodes
 
     async def _keep(
-        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, group: bytes, version: Version
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        companion: pb.MapBucket,
+        group: bytes,
+        version: Version,
+        *,
+        is_mine: bool,
     ) -> tuple[bool, bool]:
-        """Return whether all fragments of a group are there, and whether nothing else was left to do.
+        """Return whether all fragments of a group are there, and whether nothing else was left to do. Of a group that
+        another node keeps, only count what it lacks.
 
         Raises ReplicaLost, LoaderError.
         """
@@ -167,6 +181,9 @@ class Keeper:
             young_s = (time.time_ns() - created_ns(group.hex())) / 1e9
             looked_s = now_s - young_s if kept is None else kept.looked_s
             kept = self._kept[group] = _Kept(version, manifest._replace(slots=()), looked_s)
+        if not is_mine:
+            await self._look(view, companion, kept.layout)
+            return True, True
         is_other = (bucket.coding.data, bucket.coding.parity) != (kept.layout.data, kept.layout.parity)
         if now_s - kept.looked_s < self._node.config.cluster.coding_grace_s / _LOOKS and not is_other:
             return await self._mend(view, bucket, companion, kept.layout), True
@@ -215,9 +232,7 @@ class Keeper:
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, manifest: Manifest) -> bool:
         """Write lost fragments again; return whether all are there now. Raises ReplicaLost, LoaderError."""
-        owners = [found[0] for found in owners_of(view, companion, manifest.fragments)]
-        nodes = {name: [node] for name, node in zip(manifest.fragments, owners, strict=True)}
-        answers = await self._states(view, companion, nodes)
+        began_s, (owners, answers) = time.monotonic(), await self._look(view, companion, manifest)
         lost = lost_fragments(view, manifest, owners, answers)
         if not lost:
             return len(answers) == len(set(owners))
@@ -235,31 +250,41 @@ class Keeper:
         if not places:
             return False
         log.info("fragments %s of group %s are written again", sorted(places), manifest.group.hex())
-        await self._fragments.write(view, companion, manifest, places, read, is_coded=True)
+        for index, place in places.items():  # one by one: that a node cannot take its own hinders no other
+            try:
+                await self._fragments.write(view, companion, manifest, {index: place}, read, is_coded=True)
+            except (ReplicaLost, LoaderError) as error:
+                log.info("fragment %d of group %s: %s", index, manifest.group.hex(), error)
         by_node: dict[int, list[str]] = {}
         for place in places.values():
             by_node.setdefault(place.node, []).append(place.name)
-        if len(await self._fragments.lasting(view, companion, by_node)) < len(places):
-            return False
-        self._metrics.fragments_rebuilt += len(places)
-        names = tuple(places[index].name if index in places else name for index, name in enumerate(manifest.fragments))
+        lasting = await self._fragments.lasting(view, companion, by_node)
+        made = {index: place for index, place in places.items() if place.name in lasting}
+        names = tuple(made[index].name if index in made else name for index, name in enumerate(manifest.fragments))
         if names != manifest.fragments:
+            if time.monotonic() - began_s > self._node.config.cluster.coding_grace_s / 2:
+                return False  # their nodes may be about to remove them
             whole = await self._groups.manifest(bucket, manifest.group)
             await record(self._writes, bucket, [whole._replace(fragments=names)])
             self._groups.forget([manifest.group])
-            if not await self._is_safe(view, bucket, manifest.group):
-                return False  # the manifest before, which may come back, names what would be deleted
-            if (replica_set := self._writes.replica_set(companion.name)) is not None:
-                await self._writes.delete_many(replica_set, sorted({*manifest.fragments} - {*names}))
-        return True
+        self._metrics.fragments_rebuilt += len(made)
+        for index in made:
+            self._lacking[manifest.group].pop(index, None)
+        return len(made) == len(places)
 
-    async def _is_safe(self, view: ClusterView, bucket: pb.MapBucket, group: bytes) -> bool:
-        """Whether all owners of a manifest have a newer one than this node has read, on their disks."""
-        name, before = manifest_name(group), self._kept[group].version
-        [owners] = owners_of(view, bucket, [name])
-        answers = await self._states(view, bucket, {name: owners}, lasting=True)
-        states = [answers.get(node, {}).get(name) for node in owners]
-        return all(state is not None and not state.is_tombstone and state.version > before for state in states)
+    async def _look(
+        self, view: ClusterView, companion: pb.MapBucket, manifest: Manifest
+    ) -> tuple[list[int], dict[int, Answer]]:
+        """Return the owners of a group's fragments, and what they have; note of which it cannot be read."""
+        owners = [found[0] for found in owners_of(view, companion, manifest.fragments)]
+        nodes = {name: [node] for name, node in zip(manifest.fragments, owners, strict=True)}
+        answers = await self._states(view, companion, nodes)
+        self._lacking[manifest.group] = {
+            index: node
+            for index, (name, [node]) in enumerate(nodes.items())
+            if node not in answers or is_lost(name, answers[node])
+        }
+        return owners, answers
 
     # -- groups that end
 
@@ -303,44 +328,80 @@ class Keeper:
             await self._writes.delete(replica_set, manifest_name(manifest.group))
         return True
 
-    async def _sweep(self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket) -> set[bytes]:
-        """Remove fragments on this node of whose group no node has had a manifest for `coding_grace_s`. Returns the
-        groups without one."""
-        grace_s, ownerless = self._node.config.cluster.coding_grace_s, set[bytes]()
+    async def _sweep(
+        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, named: dict[str, Version]
+    ) -> set[tuple[str, Version]]:
+        """Remove fragments on this node that no manifest has named for `coding_grace_s`. Returns those that none names,
+        and adds the others to `named`."""
+        grace_s, found = self._node.config.cluster.coding_grace_s, set[tuple[str, Version]]()
         for drive in [drive for drive in self._node.store.drives if drive is not None]:
             after = ""
             while page := await self._node.read(_page, drive, companion.uuid, "", after):
                 after, now_s = page[-1][0], time.monotonic()
-                groups: dict[str, list[tuple[str, CatalogEntry]]] = {}
-                for name, entry in page:
-                    with contextlib.suppress(ValueError):
-                        if entry.has_file:
-                            groups.setdefault(manifest_name(group_of_fragment(name)), []).append((name, entry))
-                for manifest in await self._without_manifest(view, bucket, list(groups)):
-                    group = group_of_manifest(manifest)
-                    ownerless.add(group)
-                    if now_s - self._empty_since_s.setdefault(group, now_s) < grace_s:
-                        continue
-                    for name, entry in groups[manifest]:
-                        if self._membership.view is view:
-                            await self._node.read(self._node.store.delete, companion.name, name, entry.version)
-        return ownerless
+                versions = {name: entry.version for name, entry in page if entry.has_file}
+                unnamed = [(name, versions[name]) for name in await self._unnamed(view, bucket, versions, named)]
+                found.update(unnamed)
+                due = [one for one in unnamed if now_s - self._unnamed_since_s.setdefault(one, now_s) >= grace_s]
+                # A manifest that names them might come back after a power failure.
+                surely = await self._unnamed(view, bucket, [name for name, _ in due], {}, lasting=True)
+                for name, version in due:
+                    if name in surely and self._membership.view is view:
+                        await self._node.read(self._node.store.delete, companion.name, name, version)
+        return found
 
-    async def _without_manifest(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> list[str]:
-        """Return the manifests that no node has, of which all nodes answer."""
+    async def _unnamed(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        names: Iterable[str],
+        named: dict[str, Version],
+        *,
+        lasting: bool = False,
+    ) -> set[str]:
+        """Return the fragments that surely no manifest names, with `lasting` by what is on disks. Those that one names
+        are added to `named`, with its version."""
+        groups: dict[str, set[str]] = {}
+        for name in names:
+            with contextlib.suppress(ValueError):
+                groups.setdefault(manifest_name(group_of_fragment(name)), set()).add(name)
+        unnamed: set[str] = set()
+        for manifest, version in (await self._recorded(view, bucket, list(groups), lasting=lasting)).items():
+            mine, found = groups[manifest], set[str]()
+            if version is not None and all(self._named.get(name) == version for name in mine):
+                found = mine
+            elif version is not None:
+                if self._manifests_left <= 0:
+                    continue
+                self._manifests_left -= 1
+                try:
+                    found = mine & {*(await self._groups.manifest(bucket, group_of_manifest(manifest))).fragments}
+                except LoaderError:
+                    continue
+            unnamed |= mine - found
+            named |= dict.fromkeys(found, version or UNKNOWN.version)
+        return unnamed
+
+    async def _recorded(
+        self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str], *, lasting: bool
+    ) -> dict[str, Version | None]:
+        """Return the version of each manifest that all its owners have, and None for those that no node has; without
+        those of which neither is sure."""
         nodes: dict[str, Sequence[int]] = dict(zip(names, owners_of(view, bucket, names), strict=True))
-        for _ in range(2):
-            answers = await self._states(view, bucket, nodes)
-            nodes = {
-                name: range(len(view.nodes))
-                for name, mine in nodes.items()
-                if all(
-                    (state := answers.get(node, {}).get(name, UNKNOWN)) is None or state.is_tombstone for node in mine
-                )
-            }
-            if not nodes:
-                break
-        return list(nodes)
+        found: dict[str, Version | None] = {}
+        while nodes:
+            answers = await self._states(view, bucket, nodes, lasting=lasting)
+            left: dict[str, Sequence[int]] = {}
+            for name, mine in nodes.items():
+                states = [answers.get(node, {}).get(name, UNKNOWN) for node in mine]
+                versions = {None if state is None or state.is_tombstone else state.version for state in states}
+                if any(state is UNKNOWN for state in states) or len(versions) > 1:
+                    continue
+                if versions == {None} and len(mine) < len(view.nodes):
+                    left[name] = range(len(view.nodes))
+                else:
+                    [found[name]] = versions
+            nodes = left
+        return found
 
 
 def _page(drive: Drive, bucket_uuid: bytes, prefix: str, after: str) -> list[tuple[str, CatalogEntry]]:

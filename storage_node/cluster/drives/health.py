@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ais_loader.wire.cluster_map import ClusterView, sure_copies
@@ -70,6 +70,32 @@ class Neighbour:
     endpoint: str
     drives: pb.ListDrivesResponse | None
     progress: wire.ProgressResponse | None
+
+
+def why_groups_need(
+    view: ClusterView, node_uuid: bytes, away_s: float, found: Mapping[str, wire.CodingProgress]
+) -> str:
+    """Return why a drive of this node that has been away for so long must not be given up for the groups of coded
+    objects that it may have fragments of; empty if it may be.
+
+    It may be if all nodes have looked at their groups since, each can be read without it, and none lacks fragments of
+    another node: those are written again first.
+
+    Args:
+        found: by endpoint, from each node of the map that answers.
+    """
+    for node in view.nodes if any(bucket.coded_of for bucket in view.buckets.values()) else ():
+        coding = found.get(node.peer_endpoint)
+        if coding is None or not coding.HasField("looked_s_ago") or coding.looked_s_ago >= away_s:
+            return f"{node.peer_endpoint} has not looked at its groups of coded objects since"
+        if coding.unsafe_groups:
+            return (
+                f"{coding.unsafe_groups} groups of {node.peer_endpoint} have fewer fragments on other drives than it "
+                "takes to read them"
+            )
+        if short := sum(count for uuid, count in coding.lacking.items() if uuid != node_uuid.hex()):
+            return f"{short} groups of {node.peer_endpoint} still lack fragments of other nodes"
+    return ""
 
 
 _USED = (pb.DriveCondition.ACTIVE, pb.DriveCondition.RETIRING, pb.DriveCondition.FAILING)

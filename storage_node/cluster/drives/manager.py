@@ -26,7 +26,7 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated.ais_cluster_pb2_grpc import DrivesStub
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore, roots_of
-from storage_node.cluster.drives.health import ROOM_BYTES, ErrorWindow, Neighbour, RoomWatch, why_kept
+from storage_node.cluster.drives.health import ROOM_BYTES, ErrorWindow, Neighbour, RoomWatch, why_groups_need, why_kept
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.repair.transfers import Throttle
 from storage_node.context.channels import REACH_TIMEOUT_S, Channels
@@ -157,7 +157,7 @@ class DriveManager:
             raise InvalidRequest(
                 f"drive {self._name(uuid)} works: retire it, and nothing has to be made again; or disable it first"
             )
-        if not lost and (reason := await self._why_kept()):
+        if not lost and (reason := await self._why_kept(self._away[uuid])):
             raise InvalidRequest(f"drive {self._name(uuid)} is kept: {reason}")
         await self._in_turn(self._give_up(uuid))
 
@@ -433,7 +433,7 @@ class DriveManager:
         away.checked_at_s = now
         before = away.kept_because
         try:
-            away.kept_because = await self._why_kept()
+            away.kept_because = await self._why_kept(away)
             if not away.kept_because:
                 await self._in_turn(self._give_up(uuid))
         except LoaderError as error:
@@ -441,14 +441,19 @@ class DriveManager:
         if away.kept_because and away.kept_because != before:
             log.warning("drive %s is not given up: %s", self._name(uuid), away.kept_because)
 
-    async def _why_kept(self) -> str:
-        view = self._membership.view
-        others = [] if view is None else [node for node in view.nodes if node.uuid != self._membership.node_uuid]
-        neighbours = await asyncio.gather(*(self._ask(node.peer_endpoint) for node in others))
+    async def _why_kept(self, away: _Away) -> str:
+        view, node_uuid = self._membership.view, self._membership.node_uuid
+        nodes = [] if view is None else view.nodes
+        found = dict(zip((node.uuid for node in nodes), await asyncio.gather(*map(self._ask, nodes)), strict=True))
         own = set(self._store.buckets()) - set(view.buckets if view is not None else ())
-        return why_kept(view, neighbours, own)
+        reason = why_kept(view, [one for uuid, one in found.items() if uuid != node_uuid], own)
+        if reason or view is None:
+            return reason
+        coding = {one.endpoint: one.progress.coding for one in found.values() if one.progress is not None}
+        return why_groups_need(view, node_uuid, time.monotonic() - away.since_s, coding)
 
-    async def _ask(self, endpoint: str) -> Neighbour:
+    async def _ask(self, node: pb.MapNode) -> Neighbour:
+        endpoint = node.peer_endpoint
         try:
             drives = await self._channels.ask(
                 endpoint, DrivesStub, "ListDrives", pb.ListDrivesRequest(), REACH_TIMEOUT_S, wait_for_ready=True

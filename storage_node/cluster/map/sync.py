@@ -17,13 +17,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from ais_loader.wire.map_delta import carried
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
-from storage_node.cluster.consensus.change import AsyncChannels
+from storage_node.cluster.consensus.change import CALL_TIMEOUT_S, AsyncChannels
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.mutations import set_endpoints
-from storage_node.context.channels import Caller
+from storage_node.context.channels import Caller, fetched_map
 from storage_node.context.membership import Membership
 from storage_node.limits.wakeup import tick
 
@@ -96,19 +95,9 @@ class MapSync:
     async def _ask(self, channels: AsyncChannels, peers: list[str]) -> bool:
         """Fetch the newest map of these peers; return whether one has answered."""
         view = self._membership.view
-        request = pb.GetMapRequest(known_version=view.version if view is not None else 0)
-
-        async def ask(peer: str) -> pb.ClusterMap | None:
-            answer = await channels.call(peer, request)
-            if not isinstance(answer, pb.GetMapResponse):
-                return None
-            map_ = carried(answer, view.map if view is not None else None)
-            if map_ is None:  # a delta of a later version, perhaps
-                whole = await channels.call(peer, pb.GetMapRequest())
-                map_ = whole.map if isinstance(whole, pb.GetMapResponse) else pb.ClusterMap()
-            return map_
-
-        found = [map_ for map_ in await asyncio.gather(*map(ask, peers)) if map_ is not None]
+        known = view.map if view is not None else None
+        fetched = await asyncio.gather(*(fetched_map(channels.to(peer), known, CALL_TIMEOUT_S) for peer in peers))
+        found = [map_ for map_ in fetched if map_ is not None]
         maps = [map_ for map_ in found if self._concerns(map_)]
         for map_ in sorted(maps, key=lambda map_: map_.version, reverse=True):
             try:

@@ -14,7 +14,8 @@ import threading
 import time
 import weakref
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import xxhash
@@ -49,6 +50,8 @@ _DIGEST_BYTES = 12
 """Size of one range in a request, beside its name."""
 OLD_AT_ONCE = 64
 """Most ranges that a pass compares in full because they were read long ago."""
+_Left: TypeAlias = list[tuple[pb.MapBucket, list[Span] | None]]
+"""Buckets, and their ranges that are still to be read; None before they were looked at."""
 
 
 class RangeComparison:
@@ -76,39 +79,47 @@ class RangeComparison:
                 if (table := self._tables.get(key[1 : fmt.NAME_AT])) is not None:
                     table.outdated.add(table.start_of(key[fmt.NAME_AT :]))
 
-    async def table(self, view: ClusterView, bucket: pb.MapBucket) -> RangeTable:
-        """Return the ranges of a bucket; what has changed before this call is in it. Raises LoaderError."""
+    async def tables(self, view: ClusterView, buckets: Collection[pb.MapBucket]) -> dict[bytes, RangeTable]:
+        """Return the ranges of buckets, by uuid; what has changed before this call is in them. Raises LoaderError."""
         async with self._reading:
-            left: list[Span] | None = None
+            left: _Left | None = None
             while left != []:
-                left = await self._node.read(self._read_some, view, bucket, left)
-            return self._tables[bucket.uuid]
+                left = await self._node.read(self._read_some, view, buckets, left)
+            return {bucket.uuid: self._tables[bucket.uuid] for bucket in buckets}
 
-    def _read_some(self, view: ClusterView, bucket: pb.MapBucket, left: list[Span] | None) -> list[Span]:
-        """Read outdated ranges, as many as may be read at once; return those that are left. None: find them first."""
+    def _read_some(self, view: ClusterView, buckets: Iterable[pb.MapBucket], left: _Left | None) -> _Left:
+        """Read outdated ranges, as many as may be read at once; return those that are left. None: look at all."""
         drives = self._store.drive_set.live()
         with self._lock:
             if drives != [drive() for drive in self._drives]:
                 self._tables, self._drives, left = {}, list(map(weakref.ref, drives)), None
-            table = self._tables.get(bucket.uuid)
-            if table is None or table.placement != placement_of(view, bucket):
-                table = self._tables[bucket.uuid] = RangeTable.empty(view, bucket, [b""])
-                table.outdated.add(b"")
-                left = None
-            if left is None:
-                left = spans(table.starts, sorted(bisect_left(table.starts, start) for start in table.outdated))
             self._changed = []
+        left = [(bucket, None) for bucket in buckets] if left is None else left
         try:
             for drive in drives:
                 drive.watch_changes(self._note)  # also notes what is being written
             entries = 0
             while left and entries < READ_AT_ONCE:
-                entries += RANGE_NAMES + self._read_span(view, bucket, drives, left)
+                bucket, found = left.pop()
+                found = self._outdated(view, bucket) if found is None else found
+                while found and entries < READ_AT_ONCE:
+                    entries += RANGE_NAMES + self._read_span(view, bucket, drives, found)
+                if found:
+                    left.append((bucket, found))
         finally:
             with self._lock:
                 changed, self._changed = self._changed, None
             self._note(changed)
         return left
+
+    def _outdated(self, view: ClusterView, bucket: pb.MapBucket) -> list[Span]:
+        """Return the ranges of a bucket that have changed since they were read; all of them under a new placement."""
+        with self._lock:
+            table = self._tables.get(bucket.uuid)
+            if table is None or table.placement != placement_of(view, bucket):
+                table = self._tables[bucket.uuid] = RangeTable.empty(view, bucket, [b""])
+                table.outdated.add(b"")
+            return spans(table.starts, sorted(bisect_left(table.starts, start) for start in table.outdated))
 
     def _read_span(self, view: ClusterView, bucket: pb.MapBucket, drives: Sequence[Drive], left: list[Span]) -> int:
         """Read the last of these spans, or its beginning, and remove that; return how many entries it had."""
@@ -141,7 +152,7 @@ class RangeComparison:
             bucket = view.bucket_with_uuid(asked.bucket_uuid)
             if bucket is None or placement_of(view, bucket) != asked.placement:
                 continue
-            table = await self.table(view, bucket)
+            table = (await self.tables(view, [bucket]))[bucket.uuid]
             found = table.differing(at, list(asked.start), list(asked.digest), with_strays=request.with_strays)
             if bucket.uuid in damaged:  # such a copy is as good as none, which its entry does not tell
                 found = [EVERYTHING]
@@ -155,7 +166,7 @@ class RangeComparison:
         in which it has names that this node owns and it does not. A bucket is missing if the node does not have it, or
         acts under another map. Raises ReplicaLost."""
         request = wire.CompareRequest(node_uuid=self._membership.node_uuid, with_strays=with_strays)
-        size_bytes = sum(len(start) + _DIGEST_BYTES for table in tables.values() for start in table.starts)
+        size_bytes = sum(table.starts_bytes + _DIGEST_BYTES * len(table.starts) for table in tables.values())
         step = 1 + size_bytes // MOST_BYTES  # of so many ranges, several are one
         for uuid, table in tables.items():
             if with_strays or table.digests(node).any():
@@ -178,7 +189,7 @@ class RangeComparison:
         """Iterate over the buckets, with what a repair pass has to compare name by name. After that, ranges that were
         compared because of their age are read anew. Raises LoaderError."""
         local, config = view.position[self._membership.node_uuid], self._node.config
-        tables = {bucket.uuid: await self.table(view, bucket) for bucket in view.buckets.values()}
+        tables = await self.tables(view, view.buckets.values())
         async with self._reading:
             with self._lock:
                 self._tables = {uuid: table for uuid, table in self._tables.items() if uuid in tables}

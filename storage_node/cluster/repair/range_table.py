@@ -88,12 +88,14 @@ class RangeTable:
     """Shape (ranges, 4 + 2 nodes)."""
     outdated: set[bytes]
     """Starts of ranges in which something has changed since they were read. Shared with the table's successors."""
+    starts_bytes: int
+    """Size of all starts."""
 
     @classmethod
     def empty(cls, view: ClusterView, bucket: pb.MapBucket, starts: list[bytes], now_s: int = 0) -> RangeTable:
         columns = np.zeros((len(starts), _FIXED + 2 * len(view.nodes)), np.uint64)
         columns[:, _OLDEST_NS], columns[:, _READ_S] = 2**64 - 1, now_s
-        return cls(placement_of(view, bucket), len(view.nodes), starts, columns, set())
+        return cls(placement_of(view, bucket), len(view.nodes), starts, columns, set(), sum(map(len, starts)))
 
     def add(self, view: ClusterView, copies: int, local: int, entries: Entries) -> None:
         """Add entries of a drive to a table that is being made. Raises StoreFormatError for a damaged value."""
@@ -134,6 +136,7 @@ class RangeTable:
             self,
             starts=[*self.starts[left], *other.starts, *self.starts[right]],
             columns=np.concatenate([self.columns[left], other.columns, self.columns[right]]),
+            starts_bytes=self.starts_bytes + other.starts_bytes - sum(map(len, self.starts[rows])),
         )
 
     @property

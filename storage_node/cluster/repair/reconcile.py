@@ -228,7 +228,7 @@ class Reconciler:
         """
         if not view.is_changing and not bucket.HasField("remote"):
             with contextlib.suppress(LoaderError):
-                tables = {bucket.uuid: await self._ranges.table(view, bucket)}
+                tables = await self._ranges.tables(view, [bucket])
                 found = await self._ranges.differing(view, view.position[node.uuid], tables, with_strays=True)
                 return found.get(bucket.uuid, [EVERYTHING])
         return [EVERYTHING]

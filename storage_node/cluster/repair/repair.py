@@ -235,15 +235,14 @@ class Repair:
         self.shortage.short.begin_pass()
         async with aclosing(self.ranges.to_compare(view)) as buckets:
             async for bucket, table, chosen in buckets:
-                for drive in self._store.drive_set.live():
-                    left = chosen[::-1]
-                    while left:
-                        if self._membership.view is not view:
-                            return False, False  # a new map requires a new pass
-                        held = await self._node.read(_held, view, bucket, drive, left)
-                        with contextlib.suppress(BucketNotFound):
-                            work = await self._mend(view, bucket, held)
-                            clean, counted = clean and work.is_clean, counted and work.nothing_moves
+                left = [(drive, one) for drive in self._store.drive_set.live() for one in reversed(chosen)]
+                while left:
+                    if self._membership.view is not view:
+                        return False, False  # a new map requires a new pass
+                    held = await self._node.read(_held, view, bucket, left)
+                    with contextlib.suppress(BucketNotFound):
+                        work = await self._mend(view, bucket, held)
+                        clean, counted = clean and work.is_clean, counted and work.nothing_moves
                 counts.names_seen += table.names
         self.shortage.short.end_pass()
         retained = await retained_in_place(view)
@@ -288,34 +287,26 @@ class Repair:
         self.shortage.short.mended(bucket.uuid, set(page.names) - set(short))
         if short:
             await self.shortage.look_after(view, bucket, list(short))
-        work = await self._surely_there(view, bucket, held, work)
-        await self._take_away(view, bucket, await self._surely_forgotten(view, bucket, held, work))
+        work = await self._confirmed(view, bucket, held, work)
+        await self._take_away(view, bucket, work)
         return work
 
-    async def _surely_there(
+    async def _confirmed(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: RepairWork
     ) -> RepairWork:
-        """Remove objects from `work.drop` that an owner might lose in a power failure. The owners sync first, and are
-        then asked again."""
-        if work.drop:
-            names = {name for name, _ in work.drop}
-            *_, again = await self._plan(view, bucket, [one for one in held if one[0] in names], make_lasting=True)
-            work.unknown += len(work.drop) - len(again.drop)
-            work.drop = [one for one in work.drop if one in again.drop]
-        return work
+        """Leave in `work` the removals that a second query of all nodes confirms.
 
-    async def _surely_forgotten(
-        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: RepairWork
-    ) -> RepairWork:
-        """Remove tombstones from `work.forget` for which a second query of all nodes finds an older replica.
-
-        A replica in transit may escape a single query: it arrives where the query has already been, and leaves where it
-        has not.
+        The owners of objects that are to be dropped sync first: a power failure might take what they have. An older
+        replica in transit may escape a single query about a tombstone: it arrives where the query has already been, and
+        leaves where it has not.
         """
-        if work.forget:
-            names = {name for name, _ in work.forget}
-            *_, again = await self._plan(view, bucket, [one for one in held if one[0] in names])
-            work.forget = [one for one in work.forget if one in again.forget]
+        if work.drop or work.forget:
+            names = {name for name, _ in (*work.drop, *work.forget)}
+            again_held = [one for one in held if one[0] in names]
+            *_, again = await self._plan(view, bucket, again_held, make_lasting=bool(work.drop))
+            still = [one for one in work.drop if one in again.drop]
+            work.unknown += len(work.drop) - len(still)
+            work.drop, work.forget = still, [one for one in work.forget if one in again.forget]
         return work
 
     async def _plan(
@@ -550,15 +541,17 @@ class Repair:
         )
 
 
-def _held(view: ClusterView, bucket: pb.MapBucket, drive: Drive, left: list[Chosen]) -> list[tuple[str, CatalogEntry]]:
-    """Return about a page of the entries that were chosen in the last of these ranges, and leave the rest of them."""
+def _held(view: ClusterView, bucket: pb.MapBucket, left: list[tuple[Drive, Chosen]]) -> list[tuple[str, CatalogEntry]]:
+    """Return about a page of the entries that one drive has of those chosen in the last of these ranges, and leave the
+    rest of them. While objects move, two drives may have entries of one name."""
     held: list[tuple[str, CatalogEntry]] = []
-    while left and len(held) < PAGE_NAMES:
-        (start, stop), nodes = left.pop()
+    drive = None
+    while left and len(held) < PAGE_NAMES and (not held or left[-1][0] is drive):
+        drive, ((start, stop), nodes) = left.pop()
         values = itertools.islice(drive.entries_between(bucket.uuid, start, stop), PAGE_NAMES)
         found = [(name_of_key(key), decode_entry(value)) for key, value in values]
         if len(found) == PAGE_NAMES:
-            left.append(Chosen((found[-1][0].encode(), stop), nodes))
+            left.append((drive, Chosen((found[-1][0].encode(), stop), nodes)))
         owners = view.placement.owners(object_hashes(bucket.uuid, [name for name, _ in found]), bucket.copies)
         held += itertools.compress(found, np.any(nodes[owners], axis=1).tolist())
     return held

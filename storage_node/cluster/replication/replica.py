@@ -225,14 +225,7 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
     if request.make_lasting:
         for drive in store.drive_set.live():
             drive.sync()
-    if request.allow_unknown:
-        states = [_state_or_unknown(store, request.bucket.name, name) for name in request.name]
-    else:
-        found = store.replicas.newest(request.bucket.name, list(request.name))
-        states = [
-            _known_state(store, request.bucket.uuid, name, entry)
-            for name, entry in zip(request.name, found, strict=True)
-        ]
+    states = _states(store, request.bucket, list(request.name), allow_unknown=request.allow_unknown)
     return wire.NewestResponse(
         object=states, clock=store.replicas.clock, map_version=map_version, wall_ms=store.clock.wall_ms()
     )
@@ -387,14 +380,25 @@ def versions(store: Store, request: wire.VersionsRequest, view: ClusterView | No
     return wire.VersionsResponse(object=states, next=after)
 
 
-def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:
+def _states(
+    store: Store, bucket: wire.BucketRef, names: Sequence[str], *, allow_unknown: bool
+) -> list[wire.ObjectState]:
+    """Return what this node has of each name. `allow_unknown`: names on a drive that fails, and damaged replicas, are
+    unknown. Raises LoaderError."""
     try:
-        entry, bucket_uuid = store.replicas.newest(bucket, [name])[0], store.bucket(bucket).uuid_bytes
-        if entry is not None and store.damaged.version_of(bucket_uuid, name) == entry.version:
-            return wire.ObjectState(name=name, unknown=True)  # this replica is damaged
-        return _known_state(store, bucket_uuid, name, entry)
+        found = store.replicas.newest(bucket.name, names)
     except errors.DriveFailed:
-        return wire.ObjectState(name=name, unknown=True)
+        if not allow_unknown:
+            raise
+        if len(names) == 1:
+            return [wire.ObjectState(name=names[0], unknown=True)]
+        return [state for name in names for state in _states(store, bucket, [name], allow_unknown=True)]
+    return [
+        wire.ObjectState(name=name, unknown=True)
+        if allow_unknown and entry is not None and store.damaged.version_of(bucket.uuid, name) == entry.version
+        else _known_state(store, bucket.uuid, name, entry)
+        for name, entry in zip(names, found, strict=True)
+    ]
 
 
 def _known_state(store: Store, bucket_uuid: bytes, name: str, entry: CatalogEntry | None) -> wire.ObjectState:
