@@ -3,6 +3,9 @@
 Small objects and ranges are read together, up to a window of bytes, with one request to each node that has some of
 their fragments. They are placed in memory as a file, from which frames are read like from any other. A larger entry is
 read a window at a time, and archives are stored again for their members.
+
+A node that gathers a batch asks the owners only where coded entries are (`coded_places`), and reads all of them itself,
+because one request to each holder of fragments costs less than one from each owner.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from storage_node.batch.fast_path import MAX_BYTES_TOGETHER
 from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
 from storage_node.context.node import Node
 from storage_node.limits.tasks import results_of, retrieve
-from storage_node.store.format import CatalogEntry
+from storage_node.store.checksum import crc32c
+from storage_node.store.format import CatalogEntry, encode_entry
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
 
@@ -35,6 +39,8 @@ class _Wanted(NamedTuple):
     start: int
     size_bytes: int
     needs_file: bool
+    is_place: bool
+    """Whether its place is wanted, and not its bytes."""
 
     @property
     def range(self) -> tuple[CatalogEntry, int, int]:
@@ -42,7 +48,11 @@ class _Wanted(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        return self.size_bytes > WINDOW_BYTES
+        return self.size_bytes > WINDOW_BYTES and not self.is_place
+
+    @property
+    def place(self) -> memoryview:
+        return memoryview(encode_entry(self.entry._replace(raw_metadata=b"", writes=b"")))
 
 
 def _memory() -> FileIO:
@@ -79,18 +89,26 @@ class _LargeEntry:
 
 
 class CodedEntries:
-    """Coded entries of one looked-up batch. Belongs to whoever the batch belongs to, on the event loop."""
+    """Coded entries of one looked-up batch. Belongs to whoever the batch belongs to, on the event loop.
 
-    def __init__(self, objects: CodedObjects, node: Node, request: pb.BatchRequest, batch: StoreBatch) -> None:
+    Args:
+        elsewhere: whether other nodes have looked the entries up. What cannot be read fails then, without a look-up.
+    """
+
+    def __init__(
+        self, objects: CodedObjects, node: Node, request: pb.BatchRequest, batch: StoreBatch, *, elsewhere: bool = False
+    ) -> None:
         self._objects, self._node, self._request, self._batch = objects, node, request, batch
+        self._elsewhere = elsewhere
         self._windows: deque[list[_Wanted]] = deque()
         room_bytes = 0
         for one in map(self._wanted, batch.coded):
-            if not self._windows or one.size_bytes > room_bytes:
+            needed_bytes = 0 if one.is_place else one.size_bytes
+            if not self._windows or needed_bytes > room_bytes:
                 self._windows.append([])
                 room_bytes = WINDOW_BYTES
             self._windows[-1].append(one)
-            room_bytes -= one.size_bytes
+            room_bytes -= needed_bytes
         self._large: dict[int, _LargeEntry] = {}
         self._in_memory: set[int] = set()
         self._ahead: asyncio.Task[list[memoryview | LoaderError]] | None = None
@@ -102,8 +120,11 @@ class CodedEntries:
         start, length = self._batch.range_of(position)
         is_member = bool(request.member and request.member[position])
         size_bytes = 0 if is_member else entry.size_bytes - start if length < 0 else length
-        uuid = self._node.store.bucket(bucket).uuid_bytes
-        return _Wanted(position, uuid, request.name[position], entry, start, size_bytes, is_member)
+        view = self._node.membership.view
+        known = None if view is None else view.to_read(bucket)
+        uuid = b"" if known is None else known.uuid
+        is_place = request.coded_places and not is_member
+        return _Wanted(position, uuid, request.name[position], entry, start, size_bytes, is_member, is_place)
 
     async def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> AsyncGenerator[FrameSpan, None]:
         """Yield all frames of the batch in order, each when the bytes of its coded entries are there."""
@@ -129,7 +150,7 @@ class CodedEntries:
                 reading.cancel()
             read = partial(self._node.open_archives, self._request.tenant) if self._request.member else self._node.read
             is_read = not self._request.member and all(isinstance(data, memoryview) for data in found)
-            if is_read and sum(one.size_bytes for one in window) <= MAX_BYTES_TOGETHER:
+            if is_read and sum(len(data) for data in found if isinstance(data, memoryview)) <= MAX_BYTES_TOGETHER:
                 self._enter(window, found)  # costs less than a switch to a thread and back
             else:
                 await read(self._enter, window, found)
@@ -148,7 +169,7 @@ class CodedEntries:
         problems = dict(zip(files, stored, strict=True))
         ranges: dict[bytes, dict[tuple[CatalogEntry, int, int], memoryview | LoaderError]] = {}
         for one in window:
-            if not (one.needs_file or one.is_large):
+            if not (one.needs_file or one.is_large or one.is_place):
                 ranges.setdefault(one.bucket_uuid, {})[one.range] = memoryview(b"")
         for bucket_uuid, wanted in ranges.items():
             try:
@@ -160,6 +181,8 @@ class CodedEntries:
         return [
             problems[one.bucket_uuid, one.name] or nothing
             if one.needs_file
+            else one.place
+            if one.is_place
             else ranges.get(one.bucket_uuid, {}).get(one.range, nothing)
             for one in window
         ]
@@ -170,7 +193,9 @@ class CodedEntries:
         batch.keep(memory)
         for one, data in zip(window, found, strict=True):
             version, is_whole = str(one.entry.version), one.size_bytes == one.entry.size_bytes
-            if one.needs_file or isinstance(data, LoaderError):
+            if self._elsewhere and isinstance(data, LoaderError):
+                batch.fail(one.position, data)
+            elif one.needs_file or isinstance(data, LoaderError):
                 batch.look_up_again([one.position])  # it may have a file by now
                 if one.position in batch.coded and isinstance(data, LoaderError):
                     batch.fail(one.position, data)
@@ -182,8 +207,9 @@ class CodedEntries:
                 batch.place_arriving(one.position, large.file.fileno(), 0, one.size_bytes, version)
             else:
                 os.pwrite(memory.fileno(), data, at)
-                checksum = one.entry.checksum if is_whole else None
-                batch.place_arriving(one.position, memory.fileno(), at, len(data), version, checksum)
+                checksum = crc32c(data) if one.is_place else one.entry.checksum if is_whole else None
+                kind = pb.CODED if one.is_place else pb.STORED
+                batch.place_arriving(one.position, memory.fileno(), at, len(data), version, checksum, kind)
                 at += len(data)
                 self._in_memory.add(one.position)
 

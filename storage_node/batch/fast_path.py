@@ -43,7 +43,7 @@ on the event loop costs less than a task and two switches to a thread. In a batc
 this many."""
 
 _RANGES = ("start", "length", "verify_ranges")
-_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version", "whole_up_to", *_RANGES)
+_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version", "whole_up_to", "coded_places", *_RANGES)
 _NO_MATTER = ("fail_fast", "ordered", "deadline_ms", "tenant", "request_id", "metadata", "receiver_checks")
 ANSWERED = frozenset((*_LOOKED_AT, *_NO_MATTER))
 """Fields that a request answered here may have. One with any other field takes the ordinary path."""

@@ -147,6 +147,10 @@ class Reorder:
         missing: I64 = mine[self._claims.has(sender, mine) & ~self.received[mine]]
         return missing
 
+    def is_owed(self, position: int) -> bool:
+        """Return whether a sender is to deliver this entry, or has."""
+        return bool(self._claims.sender_of[position] != NOBODY)
+
     # -- races
 
     def hedgeable(self, sender: int) -> I64:

@@ -70,6 +70,13 @@ class StoreBatch:
         lookup = BatchLookup(store, request)
         return cls(store, request, lookup) if lookup.locate(waits=False, or_cached=True) else None
 
+    @classmethod
+    def of_coded(cls, store: Store, request: pb.BatchRequest, entries: Sequence[CatalogEntry]) -> StoreBatch:
+        """Return a batch of coded objects that other nodes have looked up, one entry for each entry of the request."""
+        lookup = BatchLookup(store, request)
+        lookup.enter_coded(entries)
+        return cls(store, request, lookup)
+
     @property
     def n(self) -> int:
         return self._table.n
@@ -147,13 +154,20 @@ class StoreBatch:
         self._reader.note_change()
 
     def place_arriving(
-        self, position: int, fd: int, start: int, size_bytes: int, version: str, checksum: int | None = None
+        self,
+        position: int,
+        fd: int,
+        start: int,
+        size_bytes: int,
+        version: str,
+        checksum: int | None = None,
+        kind: int = pb.STORED,
     ) -> None:
         """Set the bytes of an entry, whose frame is not planned yet, to `size_bytes` bytes from `start` of a file in
         which they arrive. The caller waits until those of a frame have arrived before it reads the frame. `checksum`:
-        their CRC-32C, if it is known."""
+        their CRC-32C, if it is known; `kind`: its ChecksumKind then."""
         self._lookup.complete()
-        self._table.place(position, fd, size_bytes, checksum, version, start)
+        self._table.place(position, fd, size_bytes, checksum, version, start, kind)
         if size_bytes > MAX_ITEM_BYTES:
             self._table.fail_too_large(position, size_bytes)
         self._reader.note_change()
