@@ -13,21 +13,27 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
 from io import FileIO
+from itertools import compress, zip_longest
 from typing import NamedTuple
 
-from ais_loader.errors import LoaderError
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES
+import numpy as np
+
+from ais_loader.errors import CorruptObject, LoaderError
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER
 from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
 from storage_node.context.node import Node
 from storage_node.limits.tasks import results_of, retrieve
 from storage_node.store.checksum import crc32c
-from storage_node.store.format import CatalogEntry, encode_entry
+from storage_node.store.format import CatalogEntry, encode_place
 from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.batch_table import MAX_ITEM_BYTES
 from storage_node.store.read.frame_plan import FrameSpan
 
 
@@ -47,12 +53,40 @@ class _Wanted(NamedTuple):
         return self.entry, self.start, self.size_bytes
 
     @property
+    def is_whole(self) -> bool:
+        return self.size_bytes == self.entry.size_bytes
+
+    @property
     def is_large(self) -> bool:
         return self.size_bytes > WINDOW_BYTES and not self.is_place
 
-    @property
-    def place(self) -> memoryview:
-        return memoryview(encode_entry(self.entry._replace(raw_metadata=b"", writes=b"")))
+
+def _windows(wanted: Iterable[_Wanted]) -> list[list[_Wanted]]:
+    """Divide entries into those that are read together. A large one is alone."""
+    windows: list[list[_Wanted]] = []
+    room_bytes = 0
+    for one in wanted:
+        needed_bytes = 0 if one.is_place else one.size_bytes
+        if not windows or needed_bytes > room_bytes:
+            windows.append([])
+            room_bytes = WINDOW_BYTES
+        windows[-1].append(one)
+        room_bytes -= needed_bytes
+    return windows
+
+
+async def _read(objects: CodedObjects, window: Sequence[_Wanted], *, verify: bool) -> list[memoryview | LoaderError]:
+    """Read small entries, each range once. Returns the bytes or the error of each, in order."""
+    ranges: dict[bytes, dict[tuple[CatalogEntry, int, int], memoryview | LoaderError]] = {}
+    for one in window:
+        ranges.setdefault(one.bucket_uuid, {})[one.range] = memoryview(b"")
+    for bucket_uuid, wanted in ranges.items():
+        try:
+            read = await objects.read(bucket_uuid, list(wanted), verify=verify)
+        except LoaderError as error:
+            read = [error] * len(wanted)
+        wanted.update(zip(wanted, read, strict=True))
+    return [ranges[one.bucket_uuid][one.range] for one in window]
 
 
 def _memory() -> FileIO:
@@ -89,26 +123,11 @@ class _LargeEntry:
 
 
 class CodedEntries:
-    """Coded entries of one looked-up batch. Belongs to whoever the batch belongs to, on the event loop.
+    """Coded entries of one looked-up batch. Belongs to whoever the batch belongs to, on the event loop."""
 
-    Args:
-        elsewhere: whether other nodes have looked the entries up. What cannot be read fails then, without a look-up.
-    """
-
-    def __init__(
-        self, objects: CodedObjects, node: Node, request: pb.BatchRequest, batch: StoreBatch, *, elsewhere: bool = False
-    ) -> None:
+    def __init__(self, objects: CodedObjects, node: Node, request: pb.BatchRequest, batch: StoreBatch) -> None:
         self._objects, self._node, self._request, self._batch = objects, node, request, batch
-        self._elsewhere = elsewhere
-        self._windows: deque[list[_Wanted]] = deque()
-        room_bytes = 0
-        for one in map(self._wanted, batch.coded):
-            needed_bytes = 0 if one.is_place else one.size_bytes
-            if not self._windows or needed_bytes > room_bytes:
-                self._windows.append([])
-                room_bytes = WINDOW_BYTES
-            self._windows[-1].append(one)
-            room_bytes -= needed_bytes
+        self._windows = deque(_windows(map(self._wanted, batch.coded)))
         self._large: dict[int, _LargeEntry] = {}
         self._in_memory: set[int] = set()
         self._ahead: asyncio.Task[list[memoryview | LoaderError]] | None = None
@@ -120,10 +139,8 @@ class CodedEntries:
         start, length = self._batch.range_of(position)
         is_member = bool(request.member and request.member[position])
         size_bytes = 0 if is_member else entry.size_bytes - start if length < 0 else length
-        view = self._node.membership.view
-        known = None if view is None else view.to_read(bucket)
-        uuid = b"" if known is None else known.uuid
-        is_place = request.coded_places and not is_member
+        uuid = self._node.store.bucket(bucket).uuid_bytes
+        is_place = request.coded_places and not is_member and size_bytes <= MAX_ITEM_BYTES
         return _Wanted(position, uuid, request.name[position], entry, start, size_bytes, is_member, is_place)
 
     async def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> AsyncGenerator[FrameSpan, None]:
@@ -167,24 +184,16 @@ class CodedEntries:
         files = {(one.bucket_uuid, one.name): one.entry for one in window if one.needs_file}
         stored = await results_of(objects.recall(uuid, name, entry) for (uuid, name), entry in files.items())
         problems = dict(zip(files, stored, strict=True))
-        ranges: dict[bytes, dict[tuple[CatalogEntry, int, int], memoryview | LoaderError]] = {}
-        for one in window:
-            if not (one.needs_file or one.is_large or one.is_place):
-                ranges.setdefault(one.bucket_uuid, {})[one.range] = memoryview(b"")
-        for bucket_uuid, wanted in ranges.items():
-            try:
-                read = await objects.read(bucket_uuid, list(wanted), verify=verify)
-            except LoaderError as error:
-                read = [error] * len(wanted)
-            wanted.update(zip(wanted, read, strict=True))
+        is_small = [not (one.needs_file or one.is_large or one.is_place) for one in window]
+        small = iter(await _read(objects, list(compress(window, is_small)), verify=verify))
         nothing = memoryview(b"")
         return [
-            problems[one.bucket_uuid, one.name] or nothing
-            if one.needs_file
-            else one.place
+            next(small)
+            if in_window
+            else memoryview(encode_place(one.entry))
             if one.is_place
-            else ranges.get(one.bucket_uuid, {}).get(one.range, nothing)
-            for one in window
+            else problems.get((one.bucket_uuid, one.name)) or nothing
+            for one, in_window in zip(window, is_small, strict=True)
         ]
 
     def _enter(self, window: Sequence[_Wanted], found: Sequence[memoryview | LoaderError]) -> None:
@@ -192,22 +201,20 @@ class CodedEntries:
         batch, memory, at = self._batch, _memory(), 0
         batch.keep(memory)
         for one, data in zip(window, found, strict=True):
-            version, is_whole = str(one.entry.version), one.size_bytes == one.entry.size_bytes
-            if self._elsewhere and isinstance(data, LoaderError):
-                batch.fail(one.position, data)
-            elif one.needs_file or isinstance(data, LoaderError):
+            version = str(one.entry.version)
+            if one.needs_file or isinstance(data, LoaderError):
                 batch.look_up_again([one.position])  # it may have a file by now
                 if one.position in batch.coded and isinstance(data, LoaderError):
                     batch.fail(one.position, data)
             elif one.is_large:
                 large = self._large[one.position] = _LargeEntry(
-                    self._objects, one, verify=is_whole or self._request.verify_ranges
+                    self._objects, one, verify=one.is_whole or self._request.verify_ranges
                 )
                 batch.keep(large.file)
                 batch.place_arriving(one.position, large.file.fileno(), 0, one.size_bytes, version)
             else:
                 os.pwrite(memory.fileno(), data, at)
-                checksum = crc32c(data) if one.is_place else one.entry.checksum if is_whole else None
+                checksum = crc32c(data) if one.is_place else one.entry.checksum if one.is_whole else None
                 kind = pb.CODED if one.is_place else pb.STORED
                 batch.place_arriving(one.position, memory.fileno(), at, len(data), version, checksum, kind)
                 at += len(data)
@@ -228,3 +235,80 @@ class CodedEntries:
             self._ahead.add_done_callback(retrieve)
         for large in self._large.values():
             await large.stop()
+
+
+async def coded_frames(
+    objects: CodedObjects, view: ClusterView, part: pb.BatchRequest, entries: Sequence[CatalogEntry]
+) -> AsyncGenerator[Frame, None]:
+    """Yield the frames of a request for coded objects that their owners have looked up, with the next one being read.
+    Must be closed."""
+    wanted: list[_Wanted] = []
+    for position, entry in enumerate(entries):
+        bucket = view.to_read(part.bucket[part.bucket_index[position] if part.bucket_index else 0])
+        start, length = (part.start[position], part.length[position]) if part.start else (0, -1)
+        size_bytes = entry.size_bytes - start if length < 0 else length
+        uuid = b"" if bucket is None else bucket.uuid
+        wanted.append(_Wanted(position, uuid, part.name[position], entry, start, size_bytes, False, False))
+    windows, ahead = _windows(wanted), None
+    try:
+        for window, after in zip_longest(windows, windows[1:]):
+            if window[0].is_large:
+                async with aclosing(_pieces(objects, window[0], verify=part.verify_ranges)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                continue
+            reading = ahead or asyncio.create_task(_read(objects, window, verify=part.verify_ranges))
+            ahead = None
+            if after is not None and not after[0].is_large:
+                ahead = asyncio.create_task(_read(objects, after, verify=part.verify_ranges))
+            yield _frame(window, await reading)
+    finally:
+        if ahead is not None:
+            ahead.cancel()
+            ahead.add_done_callback(retrieve)
+
+
+async def _pieces(objects: CodedObjects, one: _Wanted, *, verify: bool) -> AsyncGenerator[Frame, None]:
+    """Yield a large entry, with a failure in the place of the first piece that cannot be read."""
+    at = checksum = 0
+    chunks = objects.chunks(one.bucket_uuid, one.entry, one.start, one.size_bytes, verify=verify or one.is_whole)
+    try:
+        async with aclosing(chunks):
+            async for data in chunks:
+                piece, checksum = Piece(at, one.size_bytes, str(one.entry.version)), crc32c(data, checksum)
+                at += len(data)
+                if at == one.entry.size_bytes and checksum != one.entry.checksum:
+                    raise CorruptObject(f"{one.name!r}: its group has other bytes than what was put")
+                yield _frame([one], [data], piece, checksum)
+    except LoaderError as error:
+        yield _frame([one], [error])
+
+
+def _frame(
+    window: Sequence[_Wanted],
+    found: Sequence[memoryview | LoaderError],
+    piece: Piece | None = None,
+    checksum: int | None = None,
+) -> Frame:
+    nothing = memoryview(b"")
+    content = [data if isinstance(data, memoryview) else nothing for data in found]
+    is_whole = [one.is_whole and piece is None for one in window]
+    checksums = [
+        one.entry.checksum if whole else crc32c(data)
+        for one, whole, data in zip(window, is_whole, content, strict=True)
+    ]
+    failed = [isinstance(data, LoaderError) for data in found]
+    return Frame(
+        index=np.array([one.position for one in window], WIRE_U32),
+        size=np.array([len(data) for data in content], WIRE_U32),
+        checksum=np.array(checksums if checksum is None else [checksum], WIRE_U32),
+        status=np.where(failed, np.uint8(pb.UNAVAILABLE), np.uint8(pb.OK)),
+        checksum_kind=np.where(is_whole, np.uint8(pb.STORED), np.uint8(pb.COMPUTED)),
+        content=content,
+        piece=piece,
+        errors={
+            one.position: EntryFault(str(data), data.kind)
+            for one, data in zip(window, found, strict=True)
+            if isinstance(data, LoaderError)
+        },
+    )

@@ -281,7 +281,7 @@ class Reorder:
         self.status[positions] = frame.status
         self.checksum[positions] = frame.checksum
         self.received[positions] = True
-        self._hold(sender, len(frame.payload))
+        self._hold(sender, frame.payload_bytes)
         if not self.ordered:
             self._any_order.append((sender, self._moved(frame, positions, errors)))
             return np.empty(0, np.int64)

@@ -98,6 +98,7 @@ from ais_loader.wire.gather.frame_edit import failing, without_untransformed
 from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import MergedWaits, NodeWaits
+from storage_node.batch.coded_entries import coded_frames
 from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
 from storage_node.batch.gather.hedging import HedgeWatch
 from storage_node.batch.gather.resumed import Resumed
@@ -282,8 +283,14 @@ class Gather:
     async def _read_here(
         self, sender: PartSender, part: pb.BatchRequest, credit: Credit, coded: Sequence[CatalogEntry] | None
     ) -> None:
-        async with aclosing(own_frames(self._resources, self._request.tenant, part, credit, coded)) as frames:
+        if coded is None:
+            frames = own_frames(self._resources, self._request.tenant, part, credit)
+        else:
+            frames = coded_frames(self._resources.coded, self._routing.view, part, coded)
+        async with aclosing(frames):
             async for frame in frames:
+                if coded is not None:
+                    await credit.spend(frame.payload_bytes)
                 self._take(sender, frame)
         self._complete(sender)
 
@@ -307,7 +314,7 @@ class Gather:
     def _take(self, sender: PartSender, frame: Frame) -> None:
         if sender.number not in self._senders:
             return  # it has lost all its entries to others
-        came_bytes = len(frame.payload)
+        came_bytes = frame.payload_bytes
         self.memory.came(sender, came_bytes)
         sender.note_frame(frame, self._resources.hedging)
         if self._request.transform and sender.endpoint and frame.piece is None:
@@ -316,7 +323,7 @@ class Gather:
         wanted = self.reorder.wanted(sender.number, frame)
         if wanted is not None and (coded := wanted.checksum_kind == pb.CODED).any():
             wanted = self._without_coded(sender, wanted, coded)
-        self.memory.release(came_bytes - (0 if wanted is None else len(wanted.payload)))
+        self.memory.release(came_bytes - (0 if wanted is None else wanted.payload_bytes))
         if wanted is not None:
             again: Mask | None = None
             if wanted.status.any():
@@ -325,7 +332,7 @@ class Gather:
                 for at in wanted.index[wanted.status == pb.OK].tolist():
                     self._coded.pop(sender.positions[at], None)
                     self._unread.discard(sender.positions[at])
-            expected_bytes = self.reorder.held_bytes + len(wanted.payload)
+            expected_bytes = self.reorder.held_bytes + wanted.payload_bytes
             self.reorder.push(sender.number, wanted, again)
             self.memory.release(expected_bytes - self.reorder.held_bytes)  # pieces of an entry that begins again
             self._drop_beaten()

@@ -7,7 +7,7 @@ arrive: a sender may overdraw its credit by one frame.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 
@@ -20,8 +20,6 @@ from storage_node.batch.fast_path import answer_inline
 from storage_node.batch.resources import BatchResources, look_up
 from storage_node.limits.counters import clock_s
 from storage_node.limits.memory_budget import Credit, MemoryBudget
-from storage_node.store.format import CatalogEntry
-from storage_node.store.read.batch import StoreBatch
 
 _ONE_FRAME_BYTES = 64 << 10
 """Credit for one frame, which may be larger."""
@@ -153,14 +151,10 @@ class SenderMemory:
 
 
 async def own_frames(
-    resources: BatchResources,
-    tenant: str,
-    part: pb.BatchRequest,
-    credit: Credit,
-    coded: Sequence[CatalogEntry] | None = None,
+    resources: BatchResources, tenant: str, part: pb.BatchRequest, credit: Credit
 ) -> AsyncGenerator[Frame, None]:
-    """Yield the frames of a part that this node reads, each when there is credit for it and it is the tenant's turn.
-    Must be closed. `coded`: the part's entries, all of them coded, if their owners have looked them up."""
+    """Yield the frames of a part of this node, each when there is credit for it and it is the tenant's turn. Must be
+    closed."""
     if part.transform:
         run = await resources.transformed(part)
         try:
@@ -170,19 +164,16 @@ async def own_frames(
         finally:
             await run.close()
         return
-    if coded is None and resources.may_answer(tenant, len(part.name)):
+    if resources.may_answer(tenant, len(part.name)):
         answer = answer_inline(resources.node.store, part, 0, resources.node.membership)
         if answer is not None and (frame := decode_response(answer[0]).frame) is not None:
             await credit.spend(answer[1])
             yield frame
             return
-    if coded is None:
-        batch = await look_up(resources, tenant, part)
-    else:
-        batch = StoreBatch.of_coded(resources.node.store, part, coded)
-    entries = CodedEntries(resources.coded, resources.node, part, batch, elsewhere=coded is not None)
+    batch = await look_up(resources, tenant, part)
+    coded = CodedEntries(resources.coded, resources.node, part, batch)
     try:
-        async with aclosing(entries.spans(MAX_PAYLOAD_BYTES)) as spans:
+        async with aclosing(coded.spans(MAX_PAYLOAD_BYTES)) as spans:
             async for span in spans:
                 await credit.spend(span.payload_bytes)
                 slot = await resources.turn(tenant, 0)  # charged when it is sent
@@ -193,5 +184,5 @@ async def own_frames(
                 credit.add(span.payload_bytes - len(frame.payload))
                 yield frame
     finally:
-        await entries.close()
+        await coded.close()
         batch.close()

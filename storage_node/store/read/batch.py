@@ -70,13 +70,6 @@ class StoreBatch:
         lookup = BatchLookup(store, request)
         return cls(store, request, lookup) if lookup.locate(waits=False, or_cached=True) else None
 
-    @classmethod
-    def of_coded(cls, store: Store, request: pb.BatchRequest, entries: Sequence[CatalogEntry]) -> StoreBatch:
-        """Return a batch of coded objects that other nodes have looked up, one entry for each entry of the request."""
-        lookup = BatchLookup(store, request)
-        lookup.enter_coded(entries)
-        return cls(store, request, lookup)
-
     @property
     def n(self) -> int:
         return self._table.n

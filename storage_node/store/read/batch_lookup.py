@@ -465,12 +465,6 @@ class BatchLookup:
         name = self.table.names[position]
         self.table.fail(position, pb.UNAVAILABLE, f"{name!r}: it is coded, and not read yet", ObjectCoded.kind)
 
-    def enter_coded(self, entries: Sequence[CatalogEntry]) -> None:
-        """Take these coded entries for those of the whole batch, without a look-up."""
-        for position, entry in enumerate(entries):
-            self.table.records[position] = entry
-            self._fail_coded(position)
-
     def look_up_again(self, positions: Sequence[int]) -> None:
         """Look up entries as if for the first time."""
         self.complete()
