@@ -357,13 +357,15 @@ class Gather:
             index = int(frame.index[at])
             position, code = int(sender.positions[index]), int(status[at])
             fault = errors.get(index, _NO_FAULT)
-            if position in self._coded:  # it is read here, whatever a second owner reports
+            if sender.reads_coded:
+                self._failures.note(position, code, fault)
+                self._routing.restore(position)  # it may have moved since
+                self._coded.pop(position, None)
+                self._unreadable.add(position)
+                if not contested[at]:
+                    self._waiting.add(position)
+            if sender.reads_coded or position in self._coded:  # it is read here, whatever a second owner reports
                 again[at] = True
-                if sender.reads_coded:
-                    del self._coded[position]
-                    self._unreadable.add(position)
-                    if not contested[at]:
-                        self._waiting.add(position)
                 continue
             self._failures.note(position, code, fault)
             if code == pb.CORRUPT and self.reorder.damaged_further(position):
