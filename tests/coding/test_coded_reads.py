@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -97,6 +97,47 @@ def test_a_batch_has_the_bytes_in_its_order_and_each_failure_in_its_place(coded:
 def test_a_batch_is_the_same_however_it_is_requested(coded: Made, how: dict[str, bool]) -> None:
     assert_read(coded.cluster.ask(NAMES, **how), NAMES)
     coded.cluster.settle()
+
+
+def test_only_the_node_that_gathers_a_batch_reads_fragments(own: Made) -> None:
+    cluster = own.cluster
+    cluster.put({"plain": b"plain bytes"})
+    names = [*NAMES, "plain", "missing"]
+    for how in ({}, {"start": [1] * len(names), "length": [0] * len(names)}):
+        answer = cluster.ask(names, **how)
+        assert [at for at, status in answer.status.items() if status] == (
+            [len(names) - 1] if not how else [NAMES.index("empty"), len(names) - 1]
+        )
+    assert_read(cluster.ask(NAMES), NAMES)
+    readers = [cluster.batches(number).resources.coded.groups for number in range(6)]
+    assert [bool(reader._known) for reader in readers] == [True] + [False] * 5
+    cluster.settle()
+
+
+def test_an_entry_that_the_gathering_node_cannot_read_is_read_by_its_owner(
+    own: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, read = own.cluster.batches(0).resources.coded.groups, group_reader.GroupReader.read
+
+    async def failing(self: group_reader.GroupReader, bucket: Any, wanted: Any, **more: Any) -> Any:
+        found = await read(self, bucket, wanted, **more)
+        return [errors.NodeUnavailable("no way")] * len(found) if self is reader else found
+
+    monkeypatch.setattr(group_reader.GroupReader, "read", failing)
+    names = [name for name in NAMES if own.cluster.owners(name)[0] != 0 and 0 not in own.cluster.owners(name)]
+    assert_read(own.cluster.ask(names), names)
+    mine = [name for name in NAMES if 0 in own.cluster.owners(name)][:5]
+    assert_read(own.cluster.ask(mine), mine)  # of further owners
+    own.cluster.settle()
+
+
+def test_an_owner_that_is_slow_to_say_where_its_entries_are_delays_no_batch(own: Made) -> None:
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    slow = next(number for number in range(1, 6) if any(own.cluster.owners(name)[0] == number for name in NAMES))
+    own.cluster.links[slow].stall()
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    own.cluster.links[slow].flow()
+    own.cluster.settle()
 
 
 def test_ranges_are_those_of_the_objects(client: Client) -> None:
