@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import Iterator
@@ -114,21 +115,47 @@ def test_only_the_node_that_gathers_a_batch_reads_fragments(own: Made) -> None:
     cluster.settle()
 
 
-def test_an_entry_that_the_gathering_node_cannot_read_is_read_by_its_owner(
-    own: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, read = own.cluster.batches(0).resources.coded.groups, group_reader.GroupReader.read
+def test_entries_that_one_node_cannot_read_are_read_by_another(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, unable = group_reader.GroupReader.read, list[group_reader.GroupReader]()
 
     async def failing(self: group_reader.GroupReader, bucket: Any, wanted: Any, **more: Any) -> Any:
+        unable[:] = unable or [self]
         found = await read(self, bucket, wanted, **more)
-        return [errors.NodeUnavailable("no way")] * len(found) if self is reader else found
+        return [errors.NodeUnavailable("no way")] * len(found) if self in unable else found
 
     monkeypatch.setattr(group_reader.GroupReader, "read", failing)
-    names = [name for name in NAMES if own.cluster.owners(name)[0] != 0 and 0 not in own.cluster.owners(name)]
-    assert_read(own.cluster.ask(names), names)
-    mine = [name for name in NAMES if 0 in own.cluster.owners(name)][:5]
-    assert_read(own.cluster.ask(mine), mine)  # of further owners
+    with connect(own.cluster.nodes[0].url, options=PATIENT) as client:
+        for assembly in ("auto", "direct"):
+            unable.clear()
+            found = client.bucket(BUCKET).get_batch(NAMES, assembly=assembly)
+            assert [item.tobytes() for item in found] == [OBJECTS[name] for name in NAMES]
+            assert unable
     own.cluster.settle()
+
+
+def test_an_entry_whose_place_has_changed_is_read_at_the_new_one(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the answer of its owner and the read of its fragments, each object is coded again or has a file."""
+    cluster, read, changed = own.cluster, group_reader.GroupReader.read, list[bool]()
+
+    async def late(self: group_reader.GroupReader, bucket: Any, wanted: Any, **more: Any) -> Any:
+        if not changed:
+            changed.append(True)
+            await asyncio.to_thread(change)
+            self.forget(group.group for group in own.groups)
+        return await read(self, bucket, wanted, **more)
+
+    def change() -> None:
+        old = list(own.groups)
+        cluster.put({"small/000": SMALL["small/000"]})
+        cluster.code(list(SMALL)[1:])
+        for group in old[:-2]:
+            for name in group.fragments[:3]:
+                cluster.store(cluster.holder(name)).delete(cluster.companion, name)
+
+    monkeypatch.setattr(group_reader.GroupReader, "read", late)
+    assert_read(cluster.ask(NAMES), NAMES)
+    assert changed
+    cluster.settle()
 
 
 def test_an_owner_that_is_slow_to_say_where_its_entries_are_delays_no_batch(own: Made) -> None:

@@ -65,8 +65,8 @@ the rest of the batch again without that option, so that the holders verify it.
 An entry for which all holders failed reports the most severe of their errors. If more than `max_recoveries` entries had
 to be requested again, or more than `max_soft_errors` failed, the whole batch fails.
 
-A coded entry that cannot be read here is requested from its owner once more, now with its bytes: that node may reach
-fragments that this one does not, and looks the entry up again.
+A coded entry that cannot be read at its place is requested from its owners once more, because it may be elsewhere by
+now, or have a file again. If it cannot be read then either, it fails as unavailable.
 
 A peer whose END does not match its frames is treated like one that has died. If all of its entries have been accepted
 already, they cannot be corrected, and the whole batch fails.
@@ -153,7 +153,7 @@ class Gather:
         self._unread: set[int] = set()
         """Positions of those among them that no sender reads yet."""
         self._unreadable: set[int] = set()
-        """Positions of coded entries that could not be read here."""
+        """Positions of coded entries that could not be read at the place that was known."""
         self._reading_due: asyncio.TimerHandle | None = None
         self._unplaced: set[int] = set()
         """Positions that wait for a newer map."""
@@ -228,35 +228,32 @@ class Gather:
 
     # -- requests
 
-    def _ask(self, node: int, positions: list[int], *, hedge: bool = False) -> None:
+    def _ask(self, node: int, positions: list[int], *, hedge: bool = False, reads_coded: bool = False) -> None:
         """Request entries from a node, with one sender or several: an entry that continues in its middle must be its
         sender's first."""
         partial = self._resumed.partly_received(positions[1:], self.reorder)
         left = [p for p in positions if p not in partial]
         for part in [*([p] for p in sorted(partial)), *in_senders(left, ordered=self._ordered)]:
-            self._open(node, part, hedge=hedge)
+            self._open(node, part, hedge=hedge, reads_coded=reads_coded)
 
-    def _open(
-        self, node: int, positions: list[int], *, hedge: bool, coded: Sequence[CatalogEntry] | None = None
-    ) -> None:
+    def _open(self, node: int, positions: list[int], *, hedge: bool, reads_coded: bool) -> None:
         is_local = node == self._routing.local
         endpoint = "" if is_local else str(self._routing.view.nodes[node].peer_endpoint)
         number = self.reorder.add_sender(positions, rival=hedge)
         sender = PartSender(number, node, self._routing.view.version, endpoint, positions, hedge=hedge)
         if not is_local:
             self._resources.loads.requested(endpoint, len(positions))
-        sender.reads_coded = coded is not None
+        sender.reads_coded = reads_coded
         self._senders[sender.number] = sender
         self.memory.begin(sender)
         resume = self._resumed.of(positions[0], self.reorder)
         part = self._routing.part(positions, initial_credit_bytes=sender.credit_bytes, resume=resume)
-        part.coded_places = (
-            self._may_be_coded and coded is None and resume is None and self._unreadable.isdisjoint(positions)
-        )
+        part.coded_places = self._may_be_coded and not reads_coded and (resume is None or is_local)
         if is_local:
             credit = Credit(sender.credit_bytes)
             sender.grant = credit.add
-            self._run(sender, self._read_here(sender, part, credit, coded))
+            entries = [self._coded[position] for position in positions] if reads_coded else None
+            self._run(sender, self._read_here(sender, part, credit, entries))
             return
         # Entries may then be sent unverified. The client verifies them, and requests a damaged one again with
         # verification by its owner.
@@ -289,7 +286,7 @@ class Gather:
             frames = coded_frames(self._resources.coded, self._routing.view, part, coded)
         async with aclosing(frames):
             async for frame in frames:
-                if coded is not None:
+                if sender.reads_coded:
                     await credit.spend(frame.payload_bytes)
                 self._take(sender, frame)
         self._complete(sender)
@@ -357,23 +354,23 @@ class Gather:
             index = int(frame.index[at])
             position, code = int(sender.positions[index]), int(status[at])
             fault = errors.get(index, _NO_FAULT)
-            if sender.reads_coded:
-                self._failures.note(position, code, fault)
-                self._routing.restore(position)  # it may have moved since
-                self._coded.pop(position, None)
-                self._unreadable.add(position)
-                if not contested[at]:
-                    self._waiting.add(position)
-            if sender.reads_coded or position in self._coded:  # it is read here, whatever a second owner reports
+            if position in self._coded and not sender.reads_coded:  # it is read here, whatever a second owner reports
                 again[at] = True
                 continue
             self._failures.note(position, code, fault)
+            if self._coded.pop(position, None) is not None and position not in self._unreadable:
+                self._unreadable.add(position)
+                self._routing.restore(position)
+                if not contested[at]:
+                    self._waiting.add(position)
+                again[at] = True
+                continue
             if code == pb.CORRUPT and self.reorder.damaged_further(position):
                 self._routing.restore(position)
             if fault.kind == StaleMap.kind and not contested[at] and self._plan_again(sender, [position]):
                 again[at] = True
                 continue
-            if code in MAY_BE_BETTER_ELSEWHERE and fault.kind != ObjectDeleted.kind:
+            if code in MAY_BE_BETTER_ELSEWHERE and not sender.reads_coded and fault.kind != ObjectDeleted.kind:
                 if contested[at]:  # it has been requested elsewhere already
                     self._failures.pass_over(position, sender.node)
                 if contested[at] or self._try_next_holder(position, sender.node):
@@ -390,8 +387,8 @@ class Gather:
                 try:
                     self._coded[position] = decode_entry(bytes(data))
                     self._unread.add(position)
-                except StoreFormatError:  # a node of another version
-                    self._unreadable.add(position)
+                except StoreFormatError:
+                    continue  # a node of another version
         left = failing(frame, coded, {})
         left.status[coded] = pb.UNAVAILABLE
         return left
@@ -413,7 +410,7 @@ class Gather:
         owed = [self.reorder.is_owed(position) for position in positions]  # by an owner that is slow
         for hedge in {*owed}:
             mine = [position for position, is_owed in zip(positions, owed, strict=True) if is_owed == hedge]
-            self._open(self._routing.local, mine, hedge=hedge, coded=[self._coded[position] for position in mine])
+            self._ask(self._routing.local, mine, hedge=hedge, reads_coded=True)
 
     def _complete(self, sender: PartSender) -> None:
         """End a sender whose entries have all arrived."""

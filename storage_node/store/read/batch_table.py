@@ -87,19 +87,11 @@ class BatchTable:
         return self.drives[self.slots[position]]
 
     def place(
-        self,
-        position: int,
-        fd: int,
-        size_bytes: int,
-        checksum: int | None,
-        version: str,
-        start: int = 0,
-        kind: int = pb.STORED,
+        self, position: int, fd: int, size_bytes: int, checksum: int | None, version: str, start: int = 0
     ) -> None:
         """Set the location of an entry's bytes to an open file.
 
-        `checksum`: their CRC-32C; None if it is unknown. `version`: of the object that they are from. `kind`: the
-        ChecksumKind of a known checksum.
+        `checksum`: their CRC-32C; None if it is unknown. `version`: of the object that they are from.
         """
         self.placed[position] = version
         self.records[position] = None
@@ -108,7 +100,7 @@ class BatchTable:
         self.faults.pop(self.first_index + position, None)
         self.folders[position], self.paths[position], self.start[position] = fd, b"", start
         self.sizes[position], self.checksum[position] = size_bytes, checksum or 0
-        self.kind[position] = pb.COMPUTED if checksum is None else kind
+        self.kind[position] = pb.COMPUTED if checksum is None else pb.STORED
         self.shared_files = True
 
     def fail(self, position: int, status: int, message: str, kind: str = "") -> None:
