@@ -27,6 +27,7 @@ PER_REQUEST = (
     "map_version",
     "local",
     "whole_up_to",
+    "coded_places",
 )
 """Valid for one request to one node; never copied."""
 

@@ -27,6 +27,7 @@ import xxhash
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.placement import object_hash
+from ais_loader.wire.redundancy import companion_name
 
 U64: TypeAlias = npt.NDArray[np.uint64]
 F64: TypeAlias = npt.NDArray[np.float64]
@@ -208,6 +209,11 @@ class ClusterView:
     def to_read(self, name: str) -> pb.MapBucket | None:
         """Return a bucket or one of its snapshots."""
         return self.buckets.get(name) or self.pinned.get(name)
+
+    def has_coded(self, names: Iterable[str]) -> bool:
+        """Return whether objects of one of these buckets or snapshots may be coded."""
+        buckets = map(self.to_read, names)
+        return any(known is not None and companion_name(known.uuid) in self.buckets for known in buckets)
 
     def bucket_with_uuid(self, bucket_uuid: bytes) -> pb.MapBucket | None:
         return self._by_uuid.get(bucket_uuid)

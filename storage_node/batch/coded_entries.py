@@ -1,30 +1,74 @@
-"""Coded entries of one batch, read from fragments a window at a time, the next window while one is sent.
+"""Coded entries of batches: their places, which an owner tells, and their bytes, which the node that gathers the batch
+reads from fragments.
 
-Small objects and ranges are read together, up to a window of bytes, with one request to each node that has some of
-their fragments. They are placed in memory as a file, from which frames are read like from any other. A larger entry is
-read a window at a time, and archives are stored again for their members.
+A batch with coded entries is gathered, even if one node owns all of them. Owners answer a coded entry with its place
+(`coded_places`): the catalog entry, without what only its owner needs. The gathering node reads small entries and
+ranges together, up to a window of bytes, with one request to each node that has some of their fragments, and the next
+window while one is sent. A larger entry is read a window at a time. Archives are stored again, by their owners, for
+their members.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
+from contextlib import aclosing
 from io import FileIO
 from typing import NamedTuple
 
-from ais_loader.errors import LoaderError
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES
+import numpy as np
+
+from ais_loader.errors import CorruptObject, LoaderError
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.frame import WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.fast_path import MAX_BYTES_TOGETHER
 from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
 from storage_node.context.node import Node
 from storage_node.limits.tasks import results_of, retrieve
-from storage_node.store.format import CatalogEntry
+from storage_node.store.checksum import crc32c
+from storage_node.store.format import CatalogEntry, encode_place
 from storage_node.store.read.batch import StoreBatch
-from storage_node.store.read.frame_plan import FrameSpan
+
+_NOTHING = memoryview(b"")
+_FEW, _TOGETHER = 256, 1024
+"""Number of entries for which a switch to a thread costs more, and number that does not delay other sessions."""
+
+
+async def enter_places(objects: CodedObjects, node: Node, request: pb.BatchRequest, batch: StoreBatch) -> None:
+    """Enter the places of coded entries into a batch as their bytes. Members are entered with their own, once the
+    archives are stored again."""
+    files: dict[tuple[bytes, str], CatalogEntry] = {}
+    members: dict[int, tuple[bytes, str]] = {}
+    for position in batch.coded if request.member else ():
+        if request.member[position] and (entry := batch.record(position)) is not None:
+            bucket = request.bucket[request.bucket_index[position] if request.bucket_index else 0]
+            members[position] = node.store.bucket(bucket).uuid_bytes, request.name[position]
+            files[members[position]] = entry
+    if members:
+        stored = await results_of(objects.recall(*key, entry) for key, entry in files.items())
+        problems = dict(zip(files, stored, strict=True))
+        await node.open_archives(request.tenant, batch.look_up_again, list(members))
+        for position in members.keys() & set(batch.coded):
+            if isinstance(problem := problems[members[position]], LoaderError):
+                batch.fail(position, problem)
+    positions = [position for position in batch.coded if position not in members]
+    if positions[:1] == [0]:
+        request.resume_offset = 0  # of its bytes
+    if len(positions) <= _FEW:
+        _enter(batch, positions)
+    else:
+        await node.read(_enter, batch, positions)
+
+
+def _enter(batch: StoreBatch, positions: Sequence[int]) -> None:
+    memory, at = FileIO(os.memfd_create("ais-loader-places", os.MFD_CLOEXEC), "w+"), 0
+    batch.keep(memory)
+    places = [b"" if (entry := batch.record(position)) is None else encode_place(entry) for position in positions]
+    memory.write(b"".join(places))
+    for position, place in zip(positions, places, strict=True):
+        batch.place_coded(position, memory.fileno(), at, place)
+        at += len(place)
 
 
 class _Wanted(NamedTuple):
@@ -34,171 +78,109 @@ class _Wanted(NamedTuple):
     entry: CatalogEntry
     start: int
     size_bytes: int
-    needs_file: bool
+    begin: int
+    """Where the range is resumed."""
 
     @property
-    def range(self) -> tuple[CatalogEntry, int, int]:
-        return self.entry, self.start, self.size_bytes
+    def is_whole(self) -> bool:
+        return self.size_bytes == self.entry.size_bytes
 
     @property
-    def is_large(self) -> bool:
-        return self.size_bytes > WINDOW_BYTES
+    def in_pieces(self) -> bool:
+        return self.size_bytes > WINDOW_BYTES or self.begin > 0
 
 
-def _memory() -> FileIO:
-    return FileIO(os.memfd_create("ais-loader-coded", os.MFD_CLOEXEC), "w+")
+async def coded_frames(
+    objects: CodedObjects, view: ClusterView, part: pb.BatchRequest, entries: Sequence[CatalogEntry]
+) -> AsyncGenerator[Frame, None]:
+    """Yield the frames of a request for coded objects that their owners have looked up. Must be closed."""
+    windows: list[list[_Wanted]] = []
+    room_bytes = 0
+    for position, entry in enumerate(entries):
+        bucket = view.to_read(part.bucket[part.bucket_index[position] if part.bucket_index else 0])
+        start, length = (part.start[position], part.length[position]) if part.start else (0, -1)
+        size_bytes = entry.size_bytes - start if length < 0 else length
+        uuid, begin = b"" if bucket is None else bucket.uuid, 0 if position else part.resume_offset
+        one = _Wanted(position, uuid, part.name[position], entry, start, size_bytes, begin)
+        if not windows or size_bytes > room_bytes or len(windows[-1]) == _TOGETHER or one.in_pieces:
+            windows.append([])
+            room_bytes = WINDOW_BYTES
+        windows[-1].append(one)
+        room_bytes = -1 if one.in_pieces else room_bytes - size_bytes
+    ahead: asyncio.Task[Frame] | None = None
+    try:
+        for window, after in zip(windows, [*windows[1:], []], strict=True):
+            if window[0].in_pieces:
+                async with aclosing(_pieces(objects, part, window[0])) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                continue
+            reading = ahead or asyncio.create_task(_read(objects, part, window))
+            is_read = bool(after) and not after[0].in_pieces
+            ahead = asyncio.create_task(_read(objects, part, after)) if is_read else None
+            yield await reading
+    finally:
+        if ahead is not None:
+            ahead.cancel()
+            ahead.add_done_callback(retrieve)
 
 
-class _LargeEntry:
-    """Entry that is read a window at a time, into a file in memory, at its place in the entry."""
-
-    def __init__(self, objects: CodedObjects, wanted: _Wanted, *, verify: bool) -> None:
-        self._objects, self._wanted, self._verify = objects, wanted, verify
-        self.file = _memory()
-        self._chunks: AsyncGenerator[memoryview, None] | None = None
-        self._end = 0
-
-    async def ready(self, begin: int, end: int) -> None:
-        """Wait until these bytes of the entry can be read from the file; earlier ones are freed. Raises LoaderError."""
-        one, fd = self._wanted, self.file.fileno()
-        if self._chunks is None:
-            rest = one.start + begin, one.size_bytes - begin
-            self._chunks = self._objects.chunks(one.bucket_uuid, one.entry, *rest, verify=self._verify)
-            self._end = begin
-        while self._end < end:
-            data = await anext(self._chunks)
-            kept = os.pread(fd, self._end - begin, begin)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, kept, begin)
-            os.pwrite(fd, data, self._end)
-            self._end += len(data)
-
-    async def stop(self) -> None:
-        if self._chunks is not None:
-            await self._chunks.aclose()
+async def _read(objects: CodedObjects, part: pb.BatchRequest, window: Sequence[_Wanted]) -> Frame:
+    """Read entries together, each range once."""
+    ranges: dict[bytes, dict[tuple[CatalogEntry, int, int], memoryview | LoaderError]] = {}
+    for one in window:
+        ranges.setdefault(one.bucket_uuid, {})[one.entry, one.start, one.size_bytes] = _NOTHING
+    for bucket_uuid, wanted in ranges.items():
+        try:
+            read = await objects.read(bucket_uuid, list(wanted), verify=part.verify_ranges)
+        except LoaderError as error:
+            read = [error] * len(wanted)
+        wanted.update(zip(wanted, read, strict=True))
+    return _frame(window, [ranges[one.bucket_uuid][one.entry, one.start, one.size_bytes] for one in window])
 
 
-class CodedEntries:
-    """Coded entries of one looked-up batch. Belongs to whoever the batch belongs to, on the event loop."""
-
-    def __init__(self, objects: CodedObjects, node: Node, request: pb.BatchRequest, batch: StoreBatch) -> None:
-        self._objects, self._node, self._request, self._batch = objects, node, request, batch
-        self._windows: deque[list[_Wanted]] = deque()
-        room_bytes = 0
-        for one in map(self._wanted, batch.coded):
-            if not self._windows or one.size_bytes > room_bytes:
-                self._windows.append([])
-                room_bytes = WINDOW_BYTES
-            self._windows[-1].append(one)
-            room_bytes -= one.size_bytes
-        self._large: dict[int, _LargeEntry] = {}
-        self._in_memory: set[int] = set()
-        self._ahead: asyncio.Task[list[memoryview | LoaderError]] | None = None
-
-    def _wanted(self, position: int) -> _Wanted:
-        request, entry = self._request, self._batch.record(position)
-        assert entry is not None
-        bucket = request.bucket[request.bucket_index[position] if request.bucket_index else 0]
-        start, length = self._batch.range_of(position)
-        is_member = bool(request.member and request.member[position])
-        size_bytes = 0 if is_member else entry.size_bytes - start if length < 0 else length
-        uuid = self._node.store.bucket(bucket).uuid_bytes
-        return _Wanted(position, uuid, request.name[position], entry, start, size_bytes, is_member)
-
-    async def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> AsyncGenerator[FrameSpan, None]:
-        """Yield all frames of the batch in order, each when the bytes of its coded entries are there."""
-        first = 0
-        while first < self._batch.n:
-            stop = await self.place()
-            for span in self._batch.spans(target_bytes, first, stop):
-                if span.is_piece:
-                    await self.ready(span)
-                yield span
-            first = stop
-
-    async def place(self) -> int:
-        """Place the next window of entries. Returns the position of the first entry that is not placed yet, the number
-        of entries after the last window."""
-        if self._windows:
-            window = self._windows.popleft()
-            reading = self._ahead or asyncio.create_task(self._load(window))
-            self._ahead = asyncio.create_task(self._load(self._windows[0])) if self._windows else None
-            try:
-                found = await reading
-            finally:
-                reading.cancel()
-            read = partial(self._node.open_archives, self._request.tenant) if self._request.member else self._node.read
-            is_read = not self._request.member and all(isinstance(data, memoryview) for data in found)
-            if is_read and sum(one.size_bytes for one in window) <= MAX_BYTES_TOGETHER:
-                self._enter(window, found)  # costs less than a switch to a thread and back
-            else:
-                await read(self._enter, window, found)
-        return self._windows[0][0].position if self._windows else self._batch.n
-
-    def is_at_hand(self, span: FrameSpan) -> bool:
-        """Return whether all bytes of a frame are in memory, and few."""
-        return span.payload_bytes <= MAX_BYTES_TOGETHER and self._in_memory.issuperset(range(span.first, span.stop))
-
-    async def _load(self, window: Sequence[_Wanted]) -> list[memoryview | LoaderError]:
-        """Read the entries of a window, and store those again that need files. Returns the bytes of small ones, and
-        errors."""
-        objects, verify = self._objects, self._request.verify_ranges
-        files = {(one.bucket_uuid, one.name): one.entry for one in window if one.needs_file}
-        stored = await results_of(objects.recall(uuid, name, entry) for (uuid, name), entry in files.items())
-        problems = dict(zip(files, stored, strict=True))
-        ranges: dict[bytes, dict[tuple[CatalogEntry, int, int], memoryview | LoaderError]] = {}
-        for one in window:
-            if not (one.needs_file or one.is_large):
-                ranges.setdefault(one.bucket_uuid, {})[one.range] = memoryview(b"")
-        for bucket_uuid, wanted in ranges.items():
-            try:
-                read = await objects.read(bucket_uuid, list(wanted), verify=verify)
-            except LoaderError as error:
-                read = [error] * len(wanted)
-            wanted.update(zip(wanted, read, strict=True))
-        nothing = memoryview(b"")
-        return [
-            problems[one.bucket_uuid, one.name] or nothing
-            if one.needs_file
-            else ranges.get(one.bucket_uuid, {}).get(one.range, nothing)
-            for one in window
-        ]
-
-    def _enter(self, window: Sequence[_Wanted], found: Sequence[memoryview | LoaderError]) -> None:
-        """Enter what was read into the batch's table. Runs on a reader thread, unless it is little."""
-        batch, memory, at = self._batch, _memory(), 0
-        batch.keep(memory)
-        for one, data in zip(window, found, strict=True):
-            version, is_whole = str(one.entry.version), one.size_bytes == one.entry.size_bytes
-            if one.needs_file or isinstance(data, LoaderError):
-                batch.look_up_again([one.position])  # it may have a file by now
-                if one.position in batch.coded and isinstance(data, LoaderError):
-                    batch.fail(one.position, data)
-            elif one.is_large:
-                large = self._large[one.position] = _LargeEntry(
-                    self._objects, one, verify=is_whole or self._request.verify_ranges
-                )
-                batch.keep(large.file)
-                batch.place_arriving(one.position, large.file.fileno(), 0, one.size_bytes, version)
-            else:
-                os.pwrite(memory.fileno(), data, at)
-                checksum = one.entry.checksum if is_whole else None
-                batch.place_arriving(one.position, memory.fileno(), at, len(data), version, checksum)
+async def _pieces(objects: CodedObjects, part: pb.BatchRequest, one: _Wanted) -> AsyncGenerator[Frame, None]:
+    """Yield an entry in pieces. What cannot be read ends it as a failure."""
+    at, checksum = one.begin, part.resume_checksum if one.begin else 0
+    version = part.resume_version if one.begin else str(one.entry.version)
+    rest = one.start + at, one.size_bytes - at
+    verify = part.verify_ranges or one.is_whole
+    try:
+        async with aclosing(objects.chunks(one.bucket_uuid, one.entry, *rest, verify=verify)) as chunks:
+            async for data in chunks:
+                piece, checksum = Piece(at, one.size_bytes, version), crc32c(data, checksum)
                 at += len(data)
-                self._in_memory.add(one.position)
+                if one.is_whole and at == one.size_bytes and checksum != one.entry.checksum:
+                    raise CorruptObject(f"{one.name!r}: its group has other bytes than what was put")
+                yield _frame([one], [data], piece, checksum)
+    except LoaderError as error:
+        yield _frame([one], [error])
 
-    async def ready(self, span: FrameSpan) -> None:
-        """Wait until the bytes of a piece are there. If they cannot be read, its entry is failed."""
-        if (large := self._large.get(span.first)) is not None:
-            try:
-                await large.ready(span.offset, span.offset + span.payload_bytes)
-            except LoaderError as error:
-                self._batch.fail_begun(span.first, error)
 
-    async def close(self) -> None:
-        """Stop reading ahead."""
-        if self._ahead is not None:
-            self._ahead.cancel()
-            self._ahead.add_done_callback(retrieve)
-        for large in self._large.values():
-            await large.stop()
+def _frame(
+    window: Sequence[_Wanted],
+    found: Sequence[memoryview | LoaderError],
+    piece: Piece | None = None,
+    checksum: int = 0,
+) -> Frame:
+    content = [data if isinstance(data, memoryview) else _NOTHING for data in found]
+    stored = [one.is_whole and piece is None for one in window]
+    checksums = [
+        checksum if piece is not None else one.entry.checksum if is_stored else crc32c(data)
+        for one, is_stored, data in zip(window, stored, content, strict=True)
+    ]
+    errors = {
+        one.position: EntryFault(str(data), data.kind)
+        for one, data in zip(window, found, strict=True)
+        if isinstance(data, LoaderError)
+    }
+    return Frame(
+        index=np.array([one.position for one in window], WIRE_U32),
+        size=np.array([len(data) for data in content], WIRE_U32),
+        checksum=np.array(checksums, WIRE_U32),
+        status=np.array([pb.UNAVAILABLE if one.position in errors else pb.OK for one in window], np.uint8),
+        checksum_kind=np.where(stored, np.uint8(pb.STORED), np.uint8(pb.COMPUTED)),
+        content=content,
+        piece=piece,
+        errors=errors,
+    )

@@ -26,11 +26,13 @@ from storage_node.context.membership import Membership
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
+from storage_node.store.format import encode_place
 from storage_node.store.native import read_cached
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import CachedFile
+from storage_node.store.read.batch_table import MAX_ITEM_BYTES
 from storage_node.store.read.file_frame import FileFrame, opened
-from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
+from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, check_range
 from storage_node.store.store import Store
 
 MAX_BYTES = 384 << 10
@@ -42,8 +44,11 @@ MAX_ENTRIES = 64
 on the event loop costs less than a task and two switches to a thread. In a batch of 128 over two nodes, each node has
 this many."""
 
+MAX_PLACES = 256
+"""Maximum number of entries of which only places are wanted, from the caches of catalogs."""
+
 _RANGES = ("start", "length", "verify_ranges")
-_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version", "whole_up_to", *_RANGES)
+_LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version", "whole_up_to", "coded_places", *_RANGES)
 _NO_MATTER = ("fail_fast", "ordered", "deadline_ms", "tenant", "request_id", "metadata", "receiver_checks")
 ANSWERED = frozenset((*_LOOKED_AT, *_NO_MATTER))
 """Fields that a request answered here may have. One with any other field takes the ordinary path."""
@@ -64,6 +69,12 @@ def answer_inline(
         return None
     if request.HasField("whole_up_to") and len(request.name) != 1:
         return None
+    if request.coded_places and (places := _places(store, request, bucket_uuid)):
+        summed = [(0, b"", 0, len(place), crc32c(place)) for place in places]
+        prefix, digest_ = _prefix(batch_id, summed, b"", pb.CODED)
+        return b"".join((prefix, *places)), sum(map(len, places)), digest_
+    if len(request.name) > MAX_ENTRIES:
+        return None
     _held, files, info = _known_files(store, request, bucket_uuid, MAX_BYTES_TOGETHER)
     if info is not None and not 0 < info.size_bytes <= request.whole_up_to:
         end = pb.End(outcome=pb.End.STOPPED, object=info)
@@ -78,6 +89,19 @@ def answer_inline(
     prefix, digest_ = _prefix(batch_id, files, described)
     answer = read_cached(prefix, tuple(files))
     return None if answer is None else (answer, size_bytes, digest_)
+
+
+def _places(store: Store, request: pb.BatchRequest, bucket_uuid: bytes) -> list[bytes]:
+    """Return the places of all entries, if they are known and coded; otherwise none."""
+    found: list[bytes] = []
+    for name, start, size in zip(request.name, request.start or repeat(0), request.length or repeat(-1), strict=False):
+        known = store.drive_set.cached(bucket_uuid, name, coded=True)
+        if known is None or not known[1].is_coded or known[1].size_bytes > MAX_ITEM_BYTES:
+            return []
+        if request.start and check_range(start, size, known[1].size_bytes):
+            return []
+        found.append(encode_place(known[1]))
+    return found
 
 
 def _answer_ranges(files: list[CachedFile], batch_id: int, size_bytes: int) -> tuple[bytes, int, int] | None:
@@ -209,7 +233,7 @@ def _plain_bucket(
 ) -> bytes | None:
     """Return the bucket of a plain request, if this node may answer it; None for any other request."""
     if (
-        not 0 < len(request.name) <= MAX_ENTRIES
+        not 0 < len(request.name) <= (MAX_PLACES if request.coded_places else MAX_ENTRIES)
         or any(others(request))
         or request.initial_credit_bytes < (MAX_BYTES if len(request.name) == 1 else MAX_BYTES_TOGETHER)
         or len(request.bucket) != 1

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StaleMap
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.coded_entries import CodedEntries
+from storage_node.batch.coded_entries import enter_places
+from storage_node.batch.gather.assembled_batch import AssembledBatch
+from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.readahead import BatchAhead
 from storage_node.batch.resources import BatchCall, Message, look_up
 from storage_node.limits.fair_scheduler import FrameSlot
@@ -48,7 +52,6 @@ class LocalBatch:
         self._call, self._resources, self._request = call, call.resources, call.request
         self._sends_files = sends_files and call.request.receiver_checks
         self._cold: ColdEntries[asyncio.Future[Part]] | None = None
-        self._coded: CodedEntries | None = None
         self._cached = False
         """Whether the last frame came entirely from the page cache."""
 
@@ -78,28 +81,24 @@ class LocalBatch:
                 return batch.end(0)
             if cold:
                 self._cold = ColdEntries(batch, cold, tier, asyncio.ensure_future)
-            if batch.coded:
-                self._coded = CodedEntries(self._resources.coded, self._resources.node, self._request, batch)
+            if batch.coded and self._request.coded_places:
+                await self._enter_places(batch)
+            elif batch.coded and view is not None:
+                return await self._gathered(view)
             end = await run(batch, ahead)
             self._call.tally.ended(batch, end)
             return end
         finally:
             if self._cold is not None:
                 self._cold.close()
-            if self._coded is not None:
-                await self._coded.close()
             ahead.close()
             batch.close()
 
     async def _spans(self, batch: StoreBatch) -> AsyncGenerator[FrameSpan, None]:
-        """Iterate over the frames to read. Those of cold entries follow when their objects are stored, and those of
-        coded ones when their bytes have been read from fragments."""
-        cold, coded, first = self._cold, self._coded, 0
-        placed = batch.n if coded is None else first
+        """Iterate over the frames to read. Those of cold entries follow when their objects are stored."""
+        cold, first = self._cold, 0
         while first < batch.n:
-            if coded is not None and first == placed:
-                placed = await self._from_fragments(coded.place())
-            stop = placed if cold is None else min(placed, cold.next_cold())
+            stop = batch.n if cold is None else cold.next_cold()
             for span in batch.spans(first=first, stop=stop):
                 await self._ready(span)
                 yield span
@@ -114,8 +113,6 @@ class LocalBatch:
         if self._cold is not None:
             for position, part, begin, end in self._cold.missing(span):
                 await self._arrived(self._cold, position, part.ready(begin, end))
-        if self._coded is not None and span.is_piece:
-            await self._from_fragments(self._coded.ready(span))
 
     async def _fetched(self, cold: ColdEntries[asyncio.Future[Part]], position: int) -> None:
         """Wait until a cold entry can be read, or its beginning."""
@@ -150,16 +147,22 @@ class LocalBatch:
             while not (await asyncio.wait([fetch], timeout=ALIVE_S))[0]:
                 await self._call.send(encode_frame(self._call.batch_id, _EMPTY))
 
-    async def _from_fragments(self, reading: Coroutine[Any, Any, T]) -> T:
-        """Wait for bytes of coded entries."""
-        task = asyncio.ensure_future(reading)
+    async def _enter_places(self, batch: StoreBatch) -> None:
+        task = asyncio.ensure_future(enter_places(self._resources.coded, self._resources.node, self._request, batch))
         try:
             with self._call.waits.waiting("peer"):
                 await self._alive(task)
         finally:
             task.cancel()
             await asyncio.wait([task])
-        return task.result()
+        task.result()
+
+    async def _gathered(self, view: ClusterView) -> pb.End | None:
+        """Run the batch as one that is gathered: from this node, and the holders of fragments."""
+        resources, uuid = self._resources, self._resources.node.membership.node_uuid
+        arguments = uuid, self._request, resources.peers.is_failing, resources.loads
+        routing = await resources.node.read(partial(ReplicaRouting, view, *arguments, only_local=True))
+        return await AssembledBatch(self._call, routing).run()
 
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         resources = self._resources
@@ -220,8 +223,6 @@ class LocalBatch:
         few = self._resources.batches.held + self._resources.parts.held <= _FEW_BATCHES
         if few and (copied := batch.copy_encoded(span, self._call.batch_id)) is not None:
             return copied
-        if few and self._coded is not None and self._coded.is_at_hand(span):
-            return batch.read_encoded(span, self._call.batch_id)
         with self._call.waits.waiting("queue"):
             return await self._resources.node.read(batch.read_encoded, span, self._call.batch_id)
 
@@ -241,9 +242,6 @@ class LocalBatch:
         if self._cold is not None:  # how many bytes are collected is known only when all objects are stored
             while (position := self._cold.next_cold()) < batch.n:
                 await self._fetched(self._cold, position)
-        if self._coded is not None:
-            while await self._from_fragments(self._coded.place()) < batch.n:
-                pass
         held_bytes = int(batch.sizes.sum())
         if held_bytes > budget.limit_bytes:
             raise InvalidRequest(

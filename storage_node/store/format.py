@@ -240,6 +240,11 @@ def encode_entry(entry: CatalogEntry) -> bytes:
     return head + entry.path + entry.writes + entry.raw_metadata
 
 
+def encode_place(entry: CatalogEntry) -> bytes:
+    """Encode a coded entry for the node that reads its bytes."""
+    return encode_entry(entry._replace(raw_metadata=b"", writes=b""))
+
+
 def decode_entry(value: bytes) -> CatalogEntry:
     """Decode a catalog value. Raises StoreFormatError for one that this version did not write."""
     try:

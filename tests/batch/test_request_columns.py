@@ -59,6 +59,7 @@ FIELDS: dict[str, Callable[[Random], Any]] = {
     "local": lambda random: random.random() < 0.5,
     "receiver_checks": lambda random: random.random() < 0.5,
     "whole_up_to": U32,
+    "coded_places": lambda random: random.random() < 0.5,
 }
 
 

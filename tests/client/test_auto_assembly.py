@@ -1,4 +1,5 @@
-"""Who assembles a batch when nobody has said so: the client, but for small batches in clusters of very many nodes."""
+"""Who assembles a batch when nobody has said so: the client, but for small batches in clusters of very many nodes, and
+for batches of coded buckets."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.redundancy import companion_name
 from tests.table import table
 
 
-def members(nodes: int) -> Members:
+def members(nodes: int, *, coded: bool = False) -> Members:
     map_ = pb.ClusterMap(cluster_uuid=bytes(16), version=1)
     for number in range(1, nodes + 1):
         map_.node.add(
@@ -23,13 +25,18 @@ def members(nodes: int) -> Members:
             weight=1.0,
             number=number,
         )
-    map_.bucket.add(name="b", uuid=uuid.UUID(int=7).bytes, copies=1, min_copies=1)
+    bucket = map_.bucket.add(name="b", uuid=uuid.UUID(int=7).bytes, copies=1, min_copies=1)
+    bucket.snapshot.add(name="then", cut=1)
+    if coded:
+        map_.bucket.add(name=companion_name(bucket.uuid), uuid=uuid.UUID(int=8).bytes, copies=1, coded_of=bucket.uuid)
     return Members(ClusterView(map_), ClusterOptions(retry_s=0.0))
 
 
-def assembled_by_a_node(nodes: int, entries: int, assembly: str = "auto") -> bool:
-    several = members(nodes)
-    request = batch_pb.BatchRequest(bucket=["b"], name=[f"k{number}" for number in range(entries)])
+def assembled_by_a_node(
+    nodes: int, entries: int, assembly: str = "auto", *, coded: bool = False, bucket: str = "b"
+) -> bool:
+    several = members(nodes, coded=coded)
+    request = batch_pb.BatchRequest(bucket=[bucket], name=[f"k{number}" for number in range(entries)])
     targets = assemblers(request, several, assembly, "none")
     assert sorted(targets) in ([], sorted(node.uuid for node in several.view.nodes))
     return bool(targets)
@@ -51,3 +58,11 @@ def test_in_a_larger_one_a_node_does_unless_there_is_enough_for_each_owner() -> 
 def test_who_says_so_gets_it() -> None:
     assert assembled_by_a_node(3, 1000, "target")
     assert not assembled_by_a_node(DIRECT_TO_NODES + 1, 2, "direct")
+
+
+def test_a_node_does_for_a_coded_bucket_and_its_snapshots_unless_one_object_is_wanted() -> None:
+    for bucket in ("b", "b@then"):
+        assert assembled_by_a_node(3, 2, coded=True, bucket=bucket)
+        assert not assembled_by_a_node(3, 1, coded=True, bucket=bucket)
+        assert not assembled_by_a_node(3, 128, "direct", coded=True, bucket=bucket)
+        assert not assembled_by_a_node(3, 128, bucket=bucket)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -97,6 +98,73 @@ def test_a_batch_has_the_bytes_in_its_order_and_each_failure_in_its_place(coded:
 def test_a_batch_is_the_same_however_it_is_requested(coded: Made, how: dict[str, bool]) -> None:
     assert_read(coded.cluster.ask(NAMES, **how), NAMES)
     coded.cluster.settle()
+
+
+def test_only_the_node_that_gathers_a_batch_reads_fragments(own: Made) -> None:
+    cluster = own.cluster
+    cluster.put({"plain": b"plain bytes"})
+    names = [*NAMES, "plain", "missing"]
+    for how in ({}, {"start": [1] * len(names), "length": [0] * len(names)}):
+        answer = cluster.ask(names, **how)
+        assert [at for at, status in answer.status.items() if status] == (
+            [len(names) - 1] if not how else [NAMES.index("empty"), len(names) - 1]
+        )
+    assert_read(cluster.ask(NAMES), NAMES)
+    readers = [cluster.batches(number).resources.coded.groups for number in range(6)]
+    assert [bool(reader._known) for reader in readers] == [True] + [False] * 5
+    cluster.settle()
+
+
+def test_entries_that_one_node_cannot_read_are_read_by_another(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, unable = group_reader.GroupReader.read, list[group_reader.GroupReader]()
+
+    async def failing(self: group_reader.GroupReader, bucket: Any, wanted: Any, **more: Any) -> Any:
+        unable[:] = unable or [self]
+        found = await read(self, bucket, wanted, **more)
+        return [errors.NodeUnavailable("no way")] * len(found) if self in unable else found
+
+    monkeypatch.setattr(group_reader.GroupReader, "read", failing)
+    with connect(own.cluster.nodes[0].url, options=PATIENT) as client:
+        for assembly in ("auto", "direct"):
+            unable.clear()
+            found = client.bucket(BUCKET).get_batch(NAMES, assembly=assembly)
+            assert [item.tobytes() for item in found] == [OBJECTS[name] for name in NAMES]
+            assert unable
+    own.cluster.settle()
+
+
+def test_an_entry_whose_place_has_changed_is_read_at_the_new_one(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the answer of its owner and the read of its fragments, each object is coded again or has a file."""
+    cluster, read, changed = own.cluster, group_reader.GroupReader.read, list[bool]()
+
+    async def late(self: group_reader.GroupReader, bucket: Any, wanted: Any, **more: Any) -> Any:
+        if not changed:
+            changed.append(True)
+            await asyncio.to_thread(change)
+            self.forget(group.group for group in own.groups)
+        return await read(self, bucket, wanted, **more)
+
+    def change() -> None:
+        old = list(own.groups)
+        cluster.put({"small/000": SMALL["small/000"]})
+        cluster.code(list(SMALL)[1:])
+        for group in old[:-2]:
+            for name in group.fragments[:3]:
+                cluster.store(cluster.holder(name)).delete(cluster.companion, name)
+
+    monkeypatch.setattr(group_reader.GroupReader, "read", late)
+    assert_read(cluster.ask(NAMES), NAMES)
+    assert changed
+    cluster.settle()
+
+
+def test_an_owner_that_is_slow_to_say_where_its_entries_are_delays_no_batch(own: Made) -> None:
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    slow = next(number for number in range(1, 6) if any(own.cluster.owners(name)[0] == number for name in NAMES))
+    own.cluster.links[slow].stall()
+    assert_read(own.cluster.ask(NAMES), NAMES)
+    own.cluster.links[slow].flow()
+    own.cluster.settle()
 
 
 def test_ranges_are_those_of_the_objects(client: Client) -> None:

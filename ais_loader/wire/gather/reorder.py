@@ -147,6 +147,10 @@ class Reorder:
         missing: I64 = mine[self._claims.has(sender, mine) & ~self.received[mine]]
         return missing
 
+    def is_owed(self, position: int) -> bool:
+        """Return whether a sender is to deliver this entry, or has."""
+        return bool(self._claims.sender_of[position] != NOBODY)
+
     # -- races
 
     def hedgeable(self, sender: int) -> I64:
@@ -277,7 +281,7 @@ class Reorder:
         self.status[positions] = frame.status
         self.checksum[positions] = frame.checksum
         self.received[positions] = True
-        self._hold(sender, len(frame.payload))
+        self._hold(sender, frame.payload_bytes)
         if not self.ordered:
             self._any_order.append((sender, self._moved(frame, positions, errors)))
             return np.empty(0, np.int64)

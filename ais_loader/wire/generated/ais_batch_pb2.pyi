@@ -27,6 +27,7 @@ class ChecksumKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COMPUTED: _ClassVar[ChecksumKind]
     TRANSFORMED: _ClassVar[ChecksumKind]
     UNCHECKED: _ClassVar[ChecksumKind]
+    CODED: _ClassVar[ChecksumKind]
 OK: Status
 NOT_FOUND: Status
 MEMBER_NOT_FOUND: Status
@@ -41,6 +42,7 @@ STORED: ChecksumKind
 COMPUTED: ChecksumKind
 TRANSFORMED: ChecksumKind
 UNCHECKED: ChecksumKind
+CODED: ChecksumKind
 
 class OpenLaneRequest(_message.Message):
     __slots__ = ("port", "user")
@@ -99,7 +101,7 @@ class Cancel(_message.Message):
     def __init__(self) -> None: ...
 
 class BatchRequest(_message.Message):
-    __slots__ = ("bucket", "bucket_index", "name", "member", "start", "length", "version", "first_index", "initial_credit_bytes", "fail_fast", "ordered", "buffered", "deadline_ms", "verify_ranges", "receiver_checks", "resume_offset", "resume_checksum", "resume_version", "map_version", "tenant", "request_id", "metadata", "local", "transform", "transform_index", "whole_up_to")
+    __slots__ = ("bucket", "bucket_index", "name", "member", "start", "length", "version", "first_index", "initial_credit_bytes", "fail_fast", "ordered", "buffered", "deadline_ms", "verify_ranges", "receiver_checks", "resume_offset", "resume_checksum", "resume_version", "map_version", "tenant", "request_id", "metadata", "local", "transform", "transform_index", "whole_up_to", "coded_places")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,7 @@ class BatchRequest(_message.Message):
     TRANSFORM_FIELD_NUMBER: _ClassVar[int]
     TRANSFORM_INDEX_FIELD_NUMBER: _ClassVar[int]
     WHOLE_UP_TO_FIELD_NUMBER: _ClassVar[int]
+    CODED_PLACES_FIELD_NUMBER: _ClassVar[int]
     bucket: _containers.RepeatedScalarFieldContainer[str]
     bucket_index: _containers.RepeatedScalarFieldContainer[int]
     name: _containers.RepeatedScalarFieldContainer[str]
@@ -159,7 +162,8 @@ class BatchRequest(_message.Message):
     transform: _containers.RepeatedCompositeFieldContainer[TransformCall]
     transform_index: _containers.RepeatedScalarFieldContainer[int]
     whole_up_to: int
-    def __init__(self, bucket: _Optional[_Iterable[str]] = ..., bucket_index: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., member: _Optional[_Iterable[str]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., version: _Optional[_Iterable[str]] = ..., first_index: _Optional[int] = ..., initial_credit_bytes: _Optional[int] = ..., fail_fast: bool = ..., ordered: bool = ..., buffered: bool = ..., deadline_ms: _Optional[int] = ..., verify_ranges: bool = ..., receiver_checks: bool = ..., resume_offset: _Optional[int] = ..., resume_checksum: _Optional[int] = ..., resume_version: _Optional[str] = ..., map_version: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., local: bool = ..., transform: _Optional[_Iterable[_Union[TransformCall, _Mapping]]] = ..., transform_index: _Optional[_Iterable[int]] = ..., whole_up_to: _Optional[int] = ...) -> None: ...
+    coded_places: bool
+    def __init__(self, bucket: _Optional[_Iterable[str]] = ..., bucket_index: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., member: _Optional[_Iterable[str]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., version: _Optional[_Iterable[str]] = ..., first_index: _Optional[int] = ..., initial_credit_bytes: _Optional[int] = ..., fail_fast: bool = ..., ordered: bool = ..., buffered: bool = ..., deadline_ms: _Optional[int] = ..., verify_ranges: bool = ..., receiver_checks: bool = ..., resume_offset: _Optional[int] = ..., resume_checksum: _Optional[int] = ..., resume_version: _Optional[str] = ..., map_version: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., local: bool = ..., transform: _Optional[_Iterable[_Union[TransformCall, _Mapping]]] = ..., transform_index: _Optional[_Iterable[int]] = ..., whole_up_to: _Optional[int] = ..., coded_places: bool = ...) -> None: ...
 
 class TransformCall(_message.Message):
     __slots__ = ("stage",)

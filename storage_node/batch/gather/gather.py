@@ -27,6 +27,8 @@ The steps:
    budget is exceeded.)
 3. Receive: `_take` adds each frame to the reorder buffer. Entries that another sender has already delivered are
    dropped. Failed entries are judged: some are final, some are requested from another holder.
+   An owner answers a coded entry with its place. When no owner is waited for, or a moment after the first place came,
+   one more sender reads all entries with known places here, from the holders of their fragments (`_read_coded`).
 4. Deliver: `next` returns the run of entries at the front of the buffer, and refills the senders' credit by what was
    taken out. Its caller (`assemble`) sends the frame under the client's credit. The bytes stay accounted until the
    write has ended.
@@ -63,6 +65,9 @@ the rest of the batch again without that option, so that the holders verify it.
 An entry for which all holders failed reports the most severe of their errors. If more than `max_recoveries` entries had
 to be requested again, or more than `max_soft_errors` failed, the whole batch fails.
 
+A coded entry that cannot be read at its place is requested from its owners once more, because it may be elsewhere by
+now, or have a file again. If it cannot be read then either, it fails as unavailable.
+
 A peer whose END does not match its frames is treated like one that has died. If all of its entries have been accepted
 already, they cannot be corrected, and the whole batch fails.
 
@@ -80,18 +85,20 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import compress
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import LoaderError, ObjectDeleted, StaleMap
+from ais_loader.errors import LoaderError, ObjectDeleted, StaleMap, StoreFormatError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.frame import EntryFault, Frame
-from ais_loader.wire.gather.frame_edit import without_untransformed
+from ais_loader.wire.gather.frame_edit import failing, without_untransformed
 from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import MergedWaits, NodeWaits
+from storage_node.batch.coded_entries import coded_frames
 from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
 from storage_node.batch.gather.hedging import HedgeWatch
 from storage_node.batch.gather.resumed import Resumed
@@ -102,9 +109,12 @@ from storage_node.batch.resources import BatchResources
 from storage_node.limits.counters import clock_s
 from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import settled
+from storage_node.store.format import CatalogEntry, decode_entry
 
 NOBODY = -1
 _RETRY_PAUSE_S = 0.1
+_PLACES_TOGETHER_S = 0.01
+"""Places of coded entries that arrive within this time are read together."""
 _BACKOFF = Backoff(2 * _RETRY_PAUSE_S, 2 * _RETRY_PAUSE_S, jitter=0.5)
 _NO_FAULT = EntryFault("")
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -137,6 +147,14 @@ class Gather:
         self._paused: dict[int, asyncio.TimerHandle] = {}
         """Nodes that failed a moment ago; nothing is requested from them before the timer fires."""
         self._failures = Failures(resources, request, routing, self._fail)
+        self._may_be_coded = not request.transform and routing.view.has_coded(request.bucket)
+        self._coded: dict[int, CatalogEntry] = {}
+        """Coded entries by position that are read here, or will be."""
+        self._unread: set[int] = set()
+        """Positions of those among them that no sender reads yet."""
+        self._unreadable: set[int] = set()
+        """Positions of coded entries that could not be read at the place that was known."""
+        self._reading_due: asyncio.TimerHandle | None = None
         self._unplaced: set[int] = set()
         """Positions that wait for a newer map."""
         self._planning: asyncio.Task[None] | None = None
@@ -166,6 +184,7 @@ class Gather:
                 self._note_sizes(frame)
                 self.memory.top_up(self._senders.values(), self.reorder.held_bytes_of)
                 return frame
+            self._read_coded()
             self._grant_one_frame()
             self._changed.clear()
             due = self._due_sender()
@@ -176,7 +195,7 @@ class Gather:
             if due is not None and due.endpoint:
                 self._merged_waits.waited(due.endpoint, waited_s)
             elif due is not None:
-                self._waits.spent_s["drive"] += waited_s
+                self._waits.spent_s["peer" if due.reads_coded else "drive"] += waited_s
 
     def tell_waits(self) -> None:
         """Add the waits for other nodes to those of the batch."""
@@ -187,6 +206,8 @@ class Gather:
         disconnected."""
         for timer in self._paused.values():
             timer.cancel()
+        if self._reading_due is not None:
+            self._reading_due.cancel()
         self._watch.close()
         tasks = self._beaten if self._planning is None else [*self._beaten, self._planning]
         tasks += [sender.task for sender in self._senders.values() if sender.task is not None]
@@ -207,30 +228,32 @@ class Gather:
 
     # -- requests
 
-    def _ask(self, node: int, positions: list[int], *, hedge: bool = False) -> None:
+    def _ask(self, node: int, positions: list[int], *, hedge: bool = False, reads_coded: bool = False) -> None:
         """Request entries from a node, with one sender or several: an entry that continues in its middle must be its
         sender's first."""
         partial = self._resumed.partly_received(positions[1:], self.reorder)
         left = [p for p in positions if p not in partial]
         for part in [*([p] for p in sorted(partial)), *in_senders(left, ordered=self._ordered)]:
-            self._open(node, part, hedge=hedge)
+            self._open(node, part, hedge=hedge, reads_coded=reads_coded)
 
-    def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
+    def _open(self, node: int, positions: list[int], *, hedge: bool, reads_coded: bool) -> None:
         is_local = node == self._routing.local
         endpoint = "" if is_local else str(self._routing.view.nodes[node].peer_endpoint)
         number = self.reorder.add_sender(positions, rival=hedge)
         sender = PartSender(number, node, self._routing.view.version, endpoint, positions, hedge=hedge)
         if not is_local:
             self._resources.loads.requested(endpoint, len(positions))
+        sender.reads_coded = reads_coded
         self._senders[sender.number] = sender
         self.memory.begin(sender)
-        part = self._routing.part(
-            positions, initial_credit_bytes=sender.credit_bytes, resume=self._resumed.of(positions[0], self.reorder)
-        )
+        resume = self._resumed.of(positions[0], self.reorder)
+        part = self._routing.part(positions, initial_credit_bytes=sender.credit_bytes, resume=resume)
+        part.coded_places = self._may_be_coded and not reads_coded and (resume is None or is_local)
         if is_local:
             credit = Credit(sender.credit_bytes)
             sender.grant = credit.add
-            self._run(sender, self._read_here(sender, part, credit))
+            entries = [self._coded[position] for position in positions] if reads_coded else None
+            self._run(sender, self._read_here(sender, part, credit, entries))
             return
         # Entries may then be sent unverified. The client verifies them, and requests a damaged one again with
         # verification by its owner.
@@ -254,9 +277,17 @@ class Gather:
         task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it started
         return task
 
-    async def _read_here(self, sender: PartSender, part: pb.BatchRequest, credit: Credit) -> None:
-        async with aclosing(own_frames(self._resources, self._request.tenant, part, credit)) as frames:
+    async def _read_here(
+        self, sender: PartSender, part: pb.BatchRequest, credit: Credit, coded: Sequence[CatalogEntry] | None
+    ) -> None:
+        if coded is None:
+            frames = own_frames(self._resources, self._request.tenant, part, credit)
+        else:
+            frames = coded_frames(self._resources.coded, self._routing.view, part, coded)
+        async with aclosing(frames):
             async for frame in frames:
+                if sender.reads_coded:
+                    await credit.spend(frame.payload_bytes)
                 self._take(sender, frame)
         self._complete(sender)
 
@@ -280,23 +311,30 @@ class Gather:
     def _take(self, sender: PartSender, frame: Frame) -> None:
         if sender.number not in self._senders:
             return  # it has lost all its entries to others
-        came_bytes = len(frame.payload)
+        came_bytes = frame.payload_bytes
         self.memory.came(sender, came_bytes)
         sender.note_frame(frame, self._resources.hedging)
         if self._request.transform and sender.endpoint and frame.piece is None:
             frame = self._without_untransformed(sender, frame)
         frame = self._resumed.inward(frame, sender.positions[0])
         wanted = self.reorder.wanted(sender.number, frame)
-        self.memory.release(came_bytes - (0 if wanted is None else len(wanted.payload)))
+        if wanted is not None and (coded := wanted.checksum_kind == pb.CODED).any():
+            wanted = self._without_coded(sender, wanted, coded)
+        self.memory.release(came_bytes - (0 if wanted is None else wanted.payload_bytes))
         if wanted is not None:
             again: Mask | None = None
             if wanted.status.any():
                 wanted, again = self._judge(sender, wanted)
-            expected_bytes = self.reorder.held_bytes + len(wanted.payload)
+            if self._coded and not sender.reads_coded:  # another owner has a file
+                for at in wanted.index[wanted.status == pb.OK].tolist():
+                    self._coded.pop(sender.positions[at], None)
+                    self._unread.discard(sender.positions[at])
+            expected_bytes = self.reorder.held_bytes + wanted.payload_bytes
             self.reorder.push(sender.number, wanted, again)
             self.memory.release(expected_bytes - self.reorder.held_bytes)  # pieces of an entry that begins again
             self._drop_beaten()
         self._ask_waiting()
+        self._read_coded()
         self._changed.set()
 
     def _without_untransformed(self, sender: PartSender, frame: Frame) -> Frame:
@@ -316,13 +354,23 @@ class Gather:
             index = int(frame.index[at])
             position, code = int(sender.positions[index]), int(status[at])
             fault = errors.get(index, _NO_FAULT)
+            if position in self._coded and not sender.reads_coded:  # it is read here, whatever a second owner reports
+                again[at] = True
+                continue
             self._failures.note(position, code, fault)
+            if self._coded.pop(position, None) is not None and position not in self._unreadable:
+                self._unreadable.add(position)
+                self._routing.restore(position)
+                if not contested[at]:
+                    self._waiting.add(position)
+                again[at] = True
+                continue
             if code == pb.CORRUPT and self.reorder.damaged_further(position):
                 self._routing.restore(position)
             if fault.kind == StaleMap.kind and not contested[at] and self._plan_again(sender, [position]):
                 again[at] = True
                 continue
-            if code in MAY_BE_BETTER_ELSEWHERE and fault.kind != ObjectDeleted.kind:
+            if code in MAY_BE_BETTER_ELSEWHERE and not sender.reads_coded and fault.kind != ObjectDeleted.kind:
                 if contested[at]:  # it has been requested elsewhere already
                     self._failures.pass_over(position, sender.node)
                 if contested[at] or self._try_next_holder(position, sender.node):
@@ -332,6 +380,38 @@ class Gather:
             self._failures.count_soft_error()
         return replace(frame, status=status, errors=errors), again
 
+    def _without_coded(self, sender: PartSender, frame: Frame, coded: Mask) -> Frame:
+        """Take the places of coded entries out of a frame. They fail in it, for the time being."""
+        for at, data in zip(frame.index[coded].tolist(), compress(frame.entries(), coded), strict=True):
+            if (position := sender.positions[at]) not in self._coded:
+                try:
+                    self._coded[position] = decode_entry(bytes(data))
+                    self._unread.add(position)
+                except StoreFormatError:
+                    continue  # a node of another version
+        left = failing(frame, coded, {})
+        left.status[coded] = pb.UNAVAILABLE
+        return left
+
+    def _read_coded(self) -> None:
+        """Read coded entries here, together with those of which the places are still to come, or after a moment."""
+        if not self._unread:
+            return
+        loop, timer = asyncio.get_running_loop(), self._reading_due
+        if not all(sender.reads_coded for sender in self._senders.values()):
+            if timer is None:
+                self._reading_due = loop.call_later(_PLACES_TOGETHER_S, self._changed.set)
+            if timer is None or loop.time() < timer.when():
+                return
+        if timer is not None:
+            timer.cancel()
+            self._reading_due = None
+        positions, self._unread = sorted(self._unread), set()
+        owed = [self.reorder.is_owed(position) for position in positions]  # by an owner that is slow
+        for hedge in {*owed}:
+            mine = [position for position, is_owed in zip(positions, owed, strict=True) if is_owed == hedge]
+            self._ask(self._routing.local, mine, hedge=hedge, reads_coded=True)
+
     def _complete(self, sender: PartSender) -> None:
         """End a sender whose entries have all arrived."""
         if sender.number not in self._senders:
@@ -339,6 +419,7 @@ class Gather:
         self._end_sender(sender)
         self.reorder.close_sender(sender.number)
         self._ask_waiting()
+        self._read_coded()
         self._changed.set()
 
     def _lose(self, sender: PartSender, error: PeerError) -> None:
@@ -347,7 +428,7 @@ class Gather:
             return
         self._end_sender(sender)
         owed = len(self.reorder.missing_of(sender.number))
-        missing = self.reorder.close_sender(sender.number)[0].tolist()
+        missing = [at for at in self.reorder.close_sender(sender.number)[0].tolist() if at not in self._coded]
         if isinstance(error, PeerRefused) and error.kind == StaleMap.kind and self._plan_again(sender, missing):
             missing = []
         peers = self._resources.peers
@@ -365,6 +446,7 @@ class Gather:
         if isinstance(error, PeerAnswerWrong) and not owed:
             self._fail(LoaderError(str(error)))
         self._ask_waiting()
+        self._read_coded()
         self._changed.set()
 
     def _end_sender(self, sender: PartSender) -> None:
@@ -379,7 +461,7 @@ class Gather:
         first."""
         if self._request.transform:  # transforms take time, and are not run twice
             return
-        positions = self.reorder.hedgeable(sender.number).tolist()
+        positions = [at for at in self.reorder.hedgeable(sender.number).tolist() if at not in self._coded]
         for node, wanted in self._routing.others(positions, sender.node).items():
             if granted := wanted[: self._resources.hedging.budget.take(len(wanted))]:
                 self._ask(node, granted, hedge=True)
@@ -479,7 +561,7 @@ class Gather:
         request."""
         if not self._waiting or self._failure is not None:
             return
-        busy = {sender.node for sender in self._senders.values()}
+        busy = {sender.node for sender in self._senders.values() if not sender.reads_coded}
         for node, positions in self._routing.by_node(self._waiting).items():
             if node not in self._paused and (urgent or node not in busy):
                 self._waiting.difference_update(positions)

@@ -34,7 +34,10 @@ class ReplicaRouting:
         request: pb.BatchRequest,
         is_failing: Callable[[str], bool],
         loads: NodeLoads[str],
+        *,
+        only_local: bool = False,
     ) -> None:
+        """`only_local`: whether no other node is asked."""
         check_columns(request, len(request.name))
         self.view = view
         self._is_failing = is_failing
@@ -42,6 +45,7 @@ class ReplicaRouting:
         self._node_uuid = node_uuid
         self.local = view.position.get(node_uuid, NO_NODE)
         self._request = request
+        self._only_local = only_local
         self.left: list[list[int]] = self._place(range(len(request.name)))
         self.elsewhere = any(len(nodes) != 1 or nodes[0] != self.local for nodes in self.left)
         """Whether any entry may have to be requested from another node."""
@@ -76,6 +80,8 @@ class ReplicaRouting:
             by_bucket[0] = list(positions)
         placed = {position: [self.local] for position in positions}  # also for a bucket that no map contains
         names = list(request.name)
+        if self._only_local:
+            return list(placed.values())
         failing = {at for at in range(len(view.nodes)) if self.is_failing(at)}
         for at, members in by_bucket.items():
             bucket = view.to_read(request.bucket[at])

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
 from functools import partial
 
 from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, Frame, decode_response
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.coded_entries import CodedEntries
+from storage_node.batch.coded_entries import enter_places
 from storage_node.batch.fast_path import answer_inline
 from storage_node.batch.resources import BatchResources, look_up
 from storage_node.limits.counters import clock_s
@@ -40,6 +39,7 @@ class PartSender:
         "node",
         "number",
         "positions",
+        "reads_coded",
         "received",
         "task",
     )
@@ -65,6 +65,8 @@ class PartSender:
         self.busy_s = 0.0
         """Total time that it was silent although it could have sent."""
         self.received = 0
+        self.reads_coded = False
+        """Whether this node reads coded entries from the holders of their fragments."""
         self.task: asyncio.Task[None] | None = None
 
     def note_frame(self, frame: Frame, hedging: Hedging) -> None:
@@ -168,18 +170,17 @@ async def own_frames(
             yield frame
             return
     batch = await look_up(resources, tenant, part)
-    coded = CodedEntries(resources.coded, resources.node, part, batch)
     try:
-        async with aclosing(coded.spans(MAX_PAYLOAD_BYTES)) as spans:
-            async for span in spans:
-                await credit.spend(span.payload_bytes)
-                slot = await resources.turn(tenant, 0)  # charged when it is sent
-                try:
-                    frame = await resources.node.read(batch.read, span)
-                finally:
-                    slot.release()
-                credit.add(span.payload_bytes - len(frame.payload))
-                yield frame
+        if batch.coded:
+            await enter_places(resources.coded, resources.node, part, batch)
+        for span in batch.spans(MAX_PAYLOAD_BYTES):
+            await credit.spend(span.payload_bytes)
+            slot = await resources.turn(tenant, 0)  # charged when it is sent
+            try:
+                frame = await resources.node.read(batch.read, span)
+            finally:
+                slot.release()
+            credit.add(span.payload_bytes - len(frame.payload))
+            yield frame
     finally:
-        await coded.close()
         batch.close()

@@ -22,6 +22,7 @@ from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Fra
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
 from storage_node.store.buckets import ObjectCoded
+from storage_node.store.checksum import crc32c
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_members import status_of
@@ -156,6 +157,12 @@ class StoreBatch:
         self._table.place(position, fd, size_bytes, checksum, version, start)
         if size_bytes > MAX_ITEM_BYTES:
             self._table.fail_too_large(position, size_bytes)
+        self._reader.note_change()
+
+    def place_coded(self, position: int, fd: int, start: int, place: bytes) -> None:
+        """Set the bytes of a coded entry to its place, which is in an open file."""
+        self._table.place(position, fd, len(place), crc32c(place), "", start)
+        self._table.kind[position] = pb.CODED
         self._reader.note_change()
 
     def keep(self, spooled: Closable) -> None:
