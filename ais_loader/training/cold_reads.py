@@ -1,25 +1,20 @@
-"""Model of the reads of a plan's cold objects: which requests each batch causes, and which copies a cache keeps.
+"""Model of the reads of cold objects: the requests that each batch of a plan causes, and the copies that a cache keeps.
 
-A cache that knows the plan keeps what is needed first. One that does not keeps what was read last, and then the bytes
-of other objects between two reads of an object (its reuse distance) decide whether the second finds a copy.
+A store that knows the plan keeps the copies that are needed first; another one those that were read last.
 
-Source: Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970; for samples of
-objects, Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015.
+Source: Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970: MIN and LRU.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ais_loader.wire.cold_reads import is_whole, later_ranges, near_ranges
-
-_SAMPLED = 100_000
-"""Reads of which distances are computed; of more, those of a part of the objects."""
 
 
 class Fetch(NamedTuple):
@@ -34,22 +29,19 @@ class Fetch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ColdObject:
-    """An object of a remote bucket. `uses` are the rounds of the plan that read it, in order."""
+    """An object of a remote bucket, the steps that are to read it, and the bytes that were read of it in parts."""
 
     size_bytes: int
-    is_cached: bool
-    is_validated: bool = False
+    is_stored: bool
+    is_validated: bool
     """Whether a copy is compared with the remote object at each read."""
-    is_known: bool = False
-    """Whether the nodes have asked for its size."""
-    uses: list[int] = field(default_factory=list)
-    at: int = 0
-    """Number of uses that have begun."""
-    requested_bytes: int = 0
+    uses: deque[int] = field(default_factory=deque)
+    requested_bytes: int | None = None
+    """None if the nodes have not asked for its size."""
 
 
 class PartRead(NamedTuple):
-    """A distinct read of a batch: a whole object, or one of its bytes `start` to `stop`."""
+    """A read of an object, or of its bytes from `start` to `stop`."""
 
     of: ColdObject
     start: int = 0
@@ -61,108 +53,80 @@ class ColdReads:
     """
     Args:
         limits: The settings of the nodes, by name.
-        cache_bytes: The most bytes of copies that are kept; 0 for no limit.
-        is_ahead: Whether the nodes know the plan, fetch whole objects ahead, and keep what is needed first.
+        cache_bytes: The most bytes of copies; 0 for no limit.
+        is_ahead: Whether the nodes know the plan: they fetch objects ahead, as a whole.
     """
 
     def __init__(self, limits: Mapping[str, int], cache_bytes: int, *, is_ahead: bool) -> None:
         self._large, self._range = limits["remote_large_object_bytes"], limits["remote_range_bytes"]
-        self._ranges = limits["remote_ranges_per_object"]
-        self._cache, self._is_ahead = cache_bytes or math.inf, is_ahead
-        self._cached: dict[ColdObject, None] = {}
+        self._at_once, self._is_ahead = limits["remote_ranges_per_object"], is_ahead
+        self._cache_bytes, self._kept_bytes = cache_bytes or math.inf, 0
+        self._ranks: dict[ColdObject, float] = {}
+        """The copies, by their places in the order of eviction."""
         self._order: list[tuple[float, int, ColdObject]] = []
-        self.cached_bytes = 0
         self.hits = self.reads = 0
 
-    def keep(self, one: ColdObject) -> None:
-        """Note that an object is stored, or read again."""
-        if one not in self._cached:
-            self._cached[one] = None
-            self.cached_bytes += one.size_bytes
-        one.is_cached = True
-        if self._cache < math.inf:
-            heapq.heappush(self._order, (self._rank(one), id(one), one))
+    def keep(self, of: ColdObject, step: int) -> None:
+        """Note that an object is stored, and read by a step."""
+        while of.uses and of.uses[0] <= step:
+            of.uses.popleft()
+        self._kept_bytes += 0 if of in self._ranks else of.size_bytes
+        self._ranks[of] = rank = (-of.uses[0] if of.uses else -math.inf) if self._is_ahead else step
+        if self._cache_bytes < math.inf:
+            heapq.heappush(self._order, (rank, id(of), of))
 
-    def fetches(self, number: int, reads: Iterable[PartRead]) -> list[Fetch]:
-        """Return the requests of the batch of round `number`. Rounds come in their order."""
-        self._evict(number)
+    def fetches(self, step: int, reads: Iterable[PartRead]) -> list[Fetch]:
+        """Return the requests of a step's batch. Steps come in their order."""
         found: list[Fetch] = []
-        members: dict[ColdObject, list[tuple[int, int]]] = {}
-        waves: dict[ColdObject, int] = {}
+        members, waves = defaultdict[ColdObject, list[tuple[int, int]]](list), defaultdict[ColdObject, int](lambda: 1)
         for of, start, stop, is_member in dict.fromkeys(reads):
-            if of.at < len(of.uses) and of.uses[of.at] == number:
-                of.at += 1
             self.reads += 1
-            if of.is_cached:
+            if of in self._ranks:
                 self.hits += 1
-                self.keep(of)
+                self.keep(of, step)
                 found += [Fetch(1, 0, 1, 0)] if of.is_validated else []
                 continue
             is_part = stop >= 0 and not self._is_ahead
-            if is_part and not of.is_known:
-                of.is_known, waves[of] = True, 1
-                found.append(Fetch(0, 1, 1, 0, is_whole=False))
-            of.requested_bytes += stop - start if is_part else 0
-            if not is_part or stop - start > self._large or is_whole(of.size_bytes, self._large, of.requested_bytes):
+            if is_part:
+                if of.requested_bytes is None:
+                    of.requested_bytes, waves[of] = 0, 2
+                    found.append(Fetch(0, 1, 1, 0, is_whole=False))
+                of.requested_bytes += stop - start
+                is_part = not is_whole(of.size_bytes, self._large, of.requested_bytes) and stop - start <= self._large
+            if not is_part:
                 later = len(later_ranges(of.size_bytes, self._large, self._range))
-                all_waves = 1 + waves.get(of, 0) + math.ceil(later / self._ranges)
-                found.append(Fetch(1 + later, 0, all_waves, of.size_bytes))
-                of.requested_bytes, of.is_known = 0, False
-                self.keep(of)
+                found.append(Fetch(1 + later, 0, waves[of] + math.ceil(later / self._at_once), of.size_bytes))
+                of.requested_bytes = None
+                self.keep(of, step)
             elif is_member:
-                members.setdefault(of, []).append((start, stop))
+                members[of].append((start, stop))
             else:
-                found.append(Fetch(int(stop > start), 0, 1 + waves.get(of, 0), stop - start, is_whole=False))
-        for of, ranges in members.items():
-            if not of.is_cached:  # otherwise it has become due, and its members wait for it
-                for one in near_ranges(ranges, most_bytes=self._range):
-                    found.append(Fetch(1, 0, 1 + waves.get(of, 0), one.stop - one.start, is_whole=False))
+                found.append(Fetch(int(stop > start), 0, waves[of], stop - start, is_whole=False))
+        for of, ranges in members.items():  # those of an archive that is fetched by now wait for it
+            together = near_ranges(ranges, most_bytes=self._range) if of not in self._ranks else []
+            found += [Fetch(1, 0, waves[of], one.stop - one.start, is_whole=False) for one in together]
+        while self._kept_bytes > self._cache_bytes:
+            rank, _, of = heapq.heappop(self._order)
+            if self._ranks.get(of) == rank:  # it was not read since
+                del self._ranks[of]
+                self._kept_bytes -= of.size_bytes
         return found
 
-    def _rank(self, of: ColdObject) -> float:
-        """Return the place of a copy in the order of eviction: by its next use, or by its last one without a plan."""
-        if self._is_ahead:
-            return -of.uses[of.at] if of.at < len(of.uses) else -math.inf
-        return of.uses[of.at - 1] if of.at else -1
 
-    def _evict(self, number: int) -> None:
-        while self.cached_bytes > self._cache and self._order:
-            rank, _, one = heapq.heappop(self._order)
-            if one not in self._cached or rank != self._rank(one) or (self._is_ahead and rank == -number):
-                continue  # it was read since, or is needed now
-            del self._cached[one]
-            one.is_cached = False
-            self.cached_bytes -= one.size_bytes
+def hit_rates(objects: Sequence[ColdObject], shares: Iterable[float]) -> Iterator[tuple[int, float]]:
+    """Yield the sizes of caches for these shares of all bytes, and the share of reads whose reuse distance is within.
 
-
-def hit_rates(objects: Sequence[ColdObject], shares: Sequence[float]) -> list[tuple[int, float]]:
-    """Return, for caches of these shares of all bytes, the bytes, and the share of reads that find a copy by their
-    reuse distance."""
-    total = sum(len(one.uses) for one in objects)
-    step = 1 + total // _SAMPLED
-    chosen = objects[::step]
-    reads = sorted((number, at) for at, one in enumerate(chosen) for number in one.uses)
-    tree, last, distances = [0] * (len(reads) + 1), dict[int, int](), Counter[int]()
-
-    def add(place: int, size_bytes: int) -> None:
-        while place < len(tree):
-            tree[place] += size_bytes
-            place += place & -place
-
-    def before(place: int) -> int:
-        found = 0
-        while place:
-            found += tree[place]
-            place -= place & -place
-        return found
-
-    for place, (_, at) in enumerate(reads, 1):
-        if (known := last.get(at)) is not None:
-            distances[step * (before(place - 1) - before(known)) + chosen[at].size_bytes] += 1
-            add(known, -chosen[at].size_bytes)
-        add(place, chosen[at].size_bytes)
-        last[at] = place
-    all_bytes = sum(one.size_bytes for one in objects)
-    sizes = [int(all_bytes * share) for share in shares]
-    found = [sum(count for distance, count in distances.items() if distance <= size) for size in sizes]
-    return [(size, count / len(reads)) for size, count in zip(sizes, found, strict=True)] if reads else []
+    It is the bytes of the objects that were read since the last read of the object, with its own.
+    """
+    reads = sorted((step, at) for at, one in enumerate(objects) for step in one.uses)
+    for share in shares if reads else ():
+        limit_bytes, hits = int(share * sum(one.size_bytes for one in objects)), 0
+        kept, kept_bytes = OrderedDict[int, None](), 0
+        for _, at in reads:
+            hits += at in kept
+            kept_bytes += 0 if at in kept else objects[at].size_bytes
+            kept[at] = None
+            kept.move_to_end(at)
+            while kept_bytes > limit_bytes:
+                kept_bytes -= objects[kept.popitem(last=False)[0]].size_bytes
+        yield limit_bytes, hits / len(reads)

@@ -17,22 +17,16 @@ from ais_loader.training.cold_reads import ColdReads, Fetch, PartRead, hit_rates
 from ais_loader.training.ledger import begun, step_entries, store_of
 from ais_loader.training.number_batches import fetches_entries
 from ais_loader.training.plan import split_steps
-from ais_loader.training.plan_contents import Part, PlanContents, entry_of_part, parts_of_entry
-from ais_loader.training.waiting_model import Door, Pace, waits_s
+from ais_loader.training.plan_contents import Part, PlanContents
+from ais_loader.training.waiting_model import Door, Pace, wait_s
 from ais_loader.values.requests import MAX_ENTRIES_PER_REQUEST
+from ais_loader.wire.cold_reads import AHEAD_SHARE
 
 _SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
 _PROBES = 3
 _LEAST_S = 1e-6
 _FREE = Door(0.0, 1e15)
-"""The door of what is not read: it takes no time."""
-_LIMITS = (
-    "remote_large_object_bytes",
-    "remote_range_bytes",
-    "remote_ranges_per_object",
-    "remote_max_requests",
-    "remote_prefetch_requests",
-)
+"""The door of what is not read."""
 
 
 class _Step(NamedTuple):
@@ -45,74 +39,75 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochForecast:
-    """Figures of one epoch, for all ranks together."""
+    """Figures of one epoch: of all ranks together, but for the waiting."""
 
     epoch: int
     steps: int
-    """Number of batches that are left of it."""
     entries: int
     requests: int
     """Requests for batches to the store."""
     payload_bytes: int
-    """Bytes of all entries. Those of a transform are counted as it reads them."""
+    """Bytes of all entries; of a transform's, before it."""
     gets: int
     heads: int
     """Requests to remote storage."""
     cloud_bytes: int
     """Bytes that leave remote storage."""
     hit_rate: float
-    """Share of the reads of remote buckets that find a stored copy; 1 if there are none."""
+    """Share of the reads of remote buckets that find a stored copy; 1 without reads."""
     wait_s: float
-    """Time that the trainer of a rank waits for batches, in seconds."""
+    """Time that the trainer of each rank waits for batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Expected figures of epochs, which `forecast` returns."""
 
-    epochs: tuple[EpochForecast, ...]
+    epochs: list[EpochForecast]
     distinct_bytes: int
     """Bytes of all entries, each counted once."""
     cache_bytes: int
-    """Bytes of all objects of remote buckets: a cache of this size fetches each of them once."""
-    hit_rates: tuple[tuple[int, float], ...]
-    """Sizes of a cache in bytes, and the share of the reads of remote buckets that find a copy there by their reuse
-    distance: in a cache that begins empty, and does not know the plan."""
+    """Bytes of the objects of remote buckets: a cache of this size fetches each of them once."""
+    hit_rates: list[tuple[int, float]]
+    """Sizes of a cache, and the share of reads that find a copy in one that begins empty and does not know the plan, by
+    their reuse distance."""
     missing: int
     """Number of objects that do not exist."""
     unknown: int
-    """Number of distinct entries whose sizes are not known, and count as 0: members of archives that are cold."""
+    """Number of distinct members of cold archives whose sizes are not known, and count as 0."""
     store: Door
     cloud: Door
-    """Latency and rate, as given or measured."""
-    buckets: tuple[str, ...]
-    """The remote buckets."""
-    meter: dict[str, int]
-    """Requests and bytes that the store had counted for them when the forecast was made."""
+    """Latency and rate of the store, and of remote storage."""
+    meter: dict[str, dict[str, int]]
+    """Requests and bytes that the store had counted for each remote bucket before."""
 
-    def compared(self, client: Client, summary: Mapping[str, Any] | None = None) -> dict[str, tuple[float, float]]:
-        """Return what was expected of all epochs together, and what was measured since the forecast, by name.
+    def cost(self, per_1000_requests: float, per_gb: float) -> float:
+        """Return the price of the requests to remote storage, and of the bytes from there (in 10**9)."""
+        requests = sum(one.gets + one.heads for one in self.epochs)
+        return requests / 1000 * per_1000_requests + sum(one.cloud_bytes for one in self.epochs) / 1e9 * per_gb
 
-        Args:
-            client: The store. Its counters begin anew when a node restarts.
-            summary: The fields of `BatchLoader.summary()`, of one rank.
 
-        Raises NodeUnavailable.
-        """
-        now, summary = _meter(client, self.buckets), summary or {}
-        measured = {name: now[name] - before for name, before in self.meter.items()}
-        measured |= {name: summary[name] for name in ("entries", "payload_bytes", "wait_s") if name in summary}
-        return {name: (sum(getattr(one, name) for one in self.epochs), found) for name, found in measured.items()}
+def compared(
+    fields: Mapping[str, Any], client: Client, summary: Mapping[str, Any] | None = None
+) -> dict[str, tuple[float, float]]:
+    """Return what was expected of all epochs together, and what was measured since, by name.
 
-    @classmethod
-    def of_json(cls, fields: Mapping[str, Any]) -> Forecast:
-        """Return the forecast that `dataclasses.asdict` has turned into a JSON object. Raises InvalidRequest."""
-        try:
-            epochs = tuple(EpochForecast(**one) for one in fields["epochs"])
-            doors = {name: Door(*fields[name]) for name in ("store", "cloud")}
-            return cls(**{**fields, **doors, "epochs": epochs})
-        except (KeyError, TypeError) as error:
-            raise InvalidRequest(f"not a forecast, as `ais-loader forecast --json` writes it: {error}") from error
+    Args:
+        fields: Those of a Forecast, from `dataclasses.asdict`.
+        client: The store. Its counters begin anew when a node restarts.
+        summary: Fields of `BatchLoader.summary()`, of one rank.
+
+    Raises InvalidRequest if the fields are others, NodeUnavailable.
+    """
+    try:
+        before, now = fields["meter"], _meter(client, fields["meter"])
+        measured = {
+            name: sum(now[one][name] - before[one][name] for one in before) for name in ("gets", "heads", "cloud_bytes")
+        }
+        measured |= {name: summary[name] for name in ("entries", "payload_bytes", "wait_s") if summary is not None}
+        return {name: (sum(one[name] for one in fields["epochs"]), found) for name, found in measured.items()}
+    except (KeyError, TypeError) as error:
+        raise InvalidRequest(f"no forecast as --json prints it, or no summary: {error!r}") from error
 
 
 def forecast(
@@ -125,169 +120,146 @@ def forecast(
     cloud: Door | None = None,
     cache_bytes: int | None = None,
 ) -> Forecast:
-    """Return what the next epochs of a loader request, and how long its trainer waits. No data is read but by a probe.
+    """Return what the next epochs of a loader request, and how long its trainer waits.
 
     Args:
         loader: A BatchLoader of a plan, or a DataLoader with a BatchSampler.
         state: The position to begin at, which also has the number of ranks; by default that of the loader.
         epochs: The number of epochs, of which the first may have begun.
         step_s: The time of a training step, in seconds.
-        store, cloud: Latency and rate of the store, and of the remote storage behind it. Those that are not given are
-            measured: the first batch is read, and what was cold of it is stored from then on.
+        store, cloud: Latency and rate of the store, and of remote storage behind it. Those that are not given are
+            measured: the first batch is read, and is stored from then on. Nothing else is read.
         cache_bytes: The most bytes of copies of each remote bucket; by default the bucket's own, on all nodes.
 
-    Sizes come from the store, and those of cold objects from the inventory, a listing, or one HEAD each. Raises
+    Sizes come from the store, those of cold objects from an inventory, a listing, or one HEAD each. Raises
     InvalidRequest, for instance for an epoch without an end, and the errors of reading.
     """
-    steps, numbers = _drawn(loader, state, epochs)
+    steps, numbers = _drawn(loader, state, whole_number("forecast", "epochs", epochs, 1))
     of = store_of(loader.dataset)
-    expect_steps = getattr(loader, "_expect_steps", 0) if fetches_entries(loader.dataset) and of.is_shared else 0
     with of.opened() as client:
         limits, nodes = _limits(client)
-        expect_steps = expect_steps if limits["remote_prefetch_requests"] else 0
-        first = [*numbers][: max(steps[0].parts, default=-1) + 1] if steps else []
-        described = partial(PlanContents, client, limits["remote_large_object_bytes"], is_ahead=expect_steps > 0)
-        if store is None or cloud is None:
-            probed = _probed(client, described(first), first)
-            store, cloud = store or probed[0], cloud or probed[1]
+        can_send = fetches_entries(loader.dataset) and of.is_shared and limits["remote_prefetch_requests"]
+        ahead = getattr(loader, "_expect_steps", 0) if can_send else 0
+        described = partial(PlanContents, client, limits["remote_large_object_bytes"], is_ahead=ahead > 0)
+        if steps and (store is None or cloud is None):
+            first = [*numbers][: max(steps[0].parts, default=0) + 1]
+            measured = _probed(client, described(first), first)
+            store, cloud = store or measured[0], cloud or measured[1]
         contents = described(numbers)
-        known = [contents.read(part) for part in numbers]
+        known = [(part.bucket, *contents.read(part)) for part in numbers]
         meter = _meter(client, contents.remotes)
-    for number, one in enumerate(steps):
-        for read in filter(None, (known[at][1] for at in one.parts)):
+    for number, step in enumerate(steps):
+        for read in filter(None, (known[at][2] for at in step.parts)):
             read.of.uses.append(number)
-    models, rates = dict[str, ColdReads](), list[float]()
+    rates = [*hit_rates([*contents.cold.values()], _SHARES)]
+    models: dict[str, ColdReads] = {}
     for bucket, remote in contents.remotes.items():
         budget = remote.cache_bytes * nodes if cache_bytes is None else cache_bytes
-        models[bucket] = ColdReads(limits, budget, is_ahead=expect_steps > 0)
-        rates += [remote.max_requests_per_s * nodes] if remote.max_requests_per_s else []
+        ahead_bytes = budget // AHEAD_SHARE if ahead else 0  # they take the room of copies
+        models[bucket] = ColdReads(limits, budget - ahead_bytes, is_ahead=ahead > 0)
     for (bucket, _), cold in contents.cold.items():
-        if cold.is_cached:
-            models[bucket].keep(cold)
+        if cold.is_stored:
+            models[bucket].keep(cold, -1)
     workers = getattr(loader, "_worker_count", 0)
     pace = Pace(
-        store=store,
-        cloud=cloud,
+        store=store or _FREE,
+        cloud=cloud or _FREE,
         step_s=step_s,
         in_flight=min(getattr(loader, "_in_flight", 1), 2 * workers or sys.maxsize),
         threads=0 if of.is_remote else workers or getattr(loader, "_threads", 1),
-        expect_steps=expect_steps,
+        ahead=ahead,
         requests=limits["remote_max_requests"],
         requests_ahead=limits["remote_prefetch_requests"],
-        requests_per_s=min(rates, default=0.0),
     )
-    buckets = [part.bucket for part in numbers]
     return Forecast(
-        epochs=tuple(
-            _counted([*group], buckets, known, models, pace)
+        epochs=[
+            _counted([*group], known, models, pace)
             for _, group in itertools.groupby(enumerate(steps), lambda one: one[1].epoch)
-        ),
-        distinct_bytes=sum(size_bytes or 0 for size_bytes, _ in known),
+        ],
+        distinct_bytes=sum(size_bytes or 0 for _, size_bytes, _ in known),
         cache_bytes=sum(one.size_bytes for one in contents.cold.values()),
-        hit_rates=tuple(hit_rates([*contents.cold.values()], _SHARES)),
-        missing=contents.missing,
-        unknown=sum(size_bytes is None for size_bytes, _ in known),
-        store=store,
-        cloud=cloud,
-        buckets=tuple(contents.remotes),
+        hit_rates=rates,
+        missing=sum(info is None for info in contents.infos.values()),
+        unknown=sum(size_bytes is None for _, size_bytes, _ in known),
+        store=pace.store,
+        cloud=pace.cloud,
         meter=meter,
     )
 
 
 def _drawn(loader: Any, state: Mapping[str, Any] | None, epochs: int) -> tuple[list[_Step], dict[Part, int]]:
-    """Return the steps of all ranks, as they take turns, and the number of each distinct part in them."""
-    sampler: Any = loader if hasattr(loader, "state_dict") else getattr(loader, "batch_sampler", None)
-    if state is None:
-        state = sampler.state_dict() if hasattr(sampler, "state_dict") else {}
+    """Return the steps of all ranks, which take turns, and the numbers of the distinct parts in them."""
+    own: Any = loader if hasattr(loader, "state_dict") else getattr(loader, "batch_sampler", None)
+    state = own.state_dict() if state is None and hasattr(own, "state_dict") else state or {}
     position, dataset = begun(loader, state)
-    plan, world_size, numbers = position.bound(state["step"]), int(state["world_size"]), dict[Part, int]()
+    plan, world_size, numbers = position.bound(state["step"]), state["world_size"], dict[Part, int]()
     steps: list[_Step] = []
-    for epoch in range(state["epoch"], state["epoch"] + whole_number("forecast", "epochs", epochs, 1)):
+    for epoch in range(state["epoch"], state["epoch"] + epochs):
         count, start = plan.steps(epoch), state["step"] if epoch == state["epoch"] else 0
         if count is None:
             raise InvalidRequest(f"epoch {epoch} of the plan has no end; epoch_steps=N gives it one")
-        ranks = (
-            split_steps(count, start=start, rank=rank, world_size=world_size, tail=position._tail)
-            for rank in range(world_size)
-        )
-        for turn, row in enumerate(itertools.zip_longest(*ranks)):
-            for step in row:
-                if step is not None:
-                    entries = step_entries(dataset, plan.batch(epoch, step % count))
-                    parts = [
-                        numbers.setdefault(part, len(numbers)) for entry in entries for part in parts_of_entry(entry)
-                    ]
-                    steps.append(_Step(epoch, turn, len(entries), parts))
-    return steps, numbers
+        for rank in range(world_size):
+            mine = split_steps(count, start=start, rank=rank, world_size=world_size, tail=position._tail)
+            for turn, step in enumerate(mine):
+                entries = step_entries(dataset, plan.batch(epoch, step % count))
+                parts = [numbers.setdefault(part, len(numbers)) for entry in entries for part in Part.all_of(entry)]
+                steps.append(_Step(epoch, turn, len(entries), parts))
+    return sorted(steps, key=lambda one: one[:2]), numbers
 
 
 def _counted(
     steps: Sequence[tuple[int, _Step]],
-    buckets: Sequence[str],
-    known: Sequence[tuple[int | None, PartRead | None]],
+    known: Sequence[tuple[str, int | None, PartRead | None]],
     models: Mapping[str, ColdReads],
     pace: Pace,
 ) -> EpochForecast:
-    """Return the figures of one epoch, whose steps are numbered over all epochs."""
+    """Return the figures of one epoch."""
     rounds: dict[int, tuple[int, list[Fetch]]] = {}
-    reads_before = [sum(getattr(model, name) for model in models.values()) for name in ("reads", "hits")]
+    before = sum(one.reads for one in models.values()), sum(one.hits for one in models.values())
     for number, step in steps:
         size_bytes, fetches = rounds.get(step.turn, (0, []))
-        wanted: dict[str, list[PartRead]] = {}
-        for at in step.parts:
-            size_bytes += known[at][0] or 0
-            if (read := known[at][1]) is not None:
-                wanted.setdefault(buckets[at], []).append(read)
-        for bucket, parts in wanted.items():
-            fetches += models[bucket].fetches(number, parts)
-        rounds[step.turn] = size_bytes, fetches
-    all_fetches = [fetch for _, fetches in rounds.values() for fetch in fetches]
-    reads, hits = (
-        sum(getattr(model, name) for model in models.values()) - before
-        for name, before in zip(("reads", "hits"), reads_before, strict=True)
-    )
+        parts = [known[at] for at in step.parts]
+        for bucket in {bucket for bucket, _, read in parts if read is not None}:
+            fetches += models[bucket].fetches(number, [read for of, _, read in parts if read and of == bucket])
+        rounds[step.turn] = size_bytes + sum(one or 0 for _, one, _ in parts), fetches
+    reads = sum(one.reads for one in models.values()) - before[0]
     return EpochForecast(
         epoch=steps[0][1].epoch,
         steps=len(steps),
         entries=sum(step.entries for _, step in steps),
         requests=sum(-(-len(step.parts) // MAX_ENTRIES_PER_REQUEST) for _, step in steps),
         payload_bytes=sum(size_bytes for size_bytes, _ in rounds.values()),
-        gets=sum(fetch.gets for fetch in all_fetches),
-        heads=sum(fetch.heads for fetch in all_fetches),
-        cloud_bytes=sum(fetch.size_bytes for fetch in all_fetches),
-        hit_rate=hits / reads if reads else 1.0,
-        wait_s=sum(waits_s(rounds.values(), pace)),
+        gets=sum(one.gets for _, fetches in rounds.values() for one in fetches),
+        heads=sum(one.heads for _, fetches in rounds.values() for one in fetches),
+        cloud_bytes=sum(one.size_bytes for _, fetches in rounds.values() for one in fetches),
+        hit_rate=(sum(one.hits for one in models.values()) - before[1]) / reads if reads else 1.0,
+        wait_s=wait_s(rounds.values(), pace),
     )
 
 
 def _limits(client: Client) -> tuple[dict[str, int], int]:
-    """Return the settings of the nodes for remote storage, and the number of nodes."""
+    """Return the settings of the nodes that are whole numbers, and the number of nodes."""
     described: Any = client.describe()
     nodes = described.get("nodes") or [described]
     limits: Any = next((node["limits"] for node in nodes if "limits" in node), {})
-    return {name: int(limits[name]) for name in _LIMITS}, len(nodes)
+    return {name: int(text) for name, text in limits.items() if text.isdecimal()}, len(nodes)
 
 
 def _probed(client: Client, contents: PlanContents, parts: Sequence[Part]) -> tuple[Door, Door]:
-    """Measure the store and the remote storage behind it: read the first batch while it is cold, and again."""
-    if not parts:
-        return _FREE, _FREE
-    size_of = {part: contents.read(part)[0] or 0 for part in parts}
-    cold = {part[:2] for part in parts if part[:2] in contents.cold and not contents.cold[part[:2]].is_cached}
-    head_s = min(
-        (_took_s(partial(client.bucket(bucket).head, name)) for bucket, name in [*cold][:_PROBES]), default=0.0
-    )
+    """Measure the store, and remote storage behind it: read the first batch while it is cold, and again."""
 
-    def read(wanted: Sequence[Part]) -> float:
-        return _took_s(lambda: list(client.get_batch([*map(entry_of_part, wanted)], on_error="placeholder")))
+    def read(*wanted: Part) -> float:
+        return _took_s(lambda: list(client.get_batch([part.entry() for part in wanted], on_error="placeholder")))
 
-    cold_s, one = read(parts), min(parts, key=size_of.__getitem__)
-    latency_s, all_s = min(read([one]) for _ in range(_PROBES)), min(read(parts) for _ in range(_PROBES))
-    store = Door(latency_s, sum(size_of.values()) / max(all_s - latency_s, _LEAST_S))
-    if not cold:
-        return store, _FREE
+    sizes = {part: contents.read(part)[0] or 0 for part in parts}
+    cold = {part[:2] for part in parts if part[:2] in contents.cold and not contents.cold[part[:2]].is_stored}
+    heads = [partial(client.bucket(bucket).head, name) for bucket, name in [*cold][:_PROBES]]
+    head_s, cold_s = min(map(_took_s, heads), default=0.0), read(*parts)
+    latency_s = min(read(min(parts, key=sizes.__getitem__)) for _ in range(_PROBES))
+    took_s = min(read(*parts) for _ in range(_PROBES))
+    store = Door(latency_s, sum(sizes.values()) / max(took_s - latency_s, _LEAST_S))
     cold_bytes = sum(contents.cold[at].size_bytes for at in cold)
-    return store, Door(max(0.0, head_s - latency_s), cold_bytes / max(cold_s - head_s, _LEAST_S))
+    return store, Door(max(0.0, head_s - latency_s), cold_bytes / max(cold_s - head_s, _LEAST_S)) if cold else _FREE
 
 
 def _took_s(call: Callable[[], object]) -> float:
@@ -296,7 +268,11 @@ def _took_s(call: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def _meter(client: Client, buckets: Collection[str]) -> dict[str, int]:
-    rows = [row for row in client.remote_usage() if row.bucket in buckets] if buckets else []
-    counts = {f"{kind}s": sum(row.requests.get(kind, 0) for row in rows) for kind in ("get", "head")}
-    return counts | {"cloud_bytes": sum(row.bytes_in for row in rows)}
+def _meter(client: Client, buckets: Collection[str]) -> dict[str, dict[str, int]]:
+    found = {bucket: dict.fromkeys(("gets", "heads", "cloud_bytes"), 0) for bucket in buckets}
+    for row in client.remote_usage() if buckets else ():
+        if (counts := found.get(row.bucket)) is not None:
+            counts["gets"] += row.requests.get("get", 0)
+            counts["heads"] += row.requests.get("head", 0)
+            counts["cloud_bytes"] += row.bytes_in
+    return found
