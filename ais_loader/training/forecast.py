@@ -33,7 +33,6 @@ class _Step(NamedTuple):
     epoch: int
     turn: int
     """Number of the batch for its rank."""
-    entries: int
     parts: list[int]
 
 
@@ -44,6 +43,7 @@ class EpochForecast:
     epoch: int
     steps: int
     entries: int
+    """Entries of them, of which one of several ranges counts as so many."""
     requests: int
     """Requests for batches to the store."""
     payload_bytes: int
@@ -203,7 +203,7 @@ def _drawn(loader: Any, state: Mapping[str, Any] | None, epochs: int) -> tuple[l
             for turn, step in enumerate(mine):
                 entries = step_entries(dataset, plan.batch(epoch, step % count))
                 parts = [numbers.setdefault(part, len(numbers)) for entry in entries for part in Part.all_of(entry)]
-                steps.append(_Step(epoch, turn, len(entries), parts))
+                steps.append(_Step(epoch, turn, parts))
     return sorted(steps, key=lambda one: one[:2]), numbers
 
 
@@ -226,7 +226,7 @@ def _counted(
     return EpochForecast(
         epoch=steps[0][1].epoch,
         steps=len(steps),
-        entries=sum(step.entries for _, step in steps),
+        entries=sum(len(step.parts) for _, step in steps),
         requests=sum(-(-len(step.parts) // MAX_ENTRIES_PER_REQUEST) for _, step in steps),
         payload_bytes=sum(size_bytes for size_bytes, _ in rounds.values()),
         gets=sum(one.gets for _, fetches in rounds.values() for one in fetches),
