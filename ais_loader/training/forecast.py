@@ -18,6 +18,7 @@ from ais_loader.training.ledger import begun, step_entries, store_of
 from ais_loader.training.number_batches import fetches_entries
 from ais_loader.training.plan import split_steps
 from ais_loader.training.plan_contents import Part, PlanContents
+from ais_loader.training.plan_position import PlanPosition
 from ais_loader.training.waiting_model import Door, Pace, wait_s
 from ais_loader.values.requests import MAX_ENTRIES_PER_REQUEST
 from ais_loader.wire.cold_reads import AHEAD_SHARE
@@ -134,11 +135,14 @@ def forecast(
     Sizes come from the store, those of cold objects from an inventory, a listing, or one HEAD each. Raises
     InvalidRequest, for instance for an epoch without an end, and the errors of reading.
     """
-    steps, numbers = _drawn(loader, state, whole_number("forecast", "epochs", epochs, 1))
-    of = store_of(loader.dataset)
+    own: Any = loader if hasattr(loader, "state_dict") else getattr(loader, "batch_sampler", None)
+    state = own.state_dict() if state is None and hasattr(own, "state_dict") else state or {}
+    position, dataset = begun(loader, state)
+    of = store_of(dataset)
+    steps, numbers = _drawn(position, dataset, state, whole_number("forecast", "epochs", epochs, 1))
     with of.opened() as client:
         limits, nodes = _limits(client)
-        can_send = fetches_entries(loader.dataset) and of.is_shared and limits["remote_prefetch_requests"]
+        can_send = fetches_entries(dataset) and of.is_shared and limits["remote_prefetch_requests"]
         ahead = getattr(loader, "_expect_steps", 0) if can_send else 0
         described = partial(PlanContents, client, limits["remote_large_object_bytes"], is_ahead=ahead > 0)
         if steps and (store is None or cloud is None):
@@ -187,11 +191,10 @@ def forecast(
     )
 
 
-def _drawn(loader: Any, state: Mapping[str, Any] | None, epochs: int) -> tuple[list[_Step], dict[Part, int]]:
+def _drawn(
+    position: PlanPosition, dataset: Any, state: Mapping[str, Any], epochs: int
+) -> tuple[list[_Step], dict[Part, int]]:
     """Return the steps of all ranks, which take turns, and the numbers of the distinct parts in them."""
-    own: Any = loader if hasattr(loader, "state_dict") else getattr(loader, "batch_sampler", None)
-    state = own.state_dict() if state is None and hasattr(own, "state_dict") else state or {}
-    position, dataset = begun(loader, state)
     plan, world_size, numbers = position.bound(state["step"]), state["world_size"], dict[Part, int]()
     steps: list[_Step] = []
     for epoch in range(state["epoch"], state["epoch"] + epochs):
