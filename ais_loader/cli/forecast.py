@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 
 from ais_loader.cli.batch import loader_of, read_object, takes_loader
-from ais_loader.cli.show import OutputLines, count_text, size_text
+from ais_loader.cli.show import OutputLines, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.values.size_of_text import size_of_text
 
@@ -27,9 +28,7 @@ _NUMBER = click.FloatRange(min=0)
 @click.option("--store-latency-ms", type=_NUMBER, help="Latency of the store.  [default: measured, with --store-rate]")
 @click.option("--store-rate", metavar="SIZE", help="Its bytes per second.")
 @click.option("--cache", metavar="SIZE", help="Of each remote bucket.  [default: its cache_bytes, on all nodes]")
-@click.option(
-    "--prices", type=(_NUMBER, _NUMBER), help="Of 1,000 requests to remote storage, and of 10^9 bytes from it."
-)
+@click.option("--prices", type=(_NUMBER, _NUMBER), help="Of 1,000 requests, and of 10^9 bytes from remote storage.")
 @click.option("--compare", metavar="FILE", type=_FILE, help="Show what was measured since this output of --json.")
 @click.option("--summary", metavar="FILE", type=_FILE, help="For --compare: `asdict(loader.summary())` as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for --compare.")
@@ -59,9 +58,7 @@ def forecast(
         if compare is not None:
             with store.reading() as client:
                 rows = model.compared(read_object(compare), client, read_object(summary) if summary else None)
-            header = f"{'':<14}  {'forecast':>16}  {'measured':>16}"
-            shown = [f"{name:<14}  {pair[0]:>16,.6g}  {pair[1]:>16,.6g}" for name, pair in rows.items()]
-            for line in [json.dumps(rows)] if as_json else [header, *shown]:
+            for line in [json.dumps(rows)] if as_json else _table(["forecast", "measured"], rows):
                 lines.add(line)
             return
         state = None if state_file is None else read_object(state_file)
@@ -84,25 +81,26 @@ def _door(chosen: dict[str, Any], prefix: str) -> Any:
 
     latency_ms, rate = chosen[f"{prefix}latency_ms"], chosen[f"{prefix}rate"]
     if (latency_ms is None) != (rate is None):
-        option = prefix.replace("_", "-")
-        raise click.UsageError(f"--{option}latency-ms and --{option}rate: give both or neither")
-    return None if rate is None else Door(latency_ms / 1000, max(1, size_of_text(rate)))
+        option = f"--{prefix}".replace("_", "-")
+        raise click.UsageError(f"{option}latency-ms and {option}rate: give both or neither")
+    return None if rate is None else Door(latency_ms / 1000, size_of_text(rate))
 
 
 def _lines(found: Any, prices: tuple[float, float] | None) -> list[str]:
-    lines = []
-    for one in found.epochs:
-        batches = f"{count_text(one.steps, 'step')}, {one.entries:,} entries of {size_text(one.payload_bytes)}"
-        lines.append(f"epoch {one.epoch}: {batches}, {count_text(one.requests, 'request')}; waiting {one.wait_s:.2f} s")
-        cloud = f"{one.gets:,} GET and {one.heads:,} HEAD for {size_text(one.cloud_bytes)}"
-        lines += [f"  remote storage: {cloud}; {one.hit_rate:.0%} of reads find a copy"] if found.meter else []
-    doors = {"store": found.store} | ({"remote storage": found.cloud} if found.meter else {})
-    lines += [f"{name}: {at.latency_s * 1000:.1f} ms, {size_text(at.bytes_per_s)}/s" for name, at in doors.items()]
-    lines.append(f"distinct: {size_text(found.distinct_bytes)}")
-    if found.meter:
-        rates = ", ".join(f"{size_text(size)} for {rate:.0%}" for size, rate in found.hit_rates)
-        lines.append(f"cache: {size_text(found.cache_bytes)} for everything; without the plan, from empty: {rates}")
-    lines += [f"cost: {found.cost(*prices):,.2f}"] if prices else []
-    lines += [f"missing: {count_text(found.missing, 'object')}"] if found.missing else []
-    lines += [f"not counted: the bytes of {count_text(found.unknown, 'cold member')}"] if found.unknown else []
-    return lines
+    epochs = [asdict(one) for one in found.epochs]
+    rows = {name: [one[name] for one in epochs] for name in (epochs[0] if epochs else {}) if name != "epoch"}
+    lines = _table([f"epoch {one['epoch']}" for one in epochs], rows)
+    lines += _table(
+        [], {name: [getattr(found, name)] for name in ("distinct_bytes", "cache_bytes", "missing", "unknown")}
+    )
+    rates = ", ".join(f"{size_text(size)} for {rate:.0%}" for size, rate in found.hit_rates)
+    lines += [f"of the reads, by reuse distance, a cache has {rates}"] if rates else []
+    doors = {"store": found.store, "remote storage": found.cloud}
+    lines += [f"{name}: {at.latency_s * 1000:,.1f} ms, {size_text(at.bytes_per_s)}/s" for name, at in doors.items()]
+    return [*lines, f"cost: {found.cost(*prices):,.2f}"] if prices else lines
+
+
+def _table(heads: Sequence[str], rows: Mapping[str, Sequence[float]]) -> list[str]:
+    texts = {name: [f"{one:,}" if isinstance(one, int) else f"{one:,.2f}" for one in rows[name]] for name in rows}
+    all_rows = {"": heads, **texts} if heads else texts
+    return [f"{name:<14}" + "".join(f"  {text:>16}" for text in row) for name, row in all_rows.items()]

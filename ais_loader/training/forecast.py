@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,6 +29,7 @@ _PROBES = 3
 _LEAST_S = 1e-6
 _FREE = Door(0.0, 1e15)
 """The door of what is not read."""
+_METERED = ("gets", "heads", "cloud_bytes")
 
 
 class _Step(NamedTuple):
@@ -39,25 +41,24 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochForecast:
-    """Figures of one epoch: of all ranks together, but for the waiting."""
+    """Figures of one epoch: of all ranks together, but for the waiting of each."""
 
     epoch: int
     steps: int
     entries: int
-    """Entries of them, of which one of several ranges counts as so many."""
+    """Number of entries, of which one of several ranges counts as so many."""
     requests: int
     """Requests for batches to the store."""
     payload_bytes: int
     """Bytes of all entries; of a transform's, before it."""
     gets: int
     heads: int
-    """Requests to remote storage."""
     cloud_bytes: int
-    """Bytes that leave remote storage."""
+    """Requests to remote storage, and bytes from there."""
     hit_rate: float
     """Share of the reads of remote buckets that find a stored copy; 1 without reads."""
     wait_s: float
-    """Time that the trainer of each rank waits for batches."""
+    """Time that a trainer waits for batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class Forecast:
     cache_bytes: int
     """Bytes of the objects of remote buckets: a cache of this size fetches each of them once."""
     hit_rates: list[tuple[int, float]]
-    """Sizes of a cache, and the share of reads that find a copy in one that begins empty and does not know the plan, by
+    """Sizes of caches, and the share of reads that find a copy in one that begins empty and does not know the plan, by
     their reuse distance."""
     missing: int
     """Number of objects that do not exist."""
@@ -78,7 +79,6 @@ class Forecast:
     """Number of distinct members of cold archives whose sizes are not known, and count as 0."""
     store: Door
     cloud: Door
-    """Latency and rate of the store, and of remote storage."""
     meter: dict[str, dict[str, int]]
     """Requests and bytes that the store had counted for each remote bucket before."""
 
@@ -93,18 +93,12 @@ def compared(
 ) -> dict[str, tuple[float, float]]:
     """Return what was expected of all epochs together, and what was measured since, by name.
 
-    Args:
-        fields: Those of a Forecast, from `dataclasses.asdict`.
-        client: The store. Its counters begin anew when a node restarts.
-        summary: Fields of `BatchLoader.summary()`, of one rank.
-
-    Raises InvalidRequest if the fields are others, NodeUnavailable.
+    `fields` and `summary` are those of a Forecast and, of one rank, of `BatchLoader.summary()`, as `asdict` returns
+    them. The store's counters begin anew when a node restarts. Raises InvalidRequest, NodeUnavailable.
     """
     try:
         before, now = fields["meter"], _meter(client, fields["meter"])
-        measured = {
-            name: sum(now[one][name] - before[one][name] for one in before) for name in ("gets", "heads", "cloud_bytes")
-        }
+        measured = {name: sum(now[one][name] - before[one][name] for one in before) for name in _METERED}
         measured |= {name: summary[name] for name in ("entries", "payload_bytes", "wait_s") if summary is not None}
         return {name: (sum(one[name] for one in fields["epochs"]), found) for name, found in measured.items()}
     except (KeyError, TypeError) as error:
@@ -135,6 +129,9 @@ def forecast(
     Sizes come from the store, those of cold objects from an inventory, a listing, or one HEAD each. Raises
     InvalidRequest, for instance for an epoch without an end, and the errors of reading.
     """
+    for door in (store or _FREE, cloud or _FREE):
+        if not (0 <= door.latency_s < math.inf and 0 < door.bytes_per_s < math.inf and 0 <= step_s < math.inf):
+            raise InvalidRequest(f"{door}, step_s={step_s}: need times of 0 or more, and a rate above 0")
     own: Any = loader if hasattr(loader, "state_dict") else getattr(loader, "batch_sampler", None)
     state = own.state_dict() if state is None and hasattr(own, "state_dict") else state or {}
     position, dataset = begun(loader, state)
@@ -218,33 +215,38 @@ def _counted(
 ) -> EpochForecast:
     """Return the figures of one epoch."""
     rounds: dict[int, tuple[int, list[Fetch]]] = {}
-    before = sum(one.reads for one in models.values()), sum(one.hits for one in models.values())
+    before = _counts(models)
     for number, step in steps:
         size_bytes, fetches = rounds.get(step.turn, (0, []))
         parts = [known[at] for at in step.parts]
         for bucket in {bucket for bucket, _, read in parts if read is not None}:
             fetches += models[bucket].fetches(number, [read for of, _, read in parts if read and of == bucket])
         rounds[step.turn] = size_bytes + sum(one or 0 for _, one, _ in parts), fetches
-    reads = sum(one.reads for one in models.values()) - before[0]
+    reads, hits = (now - earlier for now, earlier in zip(_counts(models), before, strict=True))
+    all_fetches = [fetch for _, fetches in rounds.values() for fetch in fetches]
     return EpochForecast(
         epoch=steps[0][1].epoch,
         steps=len(steps),
         entries=sum(len(step.parts) for _, step in steps),
         requests=sum(-(-len(step.parts) // MAX_ENTRIES_PER_REQUEST) for _, step in steps),
         payload_bytes=sum(size_bytes for size_bytes, _ in rounds.values()),
-        gets=sum(one.gets for _, fetches in rounds.values() for one in fetches),
-        heads=sum(one.heads for _, fetches in rounds.values() for one in fetches),
-        cloud_bytes=sum(one.size_bytes for _, fetches in rounds.values() for one in fetches),
-        hit_rate=(sum(one.hits for one in models.values()) - before[1]) / reads if reads else 1.0,
+        gets=sum(fetch.gets for fetch in all_fetches),
+        heads=sum(fetch.heads for fetch in all_fetches),
+        cloud_bytes=sum(fetch.size_bytes for fetch in all_fetches),
+        hit_rate=hits / reads if reads else 1.0,
         wait_s=wait_s(rounds.values(), pace),
     )
+
+
+def _counts(models: Mapping[str, ColdReads]) -> tuple[int, int]:
+    return sum(one.reads for one in models.values()), sum(one.hits for one in models.values())
 
 
 def _limits(client: Client) -> tuple[dict[str, int], int]:
     """Return the settings of the nodes that are whole numbers, and the number of nodes."""
     described: Any = client.describe()
     nodes = described.get("nodes") or [described]
-    limits: Any = next((node["limits"] for node in nodes if "limits" in node), {})
+    limits: dict[str, str] = next(node["limits"] for node in nodes if "limits" in node)
     return {name: int(text) for name, text in limits.items() if text.isdecimal()}, len(nodes)
 
 
@@ -272,10 +274,9 @@ def _took_s(call: Callable[[], object]) -> float:
 
 
 def _meter(client: Client, buckets: Collection[str]) -> dict[str, dict[str, int]]:
-    found = {bucket: dict.fromkeys(("gets", "heads", "cloud_bytes"), 0) for bucket in buckets}
+    found = {bucket: dict.fromkeys(_METERED, 0) for bucket in buckets}
     for row in client.remote_usage() if buckets else ():
-        if (counts := found.get(row.bucket)) is not None:
-            counts["gets"] += row.requests.get("get", 0)
-            counts["heads"] += row.requests.get("head", 0)
-            counts["cloud_bytes"] += row.bytes_in
+        counts = row.requests.get("get", 0), row.requests.get("head", 0), row.bytes_in
+        for name, count in zip(_METERED, counts, strict=True) if row.bucket in found else ():
+            found[row.bucket][name] += count
     return found
