@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -141,21 +142,47 @@ def batch(
         raise click.exceptions.Exit(1)
 
 
+def takes_loader(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options `loader` and `entries`, for `loader_of`."""
+    loader = click.option(
+        "--loader",
+        metavar="FILE.py:NAME",
+        help="The loader of the run, or a function that makes it: a BatchLoader, or a DataLoader with a BatchSampler. "
+        'The file is run, without what is under `if __name__ == "__main__"`.',
+    )
+    entries = click.option(
+        "--entries",
+        metavar="URL",
+        help="For a ShufflePlan: what the dataset was made of, such as ais://speech/en/. STATE holds the plan.",
+    )
+    return loader(entries(command))
+
+
+@contextlib.contextmanager
+def loader_of(
+    loader: str | None, entries: str | None, state: Mapping[str, Any] | None, store: StoreChoice
+) -> Iterator[Any]:
+    """Make the loader that the options name, of whose store a client stays open."""
+    from ais_loader.loading.batch_loader import BatchLoader
+    from ais_loader.training.datasets import MapDataset
+    from ais_loader.training.ledger import plan_of
+
+    if (loader is None) == (entries is None):
+        raise click.UsageError("give either --loader or --entries")
+    if loader is not None:
+        yield loader_named(loader)
+    elif state is None:
+        raise click.UsageError("--entries needs STATE, which holds the plan")
+    else:
+        with store.reading() as client:
+            yield BatchLoader(MapDataset(client, str(entries)), plan_of(state), rank=0, world_size=1)
+
+
 @click.command()
 @click.argument("state_file", metavar="STATE", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option("--step", type=click.IntRange(min=0), required=True, help="Step of the plan, counted from 0.")
 @click.option("--epoch", type=click.IntRange(min=0), help="Epoch of the step.  [default: that of STATE]")
-@click.option(
-    "--loader",
-    metavar="FILE.py:NAME",
-    help="The loader of the run, or a function that makes it: a BatchLoader, or a DataLoader with a BatchSampler. The "
-    'file is run, without what is under `if __name__ == "__main__"`.',
-)
-@click.option(
-    "--entries",
-    metavar="URL",
-    help="For a ShufflePlan: what the dataset was made of, such as ais://speech/en/. STATE holds the plan.",
-)
+@takes_loader
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per sample, which `batch` takes as well.")
 @takes_store
 def ledger(
@@ -177,22 +204,12 @@ def ledger(
     A line has the rank, the number of the sample, its source in a mixture, and its object. Ranks are those of the
     number of ranks in STATE.
     """
-    from ais_loader.loading.batch_loader import BatchLoader
-    from ais_loader.training.datasets import MapDataset
     from ais_loader.training.ledger import ledger as lines_of
-    from ais_loader.training.ledger import plan_of
 
-    if (loader is None) == (entries is None):
-        raise click.UsageError("give either --loader or --entries")
     state = read_object(state_file)
     try:
-        if loader is not None:
-            found = lines_of(loader_named(loader), state, step, epoch)
-        else:
-            with store.reading() as client:
-                samples = MapDataset(client, str(entries))
-                planned = BatchLoader(samples, plan_of(state), rank=0, world_size=1)
-                found = lines_of(planned, state, step, epoch)
+        with loader_of(loader, entries, state, store) as planned:
+            found = lines_of(planned, state, step, epoch)
     except IndexError as error:
         raise click.ClickException(str(error)) from None
     with OutputLines() as lines:

@@ -42,6 +42,7 @@ _COMMANDS = {
     "remote": "ais_loader.cli.remote",
     "batch": "ais_loader.cli.batch",
     "ledger": "ais_loader.cli.batch",
+    "forecast": "ais_loader.cli.forecast",
     "etl": "ais_loader.cli.etl",
     "ui": "ais_loader.cli.ui",
     "bench": "ais_loader.cli.bench",
@@ -66,6 +67,7 @@ _SHORT_HELP = {
     "set-metadata": "Change an object's metadata, such as source=studio.",
     "batch": "Fetch the objects of LIST with one request, in that order.",
     "ledger": "Name the exact samples of a training step, in the order of its batch.",
+    "forecast": "Show what the next epochs of a loader request, and how long its trainer waits, before they run.",
     "certify": "Sign what a training run has read, up to the position STATE.",
     "verify": "Check a certificate of `certify`, or proofs from one, and say what it proves.",
     "etl": "Manage transforms, which run where the data is stored.",
@@ -76,7 +78,7 @@ _SHORT_HELP = {
 _SECTIONS = {
     **dict.fromkeys(_COMMANDS, "Buckets and objects"),
     **dict.fromkeys(("warm", "evict", "remote"), "Remote buckets"),
-    **dict.fromkeys(("batch", "ledger", "certify", "verify", "etl"), "Batches and transforms"),
+    **dict.fromkeys(("batch", "ledger", "forecast", "certify", "verify", "etl"), "Batches and transforms"),
     **dict.fromkeys(("ui", "bench", "completion"), "Tools"),
 }
 _OF_OPERATORS = "Nodes, on their machines"

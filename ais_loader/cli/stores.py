@@ -140,7 +140,7 @@ def _choose(store: str | None, retry: float, arguments: Iterable[Any], endpoint:
 def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select a store to a command, which gets a StoreChoice as `store`.
 
-    The command's option --s3, if it has one, takes the place of --store.
+    The command's option --s3 or --loader, if it has one, takes the place of --store.
     """
 
     @click.option(
@@ -161,6 +161,7 @@ def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(command)
     def with_store(*args: Any, store: str | None, retry: float, **kwargs: Any) -> Any:
-        return command(*args, store=_choose(store, retry, kwargs.values(), kwargs.get("s3")), **kwargs)
+        instead = kwargs.get("s3") or kwargs.get("loader")
+        return command(*args, store=_choose(store, retry, kwargs.values(), instead), **kwargs)
 
     return with_store

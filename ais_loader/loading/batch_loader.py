@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ais_loader.errors import Closed, InvalidRequest
 from ais_loader.loading.bad_samples import POLICIES, BadSamples, OnBad
@@ -34,6 +34,9 @@ from ais_loader.training.plan_position import PlanPosition, PlanRun, compare_ran
 from ais_loader.training.plan_sender import MAX_STEPS, PlanSender
 from ais_loader.training.steering import steer
 from ais_loader.wire.closing import Closing
+
+if TYPE_CHECKING:
+    from ais_loader.training.forecast import Forecast
 
 Output: TypeAlias = Literal["samples", "packed"]
 OUTPUTS = ("samples", "packed")
@@ -316,6 +319,13 @@ class BatchLoader(Closing):
         The cause is one of `ais_loader.loading.explanation.CAUSES`.
         """
         return explained(self._summary)
+
+    def forecast(self, state: Mapping[str, Any] | None = None, **options: Any) -> Forecast:
+        """Return the requests, bytes and waiting of the next epochs: `ais_loader.training.forecast.forecast` with this
+        loader."""
+        from ais_loader.training.forecast import forecast
+
+        return forecast(self, state, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches that the trainer has received.

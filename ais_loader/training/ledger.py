@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
@@ -10,9 +10,10 @@ from ais_loader.plans.number_plan import NumberPlan
 from ais_loader.plans.permutation import ORDER
 from ais_loader.plans.shuffle_plan import ShufflePlan
 from ais_loader.training.batch_sampler import BatchSampler
-from ais_loader.training.number_batches import entry_of, sample_numbers, samples_of
+from ais_loader.training.number_batches import are_entries, entry_of, sample_numbers, samples_of
 from ais_loader.training.plan import parse_state
 from ais_loader.training.plan_position import PlanPosition
+from ais_loader.training.process_client import ProcessClient
 from ais_loader.training.sample_parts import flat_entries, parts_of
 from ais_loader.values.entry import Entry, ObjectInfo
 
@@ -33,8 +34,7 @@ def ledger(loader: Any, state: Mapping[str, Any], step: int, epoch: int | None =
     Raises InvalidRequest, for instance if the position belongs to another plan, and IndexError for a step that the
     epoch does not have.
     """
-    position, dataset = _position(loader)
-    position.load(state)
+    position, dataset = begun(loader, state)
     epoch = state["epoch"] if epoch is None else epoch
     plan = position.bound()
     if not isinstance(plan, NumberPlan):
@@ -55,24 +55,37 @@ def leaves(loader: Any, state: Mapping[str, Any], only: tuple[int, int] | None =
 
     Raises InvalidRequest as `ledger` does, and for entries without a version, or with one that is not stored any more.
     """
-    position, dataset = _position(loader)
-    position.load(state)
+    position, dataset = begun(loader, state)
     plan, last = position.bound(), (state["epoch"], state["step"])
-    clients: list[Any] = [getattr(part, "_client", None) for part in getattr(dataset, "datasets", [dataset])]
-    if not isinstance(plan, NumberPlan) or None in clients or len({client.address for client in clients}) > 1:
-        raise InvalidRequest("a certificate needs a plan of ais_loader.plans, and datasets of one store")
+    if not isinstance(plan, NumberPlan):
+        raise InvalidRequest("a certificate needs a plan of ais_loader.plans")
     counts = ((epoch, last[1] if epoch == last[0] else plan.steps(epoch) or 0) for epoch in range(last[0] + 1))
     places = ((epoch, step) for epoch, count in counts for step in range(count))
     known: dict[tuple[str, str], ObjectInfo | None] = {}
-    with clients[0].opened() as client:
+    with store_of(dataset).opened() as client:
         for epoch, step in (place for place in places if only in (None, place)):
-            numbers = sample_numbers(batch := plan.batch(epoch, step))
-            samples: Any = {number: entry_of(dataset, number) for number in numbers}
-            entries = flat_entries(samples_of(samples, numbers, batch, None))
+            entries = step_entries(dataset, plan.batch(epoch, step))
             for bucket in {entry.bucket for entry in entries}:
                 names = [*{one.name for one in entries if one.bucket == bucket and (bucket, one.name) not in known}]
                 known |= zip([(bucket, name) for name in names], client.bucket(bucket).head_many(names), strict=True)
             yield [epoch, step, [_certified(entry, known[entry.bucket, entry.name]) for entry in entries]]
+
+
+def step_entries(dataset: Any, batch: Any) -> Sequence[Entry]:
+    """Return the entries that a batch of a plan requests, in order."""
+    if are_entries(batch):
+        return dataset.wanted(batch)  # type: ignore[no-any-return]
+    numbers = sample_numbers(batch)
+    samples: Any = {number: entry_of(dataset, number) for number in numbers}
+    return flat_entries(samples_of(samples, numbers, batch, None))
+
+
+def store_of(dataset: Any) -> ProcessClient:
+    """Return the client of the one store that a dataset reads. Raises InvalidRequest if it is not one."""
+    clients: list[Any] = [getattr(part, "_client", None) for part in getattr(dataset, "datasets", [dataset])]
+    if None in clients or len({client.address for client in clients}) > 1:
+        raise InvalidRequest("need datasets of ais_loader, of one store")
+    return clients[0]  # type: ignore[no-any-return]
 
 
 def _certified(entry: Entry, info: ObjectInfo | None) -> list[Any]:
@@ -97,15 +110,17 @@ def plan_of(state: Mapping[str, Any]) -> ShufflePlan:
     return plan
 
 
-def _position(loader: Any) -> tuple[PlanPosition, Any]:
-    """Return the beginning of a loader's plan, for one rank, and its dataset."""
+def begun(loader: Any, state: Mapping[str, Any]) -> tuple[PlanPosition, Any]:
+    """Return the plan of a loader at this position, for one rank, and its dataset. Raises InvalidRequest."""
     dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
-    position = sampler.position if isinstance(sampler, BatchSampler) else getattr(loader, "position", None)
-    if not isinstance(position, PlanPosition):
+    own = sampler.position if isinstance(sampler, BatchSampler) else getattr(loader, "position", None)
+    if not isinstance(own, PlanPosition):
         raise InvalidRequest(
             f"need a BatchLoader of a plan, or a DataLoader with a BatchSampler; got {type(loader).__name__}"
         )
-    return PlanPosition(position.plan, dataset, rank=0, world_size=1), dataset
+    position = PlanPosition(own.plan, dataset, rank=0, world_size=1, tail=own._tail)
+    position.load(state)
+    return position, dataset
 
 
 def _fields(entry: Entry | None) -> dict[str, Any]:

@@ -584,6 +584,8 @@ class EmbeddedTransport(BucketListings):
     def describe(self) -> dict[str, object]:
         store = self._store_here()
         pending = self._remote.pending(None, "", 0.0) if self._remote is not None else []
+        from storage_node.remote.embedded import config
+
         return {
             "url": self.url,
             "store_uuid": store.store_uuid,
@@ -592,6 +594,7 @@ class EmbeddedTransport(BucketListings):
             "pending_upload_bytes": sum(row.bytes for row in pending),
             "oldest_pending_upload_s": max((row.oldest_s for row in pending), default=0.0),
             "upload_conflicts": sum(row.conflicts for row in pending),
+            "limits": config().as_text(),
             "drives": [drive_row(state, state.problem or "ok") for state in store.pool.states()],
         }
 

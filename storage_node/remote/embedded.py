@@ -41,6 +41,11 @@ CLOSE_S = 10.0
 """Longest time that closing the store waits for uploads."""
 
 
+def config() -> ServerConfig:
+    """Return the settings of an embedded store."""
+    return ServerConfig().replace(remote_hosts=(ANY,))
+
+
 class EmbeddedRemote:
     """Remote tier of one store in one process. Used from any thread. Must not be used in a forked child."""
 
@@ -51,7 +56,7 @@ class EmbeddedRemote:
         self.run, self.begin, self.each = self._thread.run, self._thread.begin, self._thread.each
 
     async def _set_up(self, thread: LoopThread) -> None:
-        settings = ServerConfig().replace(remote_hosts=(ANY,)).remote
+        settings = config().remote
         plans, channels = Plans(), Channels(Caller())
         host = TierHost(
             self._store,

@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ais_loader.errors import LoaderError, RangeError
+from ais_loader.wire.cold_reads import near_ranges
 from storage_node.remote.archives.cold_archives import hints_in
 from storage_node.remote.archives.cold_index import ColdIndex, IndexSource
-from storage_node.remote.archives.near_ranges import near_ranges
 from storage_node.remote.archives.sparse_source import MissingBytes, SparseSource
 from storage_node.remote.archives.tar_walk import TarWalk
 from storage_node.remote.archives.zip_walk import index_directory

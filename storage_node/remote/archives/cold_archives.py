@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ais_loader.errors import ArchiveError, ArchiveUnsupported, LoaderError, MemberNotFound, RangeError
+from ais_loader.wire.cold_reads import WHOLE_SHARE, Together, near_ranges
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
 from storage_node.remote.archives.cold_index import KINDS, ColdIndex, IndexSource
 from storage_node.remote.archives.kept_indexes import KeptIndexes
-from storage_node.remote.archives.large_object import WHOLE_SHARE, LargeObject
-from storage_node.remote.archives.near_ranges import Together, near_ranges
+from storage_node.remote.archives.large_object import LargeObject
 from storage_node.remote.archives.sparse_source import MissingBytes, SparseSource
 from storage_node.remote.archives.tar_walk import TarWalk
 from storage_node.remote.archives.zip_walk import TAIL_BYTES, index_directory

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ais_loader.wire.cold_reads import is_whole
 from storage_node.remote.drivers.remote_object import RemoteObject
-
-WHOLE_SHARE = 0.25
-"""When readers have asked for this share of a large object, it is stored."""
 
 
 @dataclass(slots=True)
@@ -23,7 +21,7 @@ class LargeObject:
     @property
     def is_due(self) -> bool:
         """Whether the object is to be stored."""
-        return self.info.size_bytes <= self.large_bytes or self.requested_bytes >= WHOLE_SHARE * self.info.size_bytes
+        return is_whole(self.info.size_bytes, self.large_bytes, self.requested_bytes)
 
     def note(self, length: int) -> bool:
         """Count a part that a reader asks for. Returns whether the object is to be stored."""

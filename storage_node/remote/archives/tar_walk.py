@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ais_loader.errors import ArchiveError
-from storage_node.remote.archives.near_ranges import near_ranges
+from ais_loader.wire.cold_reads import near_ranges
 from storage_node.remote.archives.sparse_source import SparseSource
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import MAGIC_BYTES, recognise

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
+from ais_loader.wire.cold_reads import AHEAD_SHARE
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.limits.single_flight import current_urgency
 from storage_node.limits.tasks import keep_going
@@ -51,9 +52,6 @@ FOLLOW_S = 1.0
 """Interval between checks of budgets and of the drives' free space. Each fetch checks them, too."""
 SLACK = 64
 """Eviction continues until one part in this many of the budget is free, so that it is done for many objects at once."""
-AHEAD_SHARE = 8
-"""Objects fetched ahead take at most one part in this many of a budget that is full. A quarter of a cache for half the
-objects costs a quarter more requests, an eighth an eighth: simulated for loaders of 4,000 objects."""
 LARGE_BYTES = 1 << 30
 """Objects above this size are refused before the fetch if they are larger than their drive."""
 RELIEF_BYTES = 64 << 20

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol, Self
 
 from ais_loader.errors import CorruptObject
+from ais_loader.wire.cold_reads import later_ranges
 from storage_node.remote.drivers.driver import CHUNK_BYTES, Buffer
 from storage_node.remote.drivers.remote_object import RemoteObject
 
@@ -92,10 +93,7 @@ class RemoteRead:
 
     async def _iterate(self) -> AsyncGenerator[Buffer, None]:
         info, settings = self.info, self._source.settings
-        ranges = deque(
-            (start, min(settings.range_bytes, info.size_bytes - start))
-            for start in range(self._first_bytes, info.size_bytes, settings.range_bytes)
-        )
+        ranges = deque(later_ranges(info.size_bytes, self._first_bytes, settings.range_bytes))
         fetching: deque[asyncio.Task[memoryview]] = deque()
 
         def fetch_more() -> None:

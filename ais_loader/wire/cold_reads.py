@@ -1,10 +1,15 @@
-"""Near ranges: those of one object that one request reads together."""
+"""Rules of reads of cold objects, which the store follows and a forecast counts: pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+WHOLE_SHARE = 0.25
+"""When readers have asked for this share of a large object, it is stored."""
+AHEAD_SHARE = 8
+"""Objects fetched ahead take at most one part in this many of a budget that is full. A quarter of a cache for half the
+objects costs a quarter more requests, an eighth an eighth: simulated for loaders of 4,000 objects."""
 GAP_BYTES = 64 << 10
 """Members with at most this many bytes between them are read together: reading a gap takes less time than a request."""
 
@@ -30,3 +35,14 @@ def near_ranges(ranges: Sequence[tuple[int, int]], *, gap_bytes: int = GAP_BYTES
                 continue
         groups.append((start, stop, [at]))
     return [Together(*group) for group in groups]
+
+
+def is_whole(size_bytes: int, large_bytes: int, requested_bytes: int) -> bool:
+    """Whether an object is stored, and not read in parts, once readers have asked for so many bytes of it."""
+    return size_bytes <= large_bytes or requested_bytes >= WHOLE_SHARE * size_bytes
+
+
+def later_ranges(size_bytes: int, first_bytes: int, range_bytes: int) -> list[tuple[int, int]]:
+    """Return the starts and lengths of the ranges that follow the first request for a whole object."""
+    starts = range(min(size_bytes, first_bytes), size_bytes, range_bytes)
+    return [(start, min(range_bytes, size_bytes - start)) for start in starts]
