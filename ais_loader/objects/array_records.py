@@ -109,6 +109,8 @@ def _chunks_of(info: ObjectInfo, data: bytes, footer_at: int) -> ArrayRecordChun
         chunks = [ArrayRecordChunk.FromString(bytes(one)) for one in listed]
     except (ArchiveDamaged, DecodeError, ValueError) as error:
         raise _damaged(info, f"its footer: {error}") from None
+    except ArchiveError as error:
+        raise type(error)(f"ais://{info.bucket}/{info.name}: {error}") from None
     bounds = np.array([*(one.offset for one in chunks), footer_at], np.int64)
     stops = np.array([one.records for one in chunks], np.int64).cumsum()
     if total.version != 1 or (np.diff(bounds) <= 0).any() or (stops.item(-1) if len(stops) else 0) != total.records:
@@ -156,7 +158,7 @@ def _unpacked(kind: int, packed: memoryview) -> memoryview:
             raise ArchiveDamaged(f"a chunk of records that cannot be unpacked: {error}") from None
     elif kind == ord("b"):
         try:
-            import brotli  # type: ignore[import-not-found]
+            import brotli
         except ImportError:
             raise LibraryMissing("a chunk of records packed by brotli: pip install brotli") from None
         try:
