@@ -157,7 +157,7 @@ def _opened(size_bytes: int, parts: Iterable[tuple[int, Buffer]], **options: Any
 
 
 def _footers(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) -> list[pyarrow.parquet.FileMetaData]:
-    with needs("pyarrow", "Parquet files"):
+    with needs("pyarrow", "Parquet files", extra="parquet"):
         import pyarrow.parquet
     sizes = [min(_TAIL_BYTES, info.size_bytes) for info in objects]
     tails = _read_ends(client, objects, sizes, timeout_s)

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pytest
 import torch
 from datasets_kit import RecordingTransport
-from formats_kit import megatron
 from torch.utils.data import DataLoader
 
 from ais_loader import BatchLoader, Bucket, Client, MegatronTokens, concat, errors
 from ais_loader.plans import ShufflePlan
 from ais_loader.training import megatron_tokens
+from tests.formats_kit import megatron
 from tests.table import table
 
 _draw = np.random.default_rng(9)

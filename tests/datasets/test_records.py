@@ -12,7 +12,6 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from datasets_kit import RecordingTransport
-from formats_kit import array_record, riegeli_chunk, tf_record, varint, zstd
 from torch.utils.data import DataLoader
 
 from ais_loader import BatchLoader, Bucket, Client, Lines, Records, concat, decoders, errors
@@ -20,6 +19,7 @@ from ais_loader.objects import array_records as array_records_module
 from ais_loader.objects import kept_index
 from ais_loader.plans import ShufflePlan
 from ais_loader.values.entry import Item
+from tests.formats_kit import array_record, riegeli_chunk, tf_record, varint, zstd
 from tests.table import table
 
 _draw = random.Random(5)
