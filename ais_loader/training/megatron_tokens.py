@@ -89,7 +89,9 @@ class MegatronTokens(RangeDataset):
         if sequence_length is not None:
             if unit != "sequence":
                 raise InvalidRequest("unit='document' with sequence_length: windows go across documents")
-            count_of("sequence_length", sequence_length), count_of("epochs", epochs), count_of("seed", seed, 0)
+            count_of("sequence_length", sequence_length), count_of("epochs", epochs)
+            if count_of("seed", seed, 0) >= 2**32:
+                raise InvalidRequest(f"seed={seed}: need less than 2**32, as numpy's RandomState does")
 
         def find(client: Client, objects: list[ObjectInfo]) -> tuple[_IndexedTable, _MegatronTokens]:
             files = _files(client, objects, timeout_s)
@@ -125,13 +127,12 @@ class _File:
     def token_bytes(self) -> int:
         return np.dtype(_DTYPES[self.code]).itemsize
 
-    def range_of(self, column: int, first: int, stop: int) -> tuple[ObjectInfo, int, int]:
-        """Return the bytes of a column from one element to another."""
-        start = _HEADER.size + sum(
-            count * kind.itemsize for count, kind in zip(self.counts[:column], _COLUMN_TYPES[:column], strict=True)
-        )
-        width = _COLUMN_TYPES[column].itemsize
-        return self.index, start + first * width, (stop - first) * width
+    def page_of(self, column: int, page: int) -> tuple[ObjectInfo, int, int]:
+        """Return where a page of a column is, in bytes."""
+        sizes = [kind.itemsize for kind in _COLUMN_TYPES]
+        start = _HEADER.size + sum(count * size for count, size in zip(self.counts[:column], sizes, strict=False))
+        first = page * _PAGE
+        return self.index, start + first * sizes[column], min(_PAGE, self.counts[column] - first) * sizes[column]
 
     def damaged(self, why: str) -> ArchiveDamaged:
         return ArchiveDamaged(f"ais://{self.index.bucket}/{self.index.name}: {why}")
@@ -188,6 +189,9 @@ class _IndexedTable(RangeTable):
         self._kept_bytes = 0
         self.client: ProcessClient | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": {}, "_kept_bytes": 0}  # not to be copied to each worker
+
     def columns(self) -> Iterable[npt.NDArray[np.integer[Any]]]:
         return self._stops, np.array(self._parameters), text_column([pin_of(file.index) for file in self._files])
 
@@ -220,15 +224,11 @@ class _SequenceTable(_IndexedTable):
     def load(self, indices: Sequence[int]) -> None:
         places = [self.place_of(at) for at in indices]
         if self._of_documents:
-            self._pages((number, _DOCUMENTS, bound) for number, at in places for bound in (at, at + 1))
+            self._fetch((number, _DOCUMENTS, bound // _PAGE) for number, at in places for bound in (at, at + 1))
             spans = [(number, *self._sequences(number, at)) for number, at in places]
             places = [(number, at) for number, first, stop in spans if first < stop for at in (first, stop - 1)]
-        self._pages(
-            (number, column, at)
-            for number, at in places
-            for column in (_LENGTHS, _POINTERS, _MODES)
-            if self._files[number].counts[column]
-        )
+        columns = (_LENGTHS, _POINTERS, _MODES)
+        self._fetch((number, column, at // _PAGE) for number, at in places for column in columns)
 
     def entry_of(self, number: int, within: int) -> Entry:
         file, (first, stop) = self._files[number], self._sequences(number, within)
@@ -251,25 +251,18 @@ class _SequenceTable(_IndexedTable):
         return first, stop
 
     def _at(self, number: int, column: int, at: int) -> int:
-        return int(self._pages([(number, column, at)])[number, column, at // _PAGE][at % _PAGE])
+        key = (number, column, at // _PAGE)
+        if (page := self._kept.get(key)) is None:
+            page = self._fetch([key])[key]
+        return int(page[at % _PAGE])
 
-    def _pages(self, places: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int, int], Array]:
-        """Return the pages of (file, column, element), reading those that are not kept with one request."""
-        kept = self._kept
-        found: dict[tuple[int, int, int], Any] = {
-            key: kept.get(key) for key in ((number, column, at // _PAGE) for number, column, at in places)
-        }
-        missing = [key for key, page in found.items() if page is None]
-        if missing:
-            spans = [
-                (number, column, page * _PAGE, min(self._files[number].counts[column], (page + 1) * _PAGE))
-                for number, column, page in missing
-            ]
-            data = self._read([self._files[number].range_of(column, *span) for number, column, *span in spans])
-            read = {key: np.frombuffer(one, _COLUMN_TYPES[key[1]]) for key, one in zip(missing, data, strict=True)}
-            self._keep(read, sum(map(len, data)))
-            found |= read
-        return found
+    def _fetch(self, keys: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int, int], Array]:
+        """Read the pages of (file, column, page) that are not kept, with one request, and return them."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._kept and self._files[key[0]].counts[key[1]]]
+        data = self._read([self._files[number].page_of(column, page) for number, column, page in missing])
+        read = {key: np.frombuffer(one, _COLUMN_TYPES[key[1]]) for key, one in zip(missing, data, strict=True)}
+        self._keep(read, sum(map(len, data)))
+        return read
 
 
 class _Order(NamedTuple):

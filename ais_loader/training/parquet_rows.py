@@ -15,7 +15,7 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.objects.range_table import RangeTable, read_ranges, text_column
 from ais_loader.training.process_client import ClientOrUrl
-from ais_loader.training.range_dataset import ItemDecoder, RangeDataset, read_of
+from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.sample_parts import Within
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
 from ais_loader.values.source import Buffer
@@ -131,10 +131,9 @@ class _Rows(ItemDecoder):
         super().__init__()
         self._footers, self._columns = footers, columns
 
-    def read(self, item: Item) -> Any:
-        table = read_of(item, self._table)
-        row = item.entry.opaque.part
-        return table if row is None else table.slice(row, 1).to_pylist()[0]  # type: ignore[attr-defined]
+    def read(self, item: Any) -> Any:
+        table, row = item.unpacked(self._table), item.entry.opaque.part
+        return table if row is None else table.slice(row, 1).to_pylist()[0]
 
     def _table(self, item: Item) -> Any:
         import pyarrow.parquet
@@ -193,6 +192,8 @@ def _footer_bytes(info: ObjectInfo, tail: bytes) -> int:
 def _leaves(info: ObjectInfo, footer: pyarrow.parquet.FileMetaData, columns: list[str] | None) -> list[int]:
     """Return the numbers of the columns to read, in which structs and lists are resolved."""
     paths = [footer.schema.column(at).path for at in range(footer.num_columns)]
+    if not paths:
+        raise InvalidRequest(f"{_place(info)}: a Parquet file without columns")
     for name in columns or ():
         if not any(path == name or path.startswith(f"{name}.") for path in paths):
             known = ", ".join(dict.fromkeys(path.partition(".")[0] for path in paths))

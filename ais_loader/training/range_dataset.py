@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from ais_loader.objects.bucket import Bucket
@@ -57,11 +57,3 @@ class ItemDecoder:
     def read(self, item: Item) -> Any:
         """Return what `decode` takes of an item that is `ok`."""
         raise NotImplementedError
-
-
-def read_of(item: Any, unpack: Callable[[Item], Sequence[Any]]) -> Sequence[Any]:
-    """Return what `unpack` makes of an item, which is called once for all parts of it in a batch."""
-    if "all" not in item.unpacked:
-        item.unpacked["all"] = unpack(item)
-    found: Sequence[Any] = item.unpacked["all"]
-    return found

@@ -17,7 +17,7 @@ from ais_loader.objects.client import Client
 from ais_loader.objects.range_table import BoundsTable, foreign, read_ranges
 from ais_loader.objects.tf_records import tf_record_bounds, tf_record_data
 from ais_loader.training.process_client import ClientOrUrl
-from ais_loader.training.range_dataset import ItemDecoder, RangeDataset, read_of
+from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.sample_parts import SharedItem, Within
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
 
@@ -104,7 +104,7 @@ class _RecordTable(BoundsTable):
 class _Record(ItemDecoder):
     def read(self, item: Item) -> Any:
         if isinstance(item, SharedItem):
-            records = read_of(item, lambda chunk: array_records(chunk.data, chunk.entry.start))
+            records = item.unpacked(lambda chunk: array_records(chunk.data, chunk.entry.start))
             if len(records) != item.entry.opaque.of:
                 raise ArchiveDamaged(f"a chunk of {len(records)} records; the footer says {item.entry.opaque.of}")
             data = records[item.entry.opaque.part]

@@ -26,14 +26,19 @@ class Within(NamedTuple):
 
 
 class SharedItem(Item):
-    """The item of an entry that is a part of what it fetches. `unpacked` is one dict for all parts of a range, in which
-    a decoder keeps what it has made of it."""
+    """The item of an entry that is a part of what it fetches."""
 
-    __slots__ = ("unpacked",)
+    __slots__ = ("_unpacked",)
 
-    def __init__(self, whole: Item, entry: Entry, unpacked: dict[str, Any]) -> None:
+    def __init__(self, whole: Item, entry: Entry, unpacked: list[Any]) -> None:
         super().__init__(whole.index, entry, whole.status, whole.data, whole.error)
-        self.unpacked = unpacked
+        self._unpacked = unpacked
+
+    def unpacked(self, unpack: Callable[[Item], Any]) -> Any:
+        """Return what `unpack` makes of the item. It is called once for all parts of a range in a batch."""
+        if not self._unpacked:
+            self._unpacked.append(unpack(self))
+        return self._unpacked[0]
 
 
 class SampleParts:
@@ -63,13 +68,13 @@ class SampleParts:
 
     def _items(self, batch: Batch) -> Iterator[Item]:
         found = iter(batch)
-        shared: dict[int, tuple[Item, dict[str, Any]]] = {}
+        shared: dict[int, tuple[Item, list[Any]]] = {}
         for at, (entry, place) in enumerate(zip(self._flat, self._places, strict=True)):
             item = next(found) if place == at else shared[place][0]
             if not is_part(entry):
                 yield item
                 continue
-            item, unpacked = shared.setdefault(place, (item, {}))
+            item, unpacked = shared.setdefault(place, (item, []))
             yield SharedItem(item, entry, unpacked)
 
     def name(self, at: int) -> str:
