@@ -31,6 +31,10 @@ class RangeDataset(MapDataset):
         retry_s: float | None,
         **options: Any,
     ) -> None:
+        if "decode" in options:
+            raise TypeError(
+                f"decode: {type(self).__name__} decodes by itself; pass a function of a sample as transform"
+            )
         reader = ProcessClient(client_or_url, retry_s)
         listed = entry_sequence(reader, entries, bucket, False)
         # An index is kept if the store can be written to.

@@ -15,11 +15,11 @@ from ais_loader.extras import needs
 from ais_loader.file_formats import HEAD_BYTES, format_of, is_text
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import RangeTable, foreign, pin_of
+from ais_loader.objects.range_table import RangeTable, foreign, read_ranges
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.take_samples import OnBatch
-from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
+from ais_loader.values.entry import EntryLike, Item, ObjectInfo
 from ais_loader.values.requests import OnError
 
 _NPY, _LLM_C = "numpy", "llm.c"
@@ -187,17 +187,13 @@ def _arrays(
 def _heads(
     client: Client, objects: Sequence[ObjectInfo], header_bytes: int | None, timeout_s: float
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the first bytes of each object, and the first ones of its tokens, fetched with one request."""
-    entries = []
-    for info in objects:
-        starts = (0, min(header_bytes, info.size_bytes)) if header_bytes else (0,)
-        ranges = tuple((start, min(HEAD_BYTES, info.size_bytes - start)) for start in starts)
-        entries.append(Entry(info.bucket, info.name, version=pin_of(info), ranges=ranges))
-    if entries:
-        with client.get_batch(entries, timeout_s=timeout_s) as batch:
-            for info, item in zip(objects, batch, strict=True):
-                data = item.tobytes()
-                yield data[:HEAD_BYTES], data[min(HEAD_BYTES, info.size_bytes) :] if header_bytes else data
+    """Return the first bytes of each object, and the first ones of its tokens, fetched with one request."""
+    starts = [
+        (info, min(start, info.size_bytes)) for info in objects for start in (0, header_bytes) if start is not None
+    ]
+    ranges = [(info, start, min(HEAD_BYTES, info.size_bytes - start)) for info, start in starts]
+    found = read_ranges(client, ranges, timeout_s)
+    return zip(found[::2], found[1::2], strict=True) if header_bytes is not None else zip(found, found, strict=True)
 
 
 def _raw_array(info: ObjectInfo, stored: np.dtype[Any], header_bytes: int) -> _Array:

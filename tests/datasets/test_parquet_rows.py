@@ -229,6 +229,7 @@ def test_damaged_pages_are_told_where_they_are(local_store: Client) -> None:
         ("ParquetRows(client, 'ais://tables/train/', 'text')", "InvalidRequest: columns='text'"),
         ("ParquetRows(client, 'ais://tables/train/', [])", "InvalidRequest: columns=[]"),
         ("ParquetRows(client, [], unit='page')", "InvalidRequest: unit='page'"),
+        ("ParquetRows(client, [], decode=print)", "TypeError: decode: ParquetRows decodes by itself"),
         ("ParquetRows(client, [], shuffle=True)", "TypeError: shuffle"),
     ],
 )
