@@ -1,0 +1,148 @@
+"""Megatron's indexed files: how long a run waits for its first batch of thousands of them, and for those that follow.
+
+    .venv/bin/python -m benchmarks.training.megatron_files  # writes the table beside this file
+
+2,400 pairs of .bin and .idx with 500 sequences each, in one folder of a store; sequences of 10 to 200 tokens of two
+bytes. "first" is a new dataset, with its listing, and its first batch of 256 samples, which are in about 240 files;
+"next" is a batch after it, which is in other files. All rows begin without a connection and with warm page caches.
+"windows" are those of GPTDataset, of 512 tokens, which need all of the index of each file that they touch. The baseline
+are the same files in a folder: each .idx is opened and parsed, each .bin is mapped, as Megatron's IndexedDataset does,
+and the batch is copied out of them. "all indexes" is the obvious way over the store: one request for the whole .idx of
+all files, before the batch.
+
+Prediction, written before the first run: headers are one request of 2,400 ranges, 15 ms embedded and 40 ms from a node.
+With listing and properties of 4,800 objects (60 ms), and pages of 240 indexes and the tokens (10 ms), the first batch
+takes 0.1 s embedded and 0.2 s from a node, the baseline 0.25 s, all indexes 0.15 s here, and more the larger they are.
+The next batch takes 15 ms. The first batch of windows takes 0.2 s. Wanted: less than a second for each first batch, and
+no longer than over the folder.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from ais_loader import Entry, MegatronTokens, connect
+from ais_loader.testing import NodeProcess
+from benchmarks.kit.harness import conclude, page, run_rounds
+
+TABLE = Path(__file__).with_suffix(".md")
+BATCH, SEQUENCES, LENGTH = 256, 500, 512
+
+
+def write_files(folder: Path, files: int) -> None:
+    draw = np.random.default_rng(1)
+    for number in range(files):
+        lengths = draw.integers(10, 200, SEQUENCES).astype("<i4")
+        pointers = np.concatenate([[0], lengths[:-1].cumsum()]).astype("<i8") * 2
+        head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, SEQUENCES, SEQUENCES + 1)
+        bounds = np.arange(SEQUENCES + 1, dtype="<i8")
+        index = head + lengths.tobytes() + pointers.tobytes() + bounds.tobytes()
+        (folder / f"{number:04}.idx").write_bytes(index)
+        (folder / f"{number:04}.bin").write_bytes(draw.integers(0, 2**16, lengths.sum(), np.uint16).tobytes())
+
+
+def drawn(count: int) -> list[int]:
+    return random.sample(range(count), BATCH)
+
+
+def from_folder(folder: Path) -> dict[str, float]:
+    """Open all files as IndexedDataset does, and copy a batch out of them."""
+    begun = time.perf_counter()
+    opened = []
+    for path in sorted(folder.glob("*.idx")):
+        with path.open("rb") as file:
+            count = struct.unpack("<9sQBQQ", file.read(34))[3]
+        index = np.memmap(path, mode="r")
+        lengths = np.frombuffer(index, "<i4", count, 34)
+        pointers = np.frombuffer(index, "<i8", count, 34 + 4 * count)
+        opened.append((lengths, pointers, np.memmap(path.with_suffix(".bin"), mode="r")))
+    for at in drawn(len(opened) * SEQUENCES):
+        lengths, pointers, tokens = opened[at // SEQUENCES]
+        start = pointers[at % SEQUENCES]
+        np.frombuffer(tokens, "<u2", lengths[at % SEQUENCES], start).copy()
+    return {"first": time.perf_counter() - begun}
+
+
+def from_store(url: str, **options: Any) -> dict[str, float]:
+    begun = time.perf_counter()
+    dataset = MegatronTokens(url, "ais://b/", **options)
+    dataset.__getitems__(drawn(len(dataset)))
+    first = time.perf_counter()
+    dataset.__getitems__(drawn(len(dataset)))
+    return {"first": first - begun, "next": time.perf_counter() - first}
+
+
+def all_indexes(url: str) -> dict[str, float]:
+    begun = time.perf_counter()
+    with connect(url, mode="r") as client:
+        names = list(client.bucket("b"))
+        indexes = [item.tobytes() for item in client.bucket("b").get_batch(names[1::2])]
+        counts = [struct.unpack_from("<Q", data, 18)[0] for data in indexes]
+        entries = []
+        for at in drawn(len(counts) * SEQUENCES):
+            data, within = indexes[at // SEQUENCES], at % SEQUENCES
+            length = 2 * struct.unpack_from("<i", data, 34 + 4 * within)[0]
+            start = struct.unpack_from("<q", data, 34 + 4 * SEQUENCES + 8 * within)[0]
+            entries.append(Entry("b", names[2 * (at // SEQUENCES)], None, start, length))
+        for item in client.get_batch(entries):
+            np.frombuffer(item.data, "<u2").copy()
+    return {"first": time.perf_counter() - begun}
+
+
+def rows_of(found: dict[str, Sequence[dict[str, float]]]) -> tuple[list[str], bool]:
+    base = [one["first"] for one in found["folder"]]
+    rows, reached = ["| | seconds | range | ÷ folder: first | wanted |", "|---|---:|---:|---:|---|"], True
+    for name, results in found.items():
+        for what in results[0]:
+            times = [one[what] for one in results]
+            middle, ratio = statistics.median(times), statistics.median(map(float.__truediv__, times, base))
+            wanted = ""
+            if what == "first" and name not in ("folder", "embedded, all indexes"):
+                good = middle < 1 and ratio <= 1
+                reached &= good
+                wanted = f"{'reached' if good else 'MISSED'}: < 1 s, ≤ 1"
+            span = f"{min(times):.3f} – {max(times):.3f}"
+            rows.append(f"| {name}: {what} | {middle:.3f} | {span} | **{ratio:.2f}** | {wanted} |")
+    return rows, reached
+
+
+@click.command(help=__doc__)
+@click.option("--files", default=2400, show_default=True)
+@click.option("--rounds", default=7, show_default=True)
+@click.option("--write/--no-write", default=True, help=f"Write the table to {TABLE.name}.")
+def main(files: int, rounds: int, write: bool) -> None:
+    with tempfile.TemporaryDirectory() as top:
+        folder, store = Path(top, "files"), Path(top, "store")
+        folder.mkdir()
+        write_files(folder, files)
+        with connect(store) as client:
+            client.create_bucket("b").put_folder(folder)
+        with NodeProcess(store) as node:
+            contestants: dict[str, Callable[[], dict[str, float]]] = {
+                "folder": lambda: from_folder(folder),
+                "embedded": lambda: from_store(str(store)),
+                "node": lambda: from_store(node.url),
+                "embedded, windows": lambda: from_store(str(store), sequence_length=LENGTH),
+                "node, windows": lambda: from_store(node.url, sequence_length=LENGTH),
+                "embedded, all indexes": lambda: all_indexes(str(store)),
+            }
+            found: dict[str, Any] = run_rounds(contestants, rounds)
+    rows, reached = rows_of(found)
+    setting = f"{files:,} pairs of files, {SEQUENCES} sequences each; batches of {BATCH}; {rounds} rounds."
+    text = page("Megatron's indexed files", str(__doc__), setting, "\n".join(rows)) + "\n"
+    click.echo(text)
+    conclude(text, TABLE if write else None, reached=reached)
+
+
+if __name__ == "__main__":
+    main()
