@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ais_loader.objects.object_file import ObjectFile, ObjectReader
     from ais_loader.plans.shuffle_plan import ShufflePlan
     from ais_loader.training.batch_sampler import BatchSampler
+    from ais_loader.training.clips import Clip, Clips
     from ais_loader.training.collate import drop_placeholders
     from ais_loader.training.concat import concat
     from ais_loader.training.datasets import MapDataset
@@ -69,6 +70,8 @@ __all__ = [
     "Bucket",
     "BucketSummary",
     "Client",
+    "Clip",
+    "Clips",
     "ClusterOptions",
     "Command",
     "CopySummary",
@@ -126,6 +129,8 @@ if "torch" not in sys.modules and find_spec("torch") is None:
     # `import *` takes the available names; requested individually, these say which extra installs torch.
     __all__.remove("BatchLoader")
     __all__.remove("BatchSampler")
+    __all__.remove("Clip")
+    __all__.remove("Clips")
     __all__.remove("Lines")
     __all__.remove("MapDataset")
     __all__.remove("TokenWindows")
@@ -142,6 +147,8 @@ _HOMES = {
     "Bucket": "ais_loader.objects.bucket",
     "BucketSummary": "ais_loader.values.summary",
     "Client": "ais_loader.objects.client",
+    "Clip": "ais_loader.training.clips",
+    "Clips": "ais_loader.training.clips",
     "ClusterOptions": "ais_loader.values.options",
     "Command": "ais_loader.transforms.etl",
     "CopySummary": "ais_loader.values.changes",

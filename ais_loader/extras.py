@@ -31,6 +31,7 @@ EXTRAS = {
     "matplotlib": "demo",
     "PIL": "images",
     "soundfile": "audio",
+    "av": "video",
     "braceexpand": "nemo",
     "aiohttp": "etl",
     "cloudpickle": "etl",
