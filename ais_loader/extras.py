@@ -32,6 +32,7 @@ EXTRAS = {
     "PIL": "images",
     "soundfile": "audio",
     "av": "video",
+    "torchcodec": "torchcodec",
     "braceexpand": "nemo",
     "aiohttp": "etl",
     "cloudpickle": "etl",

@@ -34,8 +34,9 @@ Ranges = list[tuple[int, int]]
 class VideoFrames(NamedTuple):
     """Frames of a video."""
 
-    data: npt.NDArray[Any]
-    """Shape (n, channels, height, width), or (n, height, width) if a pixel is one number. uint8 for "rgb24"."""
+    data: Any
+    """An array of shape (n, channels, height, width), or (n, height, width) if a pixel is one number, of uint8 for
+    "rgb24". With a `device`, a tensor."""
     times_s: npt.NDArray[np.float64]
     """When each frame is shown, in seconds from the beginning of the file, shape (n,)."""
 
@@ -80,7 +81,7 @@ def _video_runs(track: Track, wanted: Numbers) -> list[range]:
         while at > 0 and track.ticks[keys[at]] > track.ticks[packet]:  # shown before that key frame, from earlier ones
             at -= 1
         first = int(keys[at]) if at >= 0 else 0
-        if runs and first < runs[-1].stop:
+        while runs and first <= runs[-1].stop:
             first = min(first, runs.pop().start)
         runs.append(range(first, packet + 1))
     return runs
@@ -113,13 +114,18 @@ def _ranges(track: Track, run: range, size_bytes: int) -> Ranges:
     return list(zip(firsts.tolist(), (lasts - firsts).tolist(), strict=True))
 
 
-def decoded_part(item: Item, pixel_format: str) -> Any:
-    """Decode the part that an entry carries, to VideoFrames or AudioSamples. Raises MediaError."""
+def decoded_part(item: Item, pixel_format: str, device: str | None = None) -> Any:
+    """Decode the part that an entry carries, to VideoFrames or AudioSamples. Raises MediaError.
+
+    `device`: that to which torchcodec decodes video; None for PyAV.
+    """
     part: Part = item.entry.opaque
     with needs("av", "audio and video by time"):
         import av
     try:
-        return _samples(part, item) if part.track.rate_hz else _frames(part, item, pixel_format)
+        if part.track.rate_hz:
+            return _samples(part, item)
+        return _frames(part, item, pixel_format) if device is None else _tensor_frames(part, item, device)
     except (av.error.FFmpegError, MediaError) as error:
         raise MediaError(f"ais://{item.entry.bucket}/{item.entry.name}: {error}").caused_by(error) from None
 
@@ -148,6 +154,33 @@ def _frames(part: Part, item: Item, pixel_format: str) -> VideoFrames:
             f"{len(missing)} of {len(ticks)} frames cannot be decoded, at {track.seconds(min(missing)):.3f} s"
         )
     return VideoFrames(data if data.ndim == 3 else data.transpose(0, 3, 1, 2), track.times_s[numbers])
+
+
+def _tensor_frames(part: Part, item: Item, device: str) -> VideoFrames:
+    with needs("torchcodec", f"device={device!r}"):
+        import torch
+        from torchcodec.decoders import VideoDecoder
+
+        from ais_loader.training.clip_files import packets_file
+    track, numbers = part.track, np.asarray(part.wanted)
+    if len(track.head):  # torchcodec does not begin in the middle of a transport stream
+        found = _frames(part, item, "rgb24")
+        return found._replace(data=torch.from_numpy(found.data).to(device))
+    wanted, data = track.shown[numbers], None
+    for run, _, packets in _runs(part, item):
+        own = np.flatnonzero((wanted >= run.start) & (wanted < run.stop))
+        content, begin = packets_file(track, run, packets)
+        # A time within the frame, whichever way it is rounded.
+        times_s = (track.ticks[wanted[own]] - begin + 0.25) * track.unit[0] / track.unit[1]
+        try:
+            decoder = VideoDecoder(content, device=device, num_ffmpeg_threads=1)
+            frames = decoder.get_frames_played_at(times_s.tolist()).data
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise MediaError(f"torchcodec: {error}") from error
+        if data is None:
+            data = torch.empty((len(wanted), *frames.shape[1:]), dtype=frames.dtype, device=frames.device)
+        data[torch.from_numpy(own)] = frames
+    return VideoFrames(data, track.times_s[numbers])
 
 
 def _samples(part: Part, item: Item) -> AudioSamples:
@@ -192,30 +225,41 @@ def _decoded(part: Part, item: Item) -> Iterator[Any]:
     """Yield the frames of the runs, and others that come with them. Packets that cannot be decoded have none."""
     import av
 
-    track, used, context = part.track, 0, None
-    for run, ranges in part.plan:
-        firsts, lengths = np.array(ranges, np.int64).T
-        begins = used + np.cumsum(lengths) - lengths
-        data, used = item.data[used : used + lengths.sum()], used + int(lengths.sum())
+    track, context = part.track, None
+    for run, data, packets in _runs(part, item):
         if len(track.head):
-            with av.open(io.BytesIO(track.head.tobytes() + data)) as container:
+            with av.open(io.BytesIO(data)) as container:
                 yield from container.decode(container.streams[track.stream])
             continue
         if context is None:
             context = _new_decoder(track)
         else:
             context.flush_buffers()
-        for number in run:
-            start, size = int(track.starts[number]), int(track.sizes[number])
-            at = int(np.searchsorted(firsts, start, "right")) - 1
-            begin = int(begins[at] + start - firsts[at])
-            packet = av.Packet(size)  # not of the bytes themselves, behind which decoders may read
-            packet.update(item.data[begin : begin + size])
+        for number, content in zip(run, packets, strict=True):
+            packet = av.Packet(len(content))  # not of the bytes themselves, behind which decoders may read
+            packet.update(content)
             packet.pts, packet.time_base = int(track.ticks[number]), Fraction(*track.unit)
             with contextlib.suppress(av.error.InvalidDataError):
                 yield from context.decode(packet)
         with contextlib.suppress(av.error.InvalidDataError, av.error.EOFError):
             yield from context.decode(None)
+
+
+def _runs(part: Part, item: Item) -> Iterator[tuple[range, bytes, list[memoryview]]]:
+    """Yield each run with its packets or, if the file divides them, its bytes behind the first ones of the file."""
+    track, used = part.track, 0
+    for run, ranges in part.plan:
+        firsts, lengths = np.array(ranges, np.int64).T
+        begins, first = used + np.cumsum(lengths) - lengths, used
+        used += int(lengths.sum())
+        if len(track.head):
+            yield run, track.head.tobytes() + item.data[first:used], []
+            continue
+        starts = track.starts[run.start : run.stop]
+        at = np.searchsorted(firsts, starts, "right") - 1
+        offsets = (begins[at] + starts - firsts[at]).tolist()
+        sizes = track.sizes[run.start : run.stop].tolist()
+        yield run, b"", [item.data[one : one + size] for one, size in zip(offsets, sizes, strict=True)]
 
 
 def _new_decoder(track: Track) -> Any:

@@ -100,6 +100,7 @@ class Clips(MapDataset):
         transform: Callable[[Any], Any] | None = None,
         *,
         pixel_format: str = "rgb24",
+        device: str | None = None,
         bucket: str | None = None,
         on_error: OnError = "raise",
         timeout_s: float = 30.0,
@@ -113,6 +114,8 @@ class Clips(MapDataset):
             clips: Clip values, or names or URLs with media fragments, such as "ais://drives/front.mp4#t=12,14".
             transform: A function from a sample to a sample. It must be picklable if workers are spawned.
             pixel_format: The format of pixels in FFmpeg's terms, such as "gray" or "gray16le", that PyAV converts to.
+            device: The device to which torchcodec decodes video in place of PyAV, such as "cpu" or "cuda". Frames are
+                then a tensor there, of RGB.
 
         Raises InvalidRequest for a clip that is invalid, RangeError for one that is not within its track, MediaError
         for a file that is no audio or video or is truncated, ObjectNotFound, MissingExtra without PyAV, TypeError, and
@@ -133,7 +136,7 @@ class Clips(MapDataset):
         super().__init__(
             client_or_url,
             _ClipTable(objects, indexes, samples, [number_of[source] for source in wanted]),
-            PartDecoder(pixel_format),
+            PartDecoder(pixel_format, device),
             transform=transform,
             on_error=on_error,
             timeout_s=timeout_s,
@@ -195,17 +198,19 @@ class _ClipPart:
 class PartDecoder:
     """Decoder of items whose entries carry parts of tracks, to VideoFrames and AudioSamples."""
 
-    def __init__(self, pixel_format: str) -> None:
+    def __init__(self, pixel_format: str, device: str | None) -> None:
         with needs("av", "audio and video by time"):
             import av
         try:
             av.VideoFormat(pixel_format)
         except ValueError:
             raise InvalidRequest(f"pixel_format={pixel_format!r}: FFmpeg has no such format") from None
-        self._pixel_format = pixel_format
+        if device is not None and pixel_format != "rgb24":
+            raise InvalidRequest(f"pixel_format={pixel_format!r}: torchcodec, which device={device!r} takes, has RGB")
+        self._pixel_format, self._device = pixel_format, device
 
     def __call__(self, sample: Any) -> Any:
-        return mapped(sample, lambda item: decoded_part(item, self._pixel_format) if item.ok else None)
+        return mapped(sample, lambda item: decoded_part(item, self._pixel_format, self._device) if item.ok else None)
 
 
 def _clip(given: Any) -> Clip:

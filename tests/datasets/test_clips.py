@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import av
@@ -128,24 +129,29 @@ def test_a_batch_of_several_cameras_over_each_transport(films: Bucket) -> None:
 def test_a_batch_is_one_request_for_the_packets_that_it_needs(
     recorded: RecordingTransport, local_films: Bucket
 ) -> None:
-    name = "with_sound.mp4"
-    local_films.put(name, media(name))
-    Clips(local_films.client, [name], bucket="films")  # its index is kept
+    names = ["with_sound.mp4", "open_groups.mp4"]
+    for name in names:
+        local_films.put(name, media(name))
+    Clips(local_films.client, names, bucket="films")  # their indexes are kept
     reader = Client(recorded)
     reader.refresh()
     recorded.requests.clear()
-    clips = Clips(reader, [Clip(name, at / 30, at / 30 + 0.2) for at in range(45)], bucket="films")
-    assert recorded.requests == [1]  # the index
-    with av.open(io.BytesIO(media(name))) as container:
-        packets = [(one.pts * one.time_base, one.is_keyframe, one.size) for one in container.demux(video=0) if one.size]
-    keys = [at for at, (_, is_key, _) in enumerate(packets) if is_key]
-    for at in range(45):
-        entries = clips.wanted([at])
-        moved = sum(length or 0 for entry in entries for _, length in entry.ranges or [(0, entry.length)])
-        shown = [n for n, (time_s, _, _) in enumerate(packets) if at / 30 - 1e-6 <= time_s < at / 30 + 0.2 - 1e-6]
-        first = max(key for key in keys if packets[key][0] <= packets[min(shown)][0])
-        stop = min([key for key in keys if key > max(shown)], default=len(packets))
-        assert moved <= 1.2 * sum(size for _, _, size in packets[first:stop]), at
+    samples = [tuple(Clip(name, at / 30, at / 30 + 0.2) for name in names) for at in range(45)]
+    clips = Clips(reader, samples, bucket="films")
+    assert recorded.requests == [2]  # the indexes
+    for number, name in enumerate(names):
+        with av.open(io.BytesIO(media(name))) as container:
+            packets = [
+                (one.pts * one.time_base, one.is_keyframe, one.size) for one in container.demux(video=0) if one.size
+            ]
+        keys = [at for at, (_, is_key, _) in enumerate(packets) if is_key]
+        for at in range(45):
+            entry = clips.wanted([at])[number]
+            moved = sum(length or 0 for _, length in entry.ranges or [(0, entry.length)])
+            shown = [n for n, (time_s, _, _) in enumerate(packets) if at / 30 - 1e-6 <= time_s < at / 30 + 0.2 - 1e-6]
+            first = min(max(key for key in keys if key <= n and packets[key][0] <= packets[n][0]) for n in shown)
+            stop = min([key for key in keys if key > max(shown)], default=len(packets))
+            assert moved <= 1.2 * sum(size for _, _, size in packets[first:stop]), (name, at)
     recorded.requests.clear()
     assert len(clips.__getitems__(range(45))) == 45
     assert len(recorded.requests) == 1
@@ -349,6 +355,20 @@ def test_an_index_is_that_of_one_version(local_films: Bucket) -> None:
     assert decode_tracks(item.data, local_films.put("a.mp4", media("with_sound.mp4"))) is None
     for damaged in (b"", b"AISLINES" + bytes(40), item.tobytes()[:-30], item.tobytes()[:100]):
         assert decode_tracks(damaged, first) is None
+
+
+@pytest.mark.slow
+def test_torchcodec_decodes_the_same_frames(local_films: Bucket) -> None:
+    if find_spec("torchcodec") is None:  # it needs the libraries of FFmpeg
+        pytest.skip("no torchcodec")
+    for name in VIDEOS:
+        times_s, frames = whole_video(name)
+        local_films.put(name, media(name))
+        clips = [Clip(name, frames=_draw.choices(range(len(frames)), k=6)), Clip(name, float(times_s[20]))]
+        for clip, found in zip(clips, Clips(local_films.client, clips, bucket="films", device="cpu")[:], strict=True):
+            wanted = clip.frames or range(20, len(frames))
+            np.testing.assert_allclose(found.data.numpy(), frames[wanted], rtol=0, atol=2, err_msg=name)
+            np.testing.assert_allclose(found.times_s, times_s[wanted], atol=1e-9)
 
 
 def test_pixels_of_another_format(local_films: Bucket) -> None:
