@@ -10,6 +10,8 @@ import io
 import mmap
 import shutil
 import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -37,7 +39,8 @@ _BLOCK_HEAD_BYTES = 64
 """Most that a container writes between the position of a packet and its bytes."""
 _AS_IN_TABLES = {"fflags": "+noparse+nofillin", "analyzeduration": "1"}
 """libavformat returns what the tables say, whatever the packets contain, and reads few packets at first."""
-_TAIL_S = 1
+_TAIL_PACKETS, _TAIL_S = 64, 1
+"""What is decoded of the end of audio, to learn where it ends."""
 _FRAGMENTED = (b"mvex", b"moof")
 
 
@@ -99,7 +102,10 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
     rows: dict[int, list[tuple[int, int, int, int, int]]] = {one.index: [] for one in first.values()}
     if isinstance(data, _Tables):
         data.is_hidden = True
-    reached = Fraction(0)
+    reached, sound = Fraction(0), first.get("audio")
+    is_coarse = sound is not None and sound.time_base * sound.codec_context.sample_rate > 1
+    tail: deque[Any] = deque(maxlen=_TAIL_PACKETS)
+    counts: list[int] = []
     for packet in container.demux():
         if not packet.size:
             continue
@@ -113,6 +119,11 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
             raise MediaError(f"truncated: it ends at byte {size_bytes:,}, within a packet")
         flags = packet.is_keyframe | packet.is_discard << 1
         rows[packet.stream.index].append((start, packet.size, packet.pts, flags, packet.duration or 0))
+        if sound is not None and packet.stream.index == sound.index and not isinstance(data, _Tables):
+            if is_coarse:
+                counts.append(sum(frame.samples for frame in packet.decode()))
+            else:
+                tail.append(packet)
     if container.format.name in _TIMED and (container.duration or 0) / av.time_base - reached > _SHORT_S:
         raise MediaError(f"truncated: it ends after {float(reached):.3f} s of {container.duration / av.time_base:.3f}")
     index = {}
@@ -122,17 +133,16 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
             raise MediaError(f"its {kind} track has no packets")
         context, is_audio = stream.codec_context, kind == "audio"
         unit, start, samples, rate_hz = stream.time_base, origin, 0, 0
-        if is_audio and unit * context.sample_rate > 1 and not isinstance(data, _Tables):
-            ticks, samples, rate_hz = _counted(container, stream, origin, int(ticks[0]))
-            unit, start = Fraction(1, rate_hz), Fraction(0)
+        if counts and is_audio:  # ticks of a millisecond do not say where samples are
+            rate_hz = context.sample_rate
+            stops = round((Fraction(stream.start_time or 0) * unit - origin) * rate_hz) + np.cumsum(counts)
+            ticks = np.append(stops[0] - round(int(durations[0]) * unit * rate_hz), stops[:-1])
+            unit, start, samples = Fraction(1, rate_hz), Fraction(0), int(stops[-1])
         elif is_audio:
-            if isinstance(data, _Tables):
-                data.is_hidden = False
-                data.seek(0)
-                with av.open(data) as shown:  # the other container has zeros in its buffers
-                    samples, rate_hz = _samples(shown, stream.index, origin, ticks)
-            else:
-                samples, rate_hz = _samples(container, stream.index, origin, ticks)
+            frames = _last_frames(stream, tail, int(ticks[-1]), data)
+            for frame in frames:
+                rate_hz = frame.sample_rate
+                samples = round((frame.pts * frame.time_base - origin) * rate_hz) + frame.samples
         index[kind] = Track(
             codec=context.codec.name,
             tag=context.codec_tag,
@@ -167,26 +177,16 @@ def _found(packet: Any, data: mmap.mmap) -> int:
     return start
 
 
-def _samples(container: Any, number: int, origin: Fraction, ticks: Any) -> tuple[int, int]:
-    """Return how many samples a track decodes to, from the origin on, and their rate, by decoding its end."""
-    stream = container.streams[number]
-    container.seek(max(int(ticks[-1] - _TAIL_S / stream.time_base), int(ticks[0])), stream=stream)
-    end, rate_hz = 0, stream.codec_context.sample_rate
-    for frame in container.decode(stream):
-        rate_hz = frame.sample_rate
-        end = round((frame.pts * frame.time_base - origin) * rate_hz) + frame.samples
-    return end, rate_hz
-
-
-def _counted(container: Any, stream: Any, origin: Fraction, first: int) -> tuple[Any, int, int]:
-    """Return when each packet begins, in samples from the origin, where the last one ends, and their rate, by decoding
-    all: ticks of a millisecond do not say."""
-    container.seek(first, stream=stream)
-    rate_hz, unit = stream.codec_context.sample_rate, stream.time_base
-    end, ticks = round((Fraction(stream.start_time or 0) * unit - origin) * rate_hz), list[int]()
-    for packet in container.demux(stream):
-        samples = sum(frame.samples for frame in packet.decode())
-        if packet.size:
-            ticks.append(end if ticks else end + samples - round(packet.duration * unit * rate_hz))
-        end += samples
-    return np.array(ticks, np.int64), end, rate_hz
+def _last_frames(stream: Any, tail: Iterable[Any], last: int, data: _Tables | mmap.mmap) -> Iterator[Any]:
+    """Yield the frames at the end of a track of audio, from its last packets or, if these were hidden, its file."""
+    if isinstance(data, _Tables):
+        data.is_hidden = False
+        data.seek(0)
+        with av.open(data) as container:  # the other one has zeros in its buffers
+            own = container.streams[stream.index]
+            container.seek(int(last - _TAIL_S / own.time_base), stream=own)
+            yield from container.decode(own)
+        return
+    for packet in tail:
+        yield from packet.decode()
+    yield from stream.decode(None)
