@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ais_loader.objects.object_file import ObjectFile, ObjectReader
     from ais_loader.plans.shuffle_plan import ShufflePlan
     from ais_loader.training.batch_sampler import BatchSampler
+    from ais_loader.training.clips import Clip, Clips
     from ais_loader.training.collate import drop_placeholders
     from ais_loader.training.concat import concat
     from ais_loader.training.datasets import MapDataset
@@ -72,6 +73,8 @@ __all__ = [
     "Bucket",
     "BucketSummary",
     "Client",
+    "Clip",
+    "Clips",
     "ClusterOptions",
     "Command",
     "CopySummary",
@@ -130,7 +133,17 @@ __all__ = [
 
 if "torch" not in sys.modules and find_spec("torch") is None:
     # `import *` takes the available names; requested individually, these say which extra installs torch.
-    _TORCH = {"BatchLoader", "BatchSampler", "Lines", "MapDataset", "MegatronTokens", "ParquetRows", "Records"}
+    _TORCH = {
+        "BatchLoader",
+        "BatchSampler",
+        "Clip",
+        "Clips",
+        "Lines",
+        "MapDataset",
+        "MegatronTokens",
+        "ParquetRows",
+        "Records",
+    }
     __all__ = [one for one in __all__ if one not in _TORCH | {"TokenWindows", "concat", "drop_placeholders"}]
 
 _HOMES = {
@@ -143,6 +156,8 @@ _HOMES = {
     "Bucket": "ais_loader.objects.bucket",
     "BucketSummary": "ais_loader.values.summary",
     "Client": "ais_loader.objects.client",
+    "Clip": "ais_loader.training.clips",
+    "Clips": "ais_loader.training.clips",
     "ClusterOptions": "ais_loader.values.options",
     "Command": "ais_loader.transforms.etl",
     "CopySummary": "ais_loader.values.changes",

@@ -6,6 +6,7 @@
     ├── AccessDenied (PermissionError)  the token is missing, is not accepted, or does not give the right to this
     ├── VersionConflict                 someone else was first: read again, then decide
     ├── CorruptObject                   the stored bytes are damaged: restore them, see `ais-loader doctor`
+    ├── MediaError                      audio or video that cannot be decoded: store the file again, or leave it out
     ├── ArchiveError                    members of this object cannot be read: NotAnArchive, ArchiveDamaged, ...
     ├── SourceChanged, SourceUnreadable     a file to promote: try again when it is at rest, or readable
     ├── PromoteIncomplete               some files were not promoted, the others were: promote again
@@ -178,6 +179,12 @@ class CorruptObject(LoaderError):
     """The stored bytes are not those that were put. `ais-loader doctor` reports details."""
 
     kind = "corrupt-object"
+
+
+class MediaError(LoaderError):
+    """Audio or video that cannot be read by time: damaged, truncated, or of a kind that PyAV does not decode."""
+
+    kind = "media"
 
 
 class MemberCorrupt(CorruptObject):

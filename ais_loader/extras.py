@@ -31,6 +31,8 @@ EXTRAS = {
     "matplotlib": "demo",
     "PIL": "images",
     "soundfile": "audio",
+    "av": "video",
+    "torchcodec": "torchcodec",
     "braceexpand": "nemo",
     "aiohttp": "etl",
     "cloudpickle": "etl",

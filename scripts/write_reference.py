@@ -40,6 +40,8 @@ GROUPS: dict[str, list[str]] = {
         "MapDataset",
         "TokenWindows",
         "Lines",
+        "Clips",
+        "Clip",
         "concat",
         "drop_placeholders",
         "BatchLoader",

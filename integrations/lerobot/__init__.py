@@ -1,0 +1,5 @@
+"""LeRobot datasets in a store."""
+
+from .dataset import LeRobotDataset
+
+__all__ = ["LeRobotDataset"]
