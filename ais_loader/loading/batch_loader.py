@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import threading
 import time
@@ -199,7 +198,6 @@ class BatchLoader(Closing):
             )
         is_plan = callable(getattr(batches, "batch", None))
         self._replicas: Replicas | None = None
-        self._iterations = itertools.count()
         spans = is_plan and rank is None and not isinstance(replicas, (tuple, type(None)))
         if replicas is not None:
             self._replicas, rank, world_size = placed(replicas, rank, world_size, has_plan=is_plan)
@@ -293,12 +291,6 @@ class BatchLoader(Closing):
                 return kept
             return ProcessWorkers(self._fetcher, self._worker_count, **self._processes)
         return ThreadWorkers(self._fetcher, self._threads)
-
-    def _meeting(self) -> Replicas | None:
-        """Return the replicas with the key of an iteration that begins, if there are several on this host."""
-        if self._replicas is None or self._replicas.count == 1:
-            return None
-        return self._replicas._replace(key=f"{self._replicas.key}/{next(self._iterations)}")
 
     @property
     def sampler(self) -> Any:
@@ -406,6 +398,8 @@ class BatchLoader(Closing):
         """
         self._end_iterations()
         self._end_kept()
+        if self._replicas is not None:
+            self._replicas.close()
 
     def _end_kept(self) -> None:
         kept, self._kept = self._kept, None
@@ -438,7 +432,7 @@ class _Iteration:
     def __init__(self, loader: BatchLoader) -> None:
         self._position = loader.position
         self._begin = loader._workers, loader._in_flight, loader._fetcher.name_of
-        self._meeting = loader._meeting
+        self._replicas = loader._replicas
         self._watch = StallWatch(loader._stall_s, loader._on_stall, loader.position.place()[0])
         self._dataset, self._expect_steps = loader.dataset, loader._expect_steps
         self._draws_numbers = isinstance(loader.batches, NumberPlan)
@@ -466,7 +460,7 @@ class _Iteration:
         return self._engine
 
     def _workers(self, in_flight: int) -> Workers:
-        if (replicas := self._meeting()) is None:
+        if (replicas := self._replicas) is None or replicas.count == 1:
             return self._start_workers()
         described = {"rank and world_size": self._position.place()}
         if isinstance(self._position, PlanPosition):

@@ -69,9 +69,9 @@ class ReplicaWorkers:
         Args:
             described: What is read. All replicas raise InvalidRequest if one of them differs.
             start: Starts the workers, if this replica reads.
-
-        Raises InvalidRequest if a process of this host has the same index and key.
         """
+        replicas.begin()
+        self._iteration = replicas.iteration
         self._replicas, self._described, self._start, self._in_flight = replicas, described, start, in_flight
         self._lock = threading.Lock()
         self._unanswered: dict[int, tuple[_Asked, Future[FetchedBatch]]] = {}
@@ -83,19 +83,13 @@ class ReplicaWorkers:
         self._conn: Connection | None = None
         self._reader: _Reader | None = None
         self._told = "no replica reads yet"
-        try:
-            self._presence = replicas.bound(socket.SOCK_DGRAM, str(replicas.index))
-        except OSError as error:
-            raise InvalidRequest(
-                f"replica {replicas.index} of {replicas.count} is here already ({error}): each process needs an "
-                "index of its own, and each group of replicas a key of its own"
-            ) from error
+        self._presence = replicas.bound(socket.SOCK_DGRAM, f"{replicas.index} in {self._iteration}")
         self._thread = threading.Thread(target=self._run, name="ais-loader-replica", daemon=True)
         self._thread.start()
 
     def submit(self, ticket: int, work: Any, named: str, seed: int) -> Future[FetchedBatch]:
         """Ask for the samples of `work`. Raises the errors of pickling it."""
-        drawn = {"batch": named, "digest": _digest(work)} | ({} if ticket else self._described)
+        drawn = ({} if ticket else self._described) | {"batch": named, "digest of its numbers": _digest(work)}
         asked = _Asked(ticket, named, drawn, bytes(ForkingPickler.dumps((work, seed))))
         future: Future[FetchedBatch] = Future()
         with self._lock:
@@ -159,17 +153,16 @@ class ReplicaWorkers:
         replicas, turn_s = self._replicas, time.monotonic() + _TURN_S
         while not self._closed.wait(_RETRY_S):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            if sock.connect_ex(replicas.address("reader")) == 0:
+            if sock.connect_ex(replicas.address(f"reader in {self._iteration}")) == 0:
                 if (pid := _peer_of(sock)) is None:
                     raise InvalidRequest(f"a process of another user reads with the key of {replicas}")
                 self._told = f"process {pid} reads for the replicas of this host"
                 return _connection(sock)
             sock.close()
-            is_next = not any(map(replicas.is_present, range(replicas.index)))
-            if (is_next and (self._kept or not replicas.index)) or time.monotonic() > turn_s:
-                join_s = 0.0 if self._kept else JOIN_S  # all others have begun, or were waited for
+            is_expected = partial(replicas.is_expected, iteration=self._iteration, has_begun=bool(self._kept))
+            if time.monotonic() > turn_s or not any(map(is_expected, range(replicas.index))):
                 with contextlib.suppress(OSError):  # another replica was faster
-                    self._reader = _Reader(replicas, self._start, self._in_flight, join_s, self._copied)
+                    self._reader = _Reader(replicas, self._start, self._in_flight, is_expected, self._copied)
         return None
 
     def _listen(self, conn: Connection) -> None:
@@ -183,15 +176,14 @@ class ReplicaWorkers:
         with contextlib.suppress(EOFError, OSError, RuntimeError):
             while not self._closed.is_set():
                 ticket, began_s, result = conn.recv()
-                file = None
-                if isinstance(result, Parcel):
-                    file = recv_handle(conn) if result.is_new else None
-                    # Small ones are copied, as the trainer may change its own.
-                    kept = result._replace(parts=[bytes(part) for part in result.parts])
-                    self._kept.append((ticket, kept, slots))
+                file = recv_handle(conn) if isinstance(result, Parcel) and result.is_new else None
+                # Small ones are copied, as the trainer may change its own.
+                kept = result._replace(parts=[*map(bytes, result.parts)]) if isinstance(result, Parcel) else None
                 with self._lock:
                     _, future = self._unanswered.pop(ticket)
                 deliver(future, slots, result, file, began_s, "the replica that reads")
+                if kept is not None:
+                    self._kept.append((ticket, kept, slots))
                 del future  # or the batch would live until the next one comes
         with self._lock:
             self._conn = None
@@ -220,12 +212,12 @@ class _Reader:
         replicas: Replicas,
         start: Callable[[], Workers],
         in_flight: int,
-        join_s: float,
+        is_expected: Callable[..., bool],
         copied: Callable[[int], Parcel | None],
     ) -> None:
         """`copied`: Returns a batch that this replica has had. Raises OSError if another process reads."""
-        self._replicas, self._start, self._copied = replicas, start, copied
-        self._awaited, self._awaited_until_s = set(range(replicas.count)), time.monotonic() + join_s
+        self._replicas, self._start, self._is_expected, self._copied = replicas, start, is_expected, copied
+        self._awaited, self._awaited_until_s = set(range(replicas.count)), time.monotonic() + JOIN_S
         self._conns: dict[Connection, _Member] = {}
         self._members: dict[int, Connection] = {}
         self._reading: dict[int, int] = {}
@@ -235,7 +227,7 @@ class _Reader:
         self._sending, self._writer = threading.Lock(), SlotWriter(in_flight + SLOTS_BESIDES)
         self._files: dict[int | None, int] = {}
         self._closed = False
-        self._listener = replicas.bound(socket.SOCK_STREAM, "reader")
+        self._listener = replicas.bound(socket.SOCK_STREAM, f"reader in {replicas.iteration}")
         self._listener.listen(replicas.count)
         self._thread = threading.Thread(target=self._run, name="ais-loader-replica-reader", daemon=True)
         self._thread.start()
@@ -288,8 +280,8 @@ class _Reader:
                     sock, _ = self._listener.accept()
                     if _peer_of(sock) is not None:
                         self._conns[_connection(sock)] = _Member()
-            is_early = time.monotonic() < self._awaited_until_s
-            self._awaited = {one for one in self._awaited if is_early or self._replicas.is_present(one)}
+            late = {"has_begun": True} if time.monotonic() > self._awaited_until_s else {}
+            self._awaited = {one for one in self._awaited if self._is_expected(one, **late)}
             self._begin()
 
     def _hear(self, conn: Connection, message: Any) -> None:

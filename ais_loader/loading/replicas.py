@@ -8,7 +8,7 @@ import socket
 import weakref
 from collections import Counter
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
@@ -37,21 +37,34 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class Replicas(NamedTuple):
-    """The processes of one host that read the same batches, and which of them this is."""
+class Replicas:
+    """The processes of one host that read the same batches, and which of them this is.
 
-    index: int  # type: ignore[assignment]
-    count: int  # type: ignore[assignment]
-    key: str
-    """Text that they share, and others on the host do not."""
+    They see each other by abstract names of sockets, which the kernel frees with the process that has them.
+    """
+
+    def __init__(self, index: int, count: int, key: str) -> None:
+        """`key`: Text that they share, and others on the host do not."""
+        self.index, self.count, self._key = index, count, key
+        self.iteration = -1
+        self._alive: socket.socket | None = None
+
+    def __repr__(self) -> str:
+        return f"replica {self.index} of {self.count}"
+
+    def begin(self) -> None:
+        """Begin another iteration. Raises InvalidRequest if a process of this host has the same index and key."""
+        try:
+            self._alive = self._alive or self.bound(socket.SOCK_DGRAM, f"{self.index} alive")
+        except OSError as error:
+            raise InvalidRequest(
+                f"{self} is here already ({error}): each process needs an index of its own, and each group of replicas "
+                "a key of its own"
+            ) from error
+        self.iteration += 1
 
     def address(self, use: str) -> str:
-        """Return the abstract name of a socket, which the kernel frees with the process that has it."""
-        return f"\0ais-loader-replicas/{self.key}/{use}"
-
-    def is_present(self, index: int) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-            return probe.connect_ex(self.address(str(index))) == 0
+        return f"\0ais-loader-replicas/{self._key}/{use}"
 
     def bound(self, kind: int, use: str) -> socket.socket:
         """Return a socket with this name. Raises OSError if another one has it."""
@@ -63,6 +76,21 @@ class Replicas(NamedTuple):
             sock.close()
             raise
         return sock
+
+    def is_expected(self, index: int, iteration: int, *, has_begun: bool) -> bool:
+        """Whether a replica is in this iteration, or may still begin it. `has_begun`: all that are alive have."""
+        uses = [f"{index} in {iteration}", *([] if has_begun else [f"{index} alive"])]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+            is_here = any(probe.connect_ex(self.address(use)) == 0 for use in uses)
+        return is_here or (not has_begun and not iteration)
+
+    def close(self) -> None:
+        """Let the others no longer wait for this one, until it begins another iteration."""
+        if self._alive is not None:
+            self._alive.close()
+            self._alive = None
+
+    __del__ = close
 
 
 def placed(
@@ -101,7 +129,7 @@ def placed(
     keys = {other: f"ais-loader replicas {use} {_loaders[use]} {other}" for other in called}
     mine = {"ranks": ranks, "place": [rank, world_size], "host": host_id(), "key": os.urandom(16).hex()}
     store = torch.distributed.distributed_c10d._get_default_store()
-    found = gathered(store, keys, own, MEET_S, mine, "has not made its loader of replicas: make it on all of them")
+    found = dict(zip(called, gathered(store, keys, own, MEET_S, "made its loader of replicas", mine), strict=True))
     for one, told in found.items():
         for other in told["ranks"]:
             if other not in found or any(found[other][name] != told[name] for name in ("ranks", "place")):

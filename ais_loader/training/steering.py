@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
@@ -42,11 +43,7 @@ def steer(position: PlanPosition, weights: Weights, groups: int, store: Any, tim
         digest = hashlib.blake2b(unsteered.encode(), digest_size=8).hexdigest()
         _calls[digest, rank] += 1
         keys = {other: f"ais-loader steer {digest} {_calls[digest, rank]} {other}" for other in range(world_size)}
-        told = "has not called steer, or has another plan: call it on all ranks, with equal weights, at the same step"
-
-        def gather(value: Any) -> list[Any]:
-            return list(gathered(store, keys, rank, timeout_s, value, told).values())
-
+        gather = partial(gathered, store, keys, rank, timeout_s, "called steer")
         compare_ranks(own, error, "the weights", "steers otherwise than rank 0", gather)
     elif error is not None:
         raise error
@@ -54,10 +51,10 @@ def steer(position: PlanPosition, weights: Weights, groups: int, store: Any, tim
     return begin
 
 
-def gathered(store: Any, keys: dict[int, str], rank: int, timeout_s: float, own: Any, told: str) -> dict[int, Any]:
+def gathered(store: Any, keys: dict[int, str], rank: int, timeout_s: float, call: str, own: Any) -> list[Any]:
     """Return the value of each rank, under its key.
 
-    Raises InvalidRequest with the ranks that have put none, of which it says `told`.
+    Raises InvalidRequest with the ranks that have not done so: `call` says what.
     """
     store.set(keys[rank], json.dumps(own))
     try:
@@ -67,6 +64,7 @@ def gathered(store: Any, keys: dict[int, str], rank: int, timeout_s: float, own:
         if not silent:
             raise
         raise InvalidRequest(
-            f"rank {', '.join(silent)} of {len(keys)}, {timeout_s:g} s after rank {rank}, {told}"
+            f"rank {', '.join(silent)} of {len(keys)} has not {call} within {timeout_s:g} s, as rank {rank} has, or "
+            "not with equal arguments: all ranks have to, after the same step"
         ) from error
-    return dict(zip(keys, map(json.loads, store.multi_get([*keys.values()])), strict=True))
+    return [json.loads(value) for value in store.multi_get([*keys.values()])]
