@@ -17,6 +17,8 @@ from ais_loader.loading.explanation import explained
 from ais_loader.loading.places import SamplerPosition, SamplerRun
 from ais_loader.loading.process_workers import START_METHODS, ProcessWorkers, StartMethod
 from ais_loader.loading.records import BatchRecord, Summary
+from ais_loader.loading.replica_workers import ReplicaWorkers
+from ais_loader.loading.replicas import Replicas, placed
 from ais_loader.loading.slots import check_pinning
 from ais_loader.loading.stall_watch import ON_STALL, OnStall, StallWatch
 from ais_loader.loading.thread_workers import ThreadWorkers
@@ -101,6 +103,7 @@ class BatchLoader(Closing):
         max_restarts: int = 3,
         persistent_workers: bool = False,
         pin_memory: bool = False,
+        replicas: Any = None,
     ) -> None:
         """
         Args:
@@ -148,6 +151,12 @@ class BatchLoader(Closing):
                 not see what the trainer changes in it between epochs.
             pin_memory: Whether the shared memory that workers write into is page-locked. Needs workers and CUDA. Small
                 batches, and those that find no free memory, are not.
+            replicas: The processes that need the same batches, such as the ranks of a tensor, context or pipeline
+                group: a ProcessGroup or DeviceMesh of torch.distributed, or (index, count, key) of the processes of
+                this host. One process on each host reads, and the others map its shared memory. If it dies or leaves,
+                another one reads on. By default, a plan is divided among the groups; `rank` and `world_size` are those
+                of the data-parallel dimension. All of its processes make the loader, and begin its iterations, with the
+                same arguments. None is more than `in_flight` batches ahead of the slowest one on its host.
 
         Raises InvalidRequest, TypeError.
         """
@@ -161,6 +170,8 @@ class BatchLoader(Closing):
         if pin_memory:
             if not workers:
                 raise InvalidRequest("pin_memory=True: it is the memory of worker processes that is page-locked")
+            if replicas is not None:
+                raise InvalidRequest("pin_memory=True: replicas share memory, of which none can lock its copy")
             check_pinning()
         expect_steps = whole_number("BatchLoader", "expect_steps", expect_steps, 0, MAX_STEPS)
         if not callable(on_bad) and on_bad not in POLICIES:
@@ -188,7 +199,14 @@ class BatchLoader(Closing):
             raise InvalidRequest(
                 "output='packed': it needs a MapDataset without decode and transform, and on_bad='raise'"
             )
+        is_plan = callable(getattr(batches, "batch", None))
+        self._replicas: Replicas | None = None
+        spans = is_plan and rank is None and not isinstance(replicas, (tuple, type(None)))
+        if replicas is not None:
+            self._replicas, rank, world_size = placed(replicas, rank, world_size, has_plan=is_plan)
         self.position = _position(dataset, batches, rank, world_size, tail)
+        if isinstance(self.position, PlanPosition):
+            self.position.is_of_replicas = spans
         self.dataset, self.batches = dataset, batches
         self.bad = BadSamples(max_bad)
         """The samples that were skipped or substituted."""
@@ -257,8 +275,10 @@ class BatchLoader(Closing):
 
     def _keep(self, engine: Engine) -> None:
         """Keep the workers of an engine, which has delivered all its batches, for the next iteration."""
-        if self._persistent and self._kept is None and isinstance(workers := engine.release(), ProcessWorkers):
-            self._kept = workers
+        if self._persistent and self._kept is None:
+            workers: Workers | None = engine.release()
+            workers = workers.release() if isinstance(workers, ReplicaWorkers) else workers
+            self._kept = workers if isinstance(workers, ProcessWorkers) else None
 
     def start_prefetch(self) -> None:
         """Start to draw and fetch the next iteration's batches now, before its first `next`. Ends a running one."""
@@ -388,6 +408,8 @@ class BatchLoader(Closing):
         """
         self._end_iterations()
         self._end_kept()
+        if self._replicas is not None:
+            self._replicas.close()
 
     def _end_kept(self) -> None:
         kept, self._kept = self._kept, None
@@ -420,6 +442,7 @@ class _Iteration:
     def __init__(self, loader: BatchLoader) -> None:
         self._position = loader.position
         self._begin = loader._workers, loader._in_flight, loader._fetcher.name_of
+        self._replicas = loader._replicas
         self._watch = StallWatch(loader._stall_s, loader._on_stall, loader.position.place()[0])
         self._dataset, self._expect_steps = loader.dataset, loader._expect_steps
         self._draws_numbers = isinstance(loader.batches, NumberPlan)
@@ -441,11 +464,23 @@ class _Iteration:
     def start(self) -> Engine:
         """Start the threads, unless they have been."""
         if self._engine is None:
-            workers, in_flight, name_of = self._begin
+            _, in_flight, name_of = self._begin
             self.run = self._position.begin()
-            self._engine = Engine(self.run, workers(), in_flight, name_of, self._watch)
-            self._sender = self._send_plan()
+            self._engine = Engine(self.run, self._workers(in_flight), in_flight, name_of, self._watch)
         return self._engine
+
+    def _workers(self, in_flight: int) -> Workers:
+        if (replicas := self._replicas) is None or replicas.count == 1:
+            return self._start_workers()
+        described = {"rank and world_size": self._position.place()}
+        if isinstance(self._position, PlanPosition):
+            described |= self._position.described()
+        return ReplicaWorkers(replicas, described, self._start_workers, in_flight)
+
+    def _start_workers(self) -> Workers:
+        """Start the workers that read here, and tell the store what they will read."""
+        self._sent_from, self._sender = self.run.delivered, self._send_plan()
+        return self._begin[0]()
 
     def _send_plan(self) -> PlanSender | None:
         """Begin to tell the store what will be read; None if this is of no use there."""

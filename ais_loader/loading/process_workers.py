@@ -41,7 +41,7 @@ StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
 START_METHODS = ("fork", "spawn", "forkserver")
 _HELD = 2
 """The batches that a worker has at a time: it requests the data of one while it decodes another."""
-_SLOTS_BESIDES = 3
+SLOTS_BESIDES = 3
 """Slots of a worker besides its share of those in flight: being written, with the trainer, and about to be dropped."""
 _CLOSE_S = 1.0
 _DUMP_S = 1.0
@@ -80,7 +80,7 @@ class ProcessWorkers:
             max_restarts: The number of workers that may be replaced, all together. After that, all batches fail.
         """
         self._fetcher, self._context, self._pin_memory = fetcher, context, pin_memory
-        self._slots = -(-in_flight // workers) + _SLOTS_BESIDES
+        self._slots = -(-in_flight // workers) + SLOTS_BESIDES
         self._restarts_left = self._max_restarts = max_restarts
         self._pid = os.getpid()
         self._tasks: PriorityQueue[tuple[float, int, _Task | None]] = PriorityQueue()
@@ -135,7 +135,7 @@ class ProcessWorkers:
             for one in self._workers if worker is None else [worker]:  # all workers stall, and none can begin it
                 one.has_stalled = True
                 one.process.kill()
-                one.hang_up()
+                hang_up(one.conn)
 
     def close(self, *, wait: bool = True) -> None:
         if os.getpid() != self._pid:  # in a child that was forked, which has none of these
@@ -145,7 +145,7 @@ class ProcessWorkers:
         for _ in self._workers:
             self._tasks.put((-1, next(self._order), None))
         for worker in self._workers:
-            worker.hang_up()
+            hang_up(worker.conn)
         deadline_s = time.monotonic() + (_CLOSE_S if wait else 0)
         for worker in self._workers:
             worker.process.join(max(0.0, deadline_s - time.monotonic()))
@@ -184,7 +184,7 @@ class ProcessWorkers:
                 continue
             worker.process.kill()
             worker.process.join()
-            worker.hang_up()  # what it has sent can be read, and then the end, whoever has inherited its socket
+            hang_up(worker.conn)  # what it has sent can be read, and then the end, whoever has inherited its socket
             while worker.held and self._receive(worker):
                 pass
             if not self._replace(at, worker):
@@ -215,31 +215,15 @@ class ProcessWorkers:
         try:
             ticket, began_s, result = worker.conn.recv()
             if ticket is None:
-                worker.failure = _error_of(result, worker.name)
+                worker.failure = error_of(result, worker.name)
                 return False
-            if isinstance(result, Parcel) and result.is_new:
-                file = recv_handle(worker.conn)
+            file = recv_handle(worker.conn) if isinstance(result, Parcel) and result.is_new else None
         except (EOFError, OSError, RuntimeError, pickle.UnpicklingError):
             return False
-        task = worker.held.pop(ticket)
-        if not isinstance(result, Parcel):
-            task.future.set_exception(_error_of(result, worker.name))
-            return True
-        try:
-            if result.is_new:
-                worker.slots.map(result.slot or 0, file)
-            fetched: FetchedBatch = worker.slots.read(result)
-        except Exception as error:  # noqa: BLE001 - raised where the batch is consumed
-            task.future.set_exception(error.with_traceback(None))  # it would keep the slots
-            return True
-        finally:
-            if result.is_new:
-                os.close(file)
-        fetched.transfer_s = time.perf_counter() - began_s
-        if result.failure and not self._told_full:
+        if isinstance(result, Parcel) and result.failure and not self._told_full:
             self._told_full = True
             log.warning("no shared memory for batches (%s): they go through sockets, which is slower", result.failure)
-        task.future.set_result(fetched)
+        deliver(worker.held.pop(ticket).future, worker.slots, result, file, began_s, worker.name)
         return True
 
     def _replace(self, at: int, worker: _Worker) -> bool:
@@ -353,11 +337,6 @@ class _Worker:
             time.sleep(0.02)
         return text.decode(errors="replace")
 
-    def hang_up(self) -> None:
-        """Let it end after its batch. What it has sent can still be received."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.conn.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         """Free what it had, once it has ended. May be called again."""
         if self.notes is not None:
@@ -408,7 +387,7 @@ def _run(conn: Connection, name: str, sent: _Sent, slots: int, others: list[Conn
     try:
         fetcher = sent.take()
     except BaseException as error:
-        conn.send((None, 0.0, _failure(error)))
+        conn.send((None, 0.0, packed_error(error)))
         raise
     notes = recv_handle(conn)
     os.ftruncate(notes, _STAGE_BYTES)
@@ -432,7 +411,7 @@ def _run(conn: Connection, name: str, sent: _Sent, slots: int, others: list[Conn
             result: Any
             result, file = writer.write(fetched)
         except BaseException as error:  # noqa: BLE001 - raised in the trainer
-            began_s, result = 0.0, _failure(error)
+            began_s, result = 0.0, packed_error(error)
         with contextlib.suppress(OSError):  # the trainer has hung up, and `tasks` ends
             conn.send((ticket, began_s, result))
             if file is not None:
@@ -457,7 +436,32 @@ def _begin(conn: Connection, fetcher: Fetcher, tasks: SimpleQueue[tuple[int, Any
     tasks.put(None)
 
 
-def _failure(error: BaseException) -> tuple[bytes, str]:
+# -- at both ends
+
+
+def hang_up(conn: Connection) -> None:
+    """End a connection for all who have it. What has been sent can still be received."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(conn.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def deliver(
+    future: Future[FetchedBatch], slots: SlotReader, result: Any, file: int | None, began_s: float, sender: str
+) -> None:
+    """Set a future to the batch or the error that has arrived. `file`: that of a new slot, which is closed."""
+    if not isinstance(result, Parcel):
+        future.set_exception(error_of(result, sender))
+        return
+    try:
+        fetched: FetchedBatch = slots.read(result, file)
+    except Exception as error:  # noqa: BLE001 - raised where the batch is consumed
+        future.set_exception(error.with_traceback(None))  # it would keep the slots
+        return
+    fetched.transfer_s = time.perf_counter() - began_s
+    future.set_result(fetched)
+
+
+def packed_error(error: BaseException) -> tuple[bytes, str]:
     """Return the error for the trainer, with its type if it can be pickled, and its traceback."""
     text = "".join(traceback.format_exception(error))
     try:
@@ -468,7 +472,7 @@ def _failure(error: BaseException) -> tuple[bytes, str]:
     return data, text
 
 
-def _error_of(failure: tuple[bytes, str], name: str) -> Exception:
+def error_of(failure: tuple[bytes, str], name: str) -> Exception:
     data, text = failure
     error: BaseException = pickle.loads(data)
     if not isinstance(error, Exception):  # SystemExit would end the trainer

@@ -7,6 +7,9 @@ drops the last view, the slot is free again: the trainer sets its first byte to 
 A slot is a memfd. Its memory is freed with the last process that maps it, however that ends. Its pages are allocated in
 advance, so that full memory is an error of the worker, and never a SIGBUS. A batch then goes through the socket. So do
 batches for which all slots are in use, and small ones.
+
+A slot may have several readers, each with a byte of its own. They map it for each batch, copy-on-write: none sees what
+another one changes in its batch.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -30,8 +34,10 @@ with needs("torch", "BatchLoader"):
 
 _ALIGNED = 64
 _HEADER_BYTES = _ALIGNED
-_LENT = 0
-"""Place of the byte that is 1 from the worker's writing until the trainer has dropped the last view."""
+READERS = 56
+"""Most readers of a slot. Byte n is 1 from the writing until reader n has dropped its last view."""
+_STAMP = struct.Struct("=Q")
+"""Number of a slot's writing, behind the bytes of its readers."""
 _SMALL_BYTES = 16 << 10
 _PAGE_BYTES = 64 << 10
 
@@ -42,8 +48,9 @@ class Parcel(NamedTuple):
     slot: int | None = None
     is_new: bool = False
     """Whether the slot's file is sent after this."""
+    stamp: int = 0
     spans: Sequence[tuple[int, int]] = ()
-    parts: Sequence[bytearray] = ()
+    parts: Sequence[bytes | bytearray] = ()
     failure: str = ""
     """Why there is no memory for another slot."""
 
@@ -55,8 +62,9 @@ class SlotWriter:
         self._slots: list[mmap.mmap] = []
         self._most = most
         self._failure = ""
+        self._stamp = 0
 
-    def write(self, value: Any) -> tuple[Parcel, int | None]:
+    def write(self, value: Any, readers: Collection[int] = (0,)) -> tuple[Parcel, int | None]:
         """Return where the value is, and the file of the slot if it is new: the caller sends and closes it.
 
         Raises the errors of pickling.
@@ -75,15 +83,21 @@ class SlotWriter:
             return Parcel(parts=[bytearray().join(part) for part in parts], failure=self._failure), None
         number, file = found
         slot = self._slots[number]
-        slot[_LENT] = 1
+        self._stamp += 1
+        slot[:_HEADER_BYTES] = bytes(at in readers for at in range(READERS)) + _STAMP.pack(self._stamp)
         for (start, _), part in zip(spans, parts, strict=True):
             for piece in part:
                 slot[start : (start := start + len(piece))] = piece
-        return Parcel(number, file is not None, spans), file
+        return Parcel(number, file is not None, self._stamp, spans), file
+
+    def give_back(self, reader: int) -> None:
+        """Give back the slots of a reader that has died."""
+        for slot in self._slots:
+            slot[reader] = 0
 
     def _free_slot(self, size_bytes: int) -> tuple[int, int | None] | None:
         """Return the number of a free slot, and its file if it is new; None if there is none."""
-        free = [number for number, slot in enumerate(self._slots) if not slot[_LENT]]
+        free = [number for number, slot in enumerate(self._slots) if not any(slot[:READERS])]
         for number in free:
             if len(self._slots[number]) >= size_bytes:
                 return number, None
@@ -106,21 +120,33 @@ class SlotWriter:
 
 
 class SlotReader:
-    """The slots of one worker, in the trainer. `read` may be called in any thread, by one at a time."""
+    """The slots of one writer, in the trainer. `read` may be called in any thread, by one at a time."""
 
-    def __init__(self, *, pin_memory: bool = False) -> None:
+    def __init__(self, *, pin_memory: bool = False, shared_as: int | None = None) -> None:
+        """`shared_as`: Number of this reader, of several."""
         self._slots: dict[int, _Mapping] = {}
-        self._pin_memory = pin_memory
+        self._pin_memory, self._shared_as = pin_memory, shared_as
         recycled.keep_freed()
 
     def map(self, number: int, file: int) -> None:
         """Map a new slot, which replaces the one with its number. Raises OSError, and RuntimeError of CUDA."""
-        self._slots[number] = mapping = _Mapping(file, os.fstat(file).st_size)
+        flags = mmap.MAP_SHARED if self._shared_as is None else mmap.MAP_PRIVATE
+        self._slots[number] = mapping = _Mapping(file, os.fstat(file).st_size, flags)
+        if self._shared_as is not None:
+            mapping.reader, mapping.file = self._shared_as, os.dup(file)
         if self._pin_memory:
             mapping.pin()
 
-    def read(self, parcel: Parcel) -> Any:
-        """Return the value. It has views of the slot, which is free again when none is left."""
+    def read(self, parcel: Parcel, file: int | None = None) -> Any:
+        """Return the value. It has views of the slot, which is free again when none is left.
+
+        `file`: That of a new slot, which is mapped and closed. Raises what `map` raises.
+        """
+        if file is not None:
+            try:
+                self.map(parcel.slot or 0, file)
+            finally:
+                os.close(file)
         if parcel.slot is None:
             *buffers, data = [memoryview(part) for part in parcel.parts]
         else:
@@ -128,11 +154,30 @@ class SlotReader:
             *buffers, data = [memoryview(root)[start:stop] for start, stop in parcel.spans]
         return pickle.loads(data, buffers=buffers)
 
+    def copied(self, parcel: Parcel) -> Parcel | None:
+        """Return the parcel as it was written, without its slot; None if the slot has been written again."""
+        parts = parcel.parts
+        if parcel.slot is not None:
+            with mmap.mmap(self._slots[parcel.slot].file, 0, access=mmap.ACCESS_READ) as slot:
+                if slot[READERS:_HEADER_BYTES] != _STAMP.pack(parcel.stamp):
+                    return None
+                parts = [slot[start:stop] for start, stop in parcel.spans]
+        return Parcel(parts=[bytearray(part) for part in parts])
+
 
 class _Mapping(mmap.mmap):
     """A slot's memory, page-locked if it was pinned."""
 
     address: int | None = None
+    reader = 0
+    file = -1
+    """The slot's file, if it has several readers."""
+
+    def give_back(self) -> None:
+        if self.file == -1:
+            self[self.reader] = 0
+        else:
+            os.pwrite(self.file, bytes(1), self.reader)
 
     def pin(self) -> None:
         address = np.frombuffer(self, np.uint8).ctypes.data
@@ -143,6 +188,8 @@ class _Mapping(mmap.mmap):
     def __del__(self) -> None:
         if self.address is not None:
             torch.cuda.cudart().cudaHostUnregister(self.address)
+        if self.file != -1:
+            os.close(self.file)
 
 
 class _Loan:
@@ -162,9 +209,9 @@ def check_pinning() -> None:
         raise Unsupported("pin_memory=True: there is no CUDA device here")
 
 
-def _give_back(slot: mmap.mmap, pid: int) -> None:
+def _give_back(slot: _Mapping, pid: int) -> None:
     if os.getpid() == pid:  # not in a child that was forked while there were views
-        slot[_LENT] = 0
+        slot.give_back()
 
 
 class _Pickler(pickle.Pickler):

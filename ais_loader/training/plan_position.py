@@ -115,6 +115,8 @@ class PlanPosition:
         split_steps(0, rank=rank or 0, world_size=1 if world_size is None else world_size, tail=self._tail)
         self.plan = plan
         self._given_place = None if rank is None or world_size is None else (rank, world_size)
+        self.is_of_replicas = False
+        """Whether several ranks of torch.distributed have the same place, and all of them have one."""
         self._grouped: NumberPlan | None = None
         self._group = 0
         """The plan's group in the state that was loaded, or 0."""
@@ -159,6 +161,10 @@ class PlanPosition:
     def place(self) -> tuple[int, int]:
         """Return (rank, world_size) of this process. Raises InvalidRequest for a wrong environment."""
         return self._given_place or process_place()
+
+    def peers(self) -> tuple[int, int]:
+        """Return (rank, number) among the processes that compare what they read."""
+        return process_place() if self.is_of_replicas else self.place()
 
     def bound(self, step: int = 0) -> Plan:
         """Return the plan with its group of steps, which these ranks can divide from a step on.
@@ -218,7 +224,7 @@ class PlanPosition:
         self.end_run()
         rank, world_size = self.place()
         if self._is_first:
-            self._check_first(rank, world_size)
+            self._check_first(*self.peers())
             self._is_first = False
         start = self._begin(self.start)
         before = self.run
@@ -236,10 +242,10 @@ class PlanPosition:
         error: Exception | None = None
         are_all = is_distributed() and world_size == torch.distributed.get_world_size()
         try:
-            start, plan = self._begin(self.start), self.bound(self.start.step)
             if are_all:  # digests of entries take time
-                own = {"epoch": start.epoch, "step": start.step} | self._description(start, sys.maxsize)
-                own |= plan.description if isinstance(plan, NumberPlan) else {}
+                own = self.described()
+            else:
+                self.bound(self.start.step)
         except Exception as found:  # noqa: BLE001 - raised by compare_ranks, after all ranks have met
             error = found
         if are_all:
@@ -249,6 +255,12 @@ class PlanPosition:
         if rank == 0 and isinstance(self.plan, NumberPlan) and (counts := self.plan.left_out_counts):
             told = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
             log.warning("of %s samples, no epoch of the plan has these: %s", f"{self.plan.n:,}", told)
+
+    def described(self) -> dict[str, Any]:
+        """Return what is read from here on, for a comparison with other processes."""
+        start, plan = self._begin(self.start), self.bound(self.start.step)
+        described = {"epoch": start.epoch, "step": start.step} | self._description(start, sys.maxsize)
+        return described | (plan.description if isinstance(plan, NumberPlan) else {})
 
     def end_run(self) -> None:
         """If the latest run has delivered all its batches, the next one reads the next epoch, or the one set since."""

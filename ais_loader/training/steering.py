@@ -28,7 +28,7 @@ _calls: Counter[tuple[str, int]] = Counter()
 
 def steer(position: PlanPosition, weights: Weights, groups: int, store: Any, timeout_s: float) -> Position:
     """Set weights from `groups` groups of steps ahead on, as BatchLoader.steer says."""
-    rank, world_size = position.place()
+    rank, world_size = position.peers()
     if store is None and is_distributed() and world_size == torch.distributed.get_world_size():
         store = torch.distributed.distributed_c10d._get_default_store()
     own: dict[str, Any] = {}
@@ -42,8 +42,8 @@ def steer(position: PlanPosition, weights: Weights, groups: int, store: Any, tim
         unsteered = position.plan.steered(()).fingerprint if isinstance(position.plan, MixPlan) else ""
         digest = hashlib.blake2b(unsteered.encode(), digest_size=8).hexdigest()
         _calls[digest, rank] += 1
-        keys = [f"ais-loader steer {digest} {_calls[digest, rank]} {other}" for other in range(world_size)]
-        gather = partial(_gathered, store, keys, rank, timeout_s)
+        keys = {other: f"ais-loader steer {digest} {_calls[digest, rank]} {other}" for other in range(world_size)}
+        gather = partial(gathered, store, keys, rank, timeout_s, "called steer")
         compare_ranks(own, error, "the weights", "steers otherwise than rank 0", gather)
     elif error is not None:
         raise error
@@ -51,17 +51,20 @@ def steer(position: PlanPosition, weights: Weights, groups: int, store: Any, tim
     return begin
 
 
-def _gathered(store: Any, keys: list[str], rank: int, timeout_s: float, own: Any) -> list[Any]:
-    """Return the value of each rank, under its key. Raises InvalidRequest with the ranks that have put none."""
+def gathered(store: Any, keys: dict[int, str], rank: int, timeout_s: float, call: str, own: Any) -> list[Any]:
+    """Return the value of each rank, under its key.
+
+    Raises InvalidRequest with the ranks that have not done so: `call` says what.
+    """
     store.set(keys[rank], json.dumps(own))
     try:
-        store.wait(keys, timedelta(seconds=timeout_s))
+        store.wait([*keys.values()], timedelta(seconds=timeout_s))
     except RuntimeError as error:  # also of a store whose process has ended
-        silent = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        silent = [str(other) for other, key in keys.items() if not store.check([key])]
         if not silent:
             raise
         raise InvalidRequest(
-            f"rank {', '.join(silent)} of {len(keys)} has not called steer within {timeout_s:g} s, as rank {rank} has, "
-            "or has another plan: call it on all ranks, with the same weights, after the same step"
+            f"rank {', '.join(silent)} of {len(keys)} has not {call} within {timeout_s:g} s, as rank {rank} has, or "
+            "not with equal arguments: all ranks have to, after the same step"
         ) from error
-    return [json.loads(value) for value in store.multi_get(keys)]
+    return [json.loads(value) for value in store.multi_get([*keys.values()])]

@@ -1,0 +1,396 @@
+"""Replica workers: one of the processes of a host that need the same batches reads them, and the others map its slots.
+
+Each replica draws for itself and has a position of its own. Only the work goes to the reader: the replica that has the
+name of a socket, which the kernel gives to one process at a time, and frees when that one ends. The others then take
+what it had sent, meet again, and ask the next reader for what is missing.
+
+The reader begins a batch when all replicas have drawn it. So none is more than its `in_flight` batches ahead of the
+slowest, which bounds the slots in use. A replica that dies or leaves is no longer waited for. Batches are sent in the
+order in which replicas succeed the reader: the next one has whatever any other has had, and copies it from there.
+Replicas therefore never differ, whatever a decoder draws at random.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import pickle
+import re
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from typing import Any, NamedTuple
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.loading.process_workers import SLOTS_BESIDES, deliver, hang_up, packed_error
+from ais_loader.loading.replicas import Replicas, ends
+from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
+from ais_loader.loading.workers import FetchedBatch, Workers
+from ais_loader.training.plan import first_difference
+
+JOIN_S = 60.0
+"""Time after which a replica that has not begun an iteration is no longer waited for."""
+_TURN_S = 1.0
+"""Time that a replica leaves to those before it to become the reader."""
+_RETRY_S = 0.002
+_LOOK_S = 0.02
+_SEND_S = 10
+"""Time after which a process that takes nothing from its socket is given up."""
+_PEER = struct.Struct("3i")
+
+
+class _Asked(NamedTuple):
+    """A batch that a replica has drawn."""
+
+    ticket: int
+    named: str
+    drawn: dict[str, Any]
+    """What it is, the same for all replicas."""
+    data: bytes
+    """The pickled work and seed."""
+
+
+class ReplicaWorkers:
+    """The workers of one replica for one iteration: those of the replica that reads."""
+
+    def __init__(
+        self, replicas: Replicas, described: dict[str, Any], start: Callable[[], Workers], in_flight: int
+    ) -> None:
+        """
+        Args:
+            described: What is read. All replicas raise InvalidRequest if one of them differs.
+            start: Starts the workers, if this replica reads.
+        """
+        replicas.begin()
+        self._iteration = replicas.iteration
+        self._replicas, self._described, self._start, self._in_flight = replicas, described, start, in_flight
+        self._lock = threading.Lock()
+        self._unanswered: dict[int, tuple[_Asked, Future[FetchedBatch]]] = {}
+        self._drawn, self._pid = 0, os.getpid()
+        self._failed: Exception | None = None
+        self._kept: deque[tuple[int, Parcel, SlotReader]] = deque(maxlen=2 * in_flight)
+        """The latest batches, with where they are: others may lack them when the reader dies."""
+        self._closed = threading.Event()
+        self._conn: Connection | None = None
+        self._reader: _Reader | None = None
+        self._told = "no replica reads yet"
+        self._presence = replicas.bound(socket.SOCK_DGRAM, f"{replicas.index} in {self._iteration}")
+        self._thread = threading.Thread(target=self._run, name="ais-loader-replica", daemon=True)
+        self._thread.start()
+
+    def submit(self, ticket: int, work: Any, named: str, seed: int) -> Future[FetchedBatch]:
+        """Ask for the samples of `work`. Raises the errors of pickling it."""
+        drawn = ({} if ticket else self._described) | {"batch": named, "digest of its numbers": _digest(work)}
+        asked = _Asked(ticket, named, drawn, bytes(ForkingPickler.dumps((work, seed))))
+        future: Future[FetchedBatch] = Future()
+        with self._lock:
+            self._drawn = ticket + 1
+            if self._failed is not None:
+                future.set_exception(self._failed)
+                return future
+            self._unanswered[ticket] = asked, future
+            if self._conn is not None:
+                _send(self._conn, asked)
+        return future
+
+    def progress(self, ticket: int) -> str:
+        return self._told if self._reader is None else self._reader.progress(ticket)
+
+    def restart(self, ticket: int) -> None:
+        """Restart the worker, if this replica reads. The reader comes to this batch as well."""
+        if self._reader is not None:
+            self._reader.restart(ticket)
+
+    def release(self) -> Workers | None:
+        """Return the workers of a replica that reads, if they have no batch left, and close the rest."""
+        self._leave()
+        reader, self._reader = self._reader, None
+        return None if reader is None else reader.release()
+
+    def close(self, *, wait: bool = True) -> None:
+        if os.getpid() != self._pid:  # in a child that was forked, which has none of these
+            return
+        self._leave()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close(wait=wait)
+        for _, future in self._unanswered.values():
+            future.cancel()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._closed.set()
+            if self._conn is not None:
+                _send(self._conn, None)
+                hang_up(self._conn)
+        if self._thread is not threading.current_thread():  # which may collect garbage
+            self._thread.join()
+        self._presence.close()
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            while (conn := self._meet()) is not None:
+                self._listen(conn)
+        except Exception as error:  # noqa: BLE001 - raised for all batches
+            with self._lock:
+                self._failed = error
+            for _, future in self._unanswered.values():
+                future.set_exception(error)
+
+    def _meet(self) -> Connection | None:
+        """Return a connection to the reader, which may be this process; None if this replica has left."""
+        replicas, turn_s = self._replicas, time.monotonic() + _TURN_S
+        while not self._closed.wait(_RETRY_S):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            if sock.connect_ex(replicas.address(f"reader in {self._iteration}")) == 0:
+                if (pid := _peer_of(sock)) is None:
+                    raise InvalidRequest(f"a process of another user reads with the key of {replicas}")
+                self._told = f"process {pid} reads for the replicas of this host"
+                return _connection(sock)
+            sock.close()
+            is_expected = partial(replicas.is_expected, iteration=self._iteration, has_begun=bool(self._kept))
+            if time.monotonic() > turn_s or not any(map(is_expected, range(replicas.index))):
+                with contextlib.suppress(OSError):  # another replica was faster
+                    self._reader = _Reader(replicas, self._start, self._in_flight, is_expected, self._copied)
+        return None
+
+    def _listen(self, conn: Connection) -> None:
+        """Receive batches until the reader has ended."""
+        slots = SlotReader(shared_as=self._replicas.index)
+        with self._lock:
+            _send(conn, (self._replicas.index, min(self._unanswered, default=self._drawn)))
+            for asked, _ in self._unanswered.values():
+                _send(conn, asked)
+            self._conn = conn
+        with contextlib.suppress(EOFError, OSError, RuntimeError):
+            while not self._closed.is_set():
+                ticket, began_s, result = conn.recv()
+                file = recv_handle(conn) if isinstance(result, Parcel) and result.is_new else None
+                # Small ones are copied, as the trainer may change its own.
+                kept = result._replace(parts=[*map(bytes, result.parts)]) if isinstance(result, Parcel) else None
+                with self._lock:
+                    _, future = self._unanswered.pop(ticket)
+                deliver(future, slots, result, file, began_s, "the replica that reads")
+                if kept is not None:
+                    self._kept.append((ticket, kept, slots))
+                del future  # or the batch would live until the next one comes
+        with self._lock:
+            self._conn = None
+        _send(conn, None)  # or what this process still has would be given back
+        hang_up(conn)
+
+    def _copied(self, ticket: int) -> Parcel | None:
+        return next((slots.copied(parcel) for own, parcel, slots in list(self._kept) if own == ticket), None)
+
+
+class _Member:
+    """A replica, in the reader."""
+
+    def __init__(self) -> None:
+        self.index = -1
+        self.drawn = 0
+        self.wanted: dict[int, _Asked] = {}
+        self.stands_still = False
+
+
+class _Reader:
+    """Reads for the replicas of this host, its own process among them, until it is closed."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        start: Callable[[], Workers],
+        in_flight: int,
+        is_expected: Callable[..., bool],
+        copied: Callable[[int], Parcel | None],
+    ) -> None:
+        """`copied`: Returns a batch that this replica has had. Raises OSError if another process reads."""
+        self._replicas, self._start, self._is_expected, self._copied = replicas, start, is_expected, copied
+        self._awaited, self._awaited_until_s = set(range(replicas.count)), time.monotonic() + JOIN_S
+        self._conns: dict[Connection, _Member] = {}
+        self._members: dict[int, Connection] = {}
+        self._reading: dict[int, int] = {}
+        """Batches that the workers have: their tickets there, by ticket."""
+        self._tickets = itertools.count()
+        self._workers: Workers | None = None
+        self._sending, self._writer = threading.Lock(), SlotWriter(in_flight + SLOTS_BESIDES)
+        self._files: dict[int | None, int] = {}
+        self._closed = False
+        self._listener = replicas.bound(socket.SOCK_STREAM, f"reader in {replicas.iteration}")
+        self._listener.listen(replicas.count)
+        self._thread = threading.Thread(target=self._run, name="ais-loader-replica-reader", daemon=True)
+        self._thread.start()
+
+    def progress(self, ticket: int) -> str:
+        """Return who is waited for, in words."""
+        if ticket in self._reading and self._workers is not None:
+            return self._workers.progress(self._reading[ticket])
+        late = self._awaited | {member.index for member in list(self._conns.values()) if member.drawn <= ticket}
+        return f"this batch is not drawn by {sorted(late)} of {self._replicas.count} replicas, which are waited for"
+
+    def restart(self, ticket: int) -> None:
+        if ticket in self._reading and self._workers is not None:
+            self._workers.restart(self._reading[ticket])
+
+    def release(self) -> Workers | None:
+        """Return the workers, if they have no batch, and close the rest."""
+        workers = None if self._reading else self._workers
+        self.close(keeps_workers=workers is not None)
+        return workers
+
+    def close(self, *, wait: bool = True, keeps_workers: bool = False) -> None:
+        """End. What was sent can still be received."""
+        self._closed = True
+        self._listener.shutdown(socket.SHUT_RDWR)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        if self._workers is not None and not keeps_workers:
+            self._workers.close(wait=wait)
+        with self._sending:
+            self._members = {}
+            for file in self._files.values():
+                os.close(file)
+        for conn in self._conns:
+            hang_up(conn)
+        self._listener.close()
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        while not self._closed:
+            for ready in wait([self._listener, *self._conns], _LOOK_S if self._awaited else None):
+                if isinstance(ready, Connection):
+                    try:
+                        self._hear(ready, ready.recv())
+                    except (EOFError, OSError):
+                        self._drop(ready, has_died=not self._conns[ready].stands_still)
+                    continue
+                with contextlib.suppress(OSError):  # closed
+                    sock, _ = self._listener.accept()
+                    if _peer_of(sock) is not None:
+                        self._conns[_connection(sock)] = _Member()
+            late = {"has_begun": True} if time.monotonic() > self._awaited_until_s else {}
+            self._awaited = {one for one in self._awaited if self._is_expected(one, **late)}
+            self._begin()
+
+    def _hear(self, conn: Connection, message: Any) -> None:
+        member = self._conns[conn]
+        if message is None:
+            self._drop(conn, has_died=False)
+        elif isinstance(message, _Asked):
+            member.wanted[message.ticket] = message
+            member.drawn = message.ticket + 1
+        else:
+            member.index, member.drawn = message
+            self._members[member.index] = conn
+            self._awaited.discard(member.index)
+
+    def _drop(self, conn: Connection, *, has_died: bool) -> None:
+        member = self._conns.pop(conn)
+        with self._sending:
+            if self._members.pop(member.index, None) is not None and has_died:
+                self._writer.give_back(member.index)  # one that has left may still have batches
+        hang_up(conn)
+
+    def _begin(self) -> None:
+        """Begin the batches that all have drawn, in order."""
+        while not self._awaited and self._members:
+            members = [self._conns[self._members[index]] for index in sorted(self._members)]
+            ticket = min(itertools.chain.from_iterable(member.wanted for member in members), default=None)
+            if ticket is None or ticket >= min(member.drawn for member in members):
+                return
+            asked = {member.index: member.wanted.pop(ticket) for member in members if ticket in member.wanted}
+            first, one = next(iter(asked.items()))
+            words = (f"{{}} at replica {first}, and {{}} at replica {other}" for other in asked)
+            differ = filter(None, map(partial(first_difference, one.drawn), (a.drawn for a in asked.values()), words))
+            if (told := next(differ, None)) is not None:
+                self._send(ticket, 0.0, packed_error(InvalidRequest(_DIFFER + told)), asked)
+            elif (parcel := self._copied(ticket)) is not None:
+                self._send(ticket, 0.0, parcel, asked)
+            else:
+                self._read(one, asked)
+
+    def _read(self, one: _Asked, asked: Iterable[int]) -> None:
+        try:
+            if self._workers is None:
+                self._workers = self._start()
+            work, seed = pickle.loads(one.data)
+            own = self._reading[one.ticket] = next(self._tickets)
+            future = self._workers.submit(own, work, one.named, seed)
+        except Exception as error:  # noqa: BLE001 - raised in each replica, for this batch
+            self._send(one.ticket, 0.0, packed_error(error), asked)
+        else:
+            future.add_done_callback(partial(self._done, one.ticket, asked))
+
+    # -- in the threads of workers
+
+    def _done(self, ticket: int, asked: Iterable[int], future: Future[FetchedBatch]) -> None:
+        began_s = time.perf_counter()
+        if not future.cancelled():
+            try:
+                self._send(ticket, began_s, future.result(), asked)
+            except BaseException as error:  # noqa: BLE001 - raised in each replica, for this batch
+                self._send(ticket, began_s, packed_error(error), asked)
+        self._reading.pop(ticket, None)
+
+    def _send(self, ticket: int, began_s: float, result: Any, asked: Iterable[int]) -> None:
+        """Send a batch, a parcel or an error to those that have asked for it and are there."""
+        with self._sending:
+            present = [index for index in asked if index in self._members]
+            if present and isinstance(result, FetchedBatch):
+                result, file = self._writer.write(result, present)
+                if file is not None:
+                    os.close(self._files.pop(result.slot, os.dup(file)))
+                    self._files[result.slot] = file
+                result = result._replace(is_new=result.slot is not None)
+            for index in present:
+                conn = self._members[index]
+                try:
+                    conn.send((ticket, began_s, result))
+                    if isinstance(result, Parcel) and result.is_new:
+                        send_handle(conn, self._files[result.slot], 0)
+                except BlockingIOError:
+                    self._conns[conn].stands_still = True
+                    hang_up(conn)
+                except OSError:  # it has died, which is heard of in the thread
+                    pass
+
+
+_DIFFER = "replicas need the same plan or sampler, entries, and data-parallel rank and world_size; they differ: "
+
+
+def _connection(sock: socket.socket) -> Connection:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+    conn = Connection(sock.detach())
+    ends.add(conn)
+    return conn
+
+
+def _send(conn: Connection, message: Any) -> None:
+    with contextlib.suppress(OSError):  # the reader has ended, which is found out in the thread
+        conn.send(message)
+
+
+def _peer_of(sock: socket.socket) -> int | None:
+    """Return the process at the other end; None if it is another user's."""
+    pid, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(pid) if user == os.geteuid() else None
+
+
+def _digest(work: Any) -> str:
+    """Return a digest of what a batch has: numbers, names, or ids."""
+    samples = work.tolist() if hasattr(work, "tolist") else work
+    parts = [str(getattr(sample, "id", sample)) for sample in samples] if hasattr(samples, "__iter__") else [samples]
+    told = re.sub(" at 0x[0-9a-f]+", "", repr(parts))  # the address of an object without a text of its own
+    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,535 @@
+"""Replicas: one process of a host reads what several need, and all of them have the batches of a loader by itself."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import signal
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from loading_kit import LISTS, Numbers, Steps
+from replica_kit import (
+    BATCH,
+    COUNT,
+    PLAN,
+    Logged,
+    alone,
+    collate,
+    drawn_pause_s,
+    had,
+    new_key,
+    processes,
+    together,
+    told,
+)
+
+from ais_loader import BatchLoader, MapDataset, ShufflePlan
+from ais_loader.errors import InvalidRequest
+from ais_loader.loading import replica_workers, replicas
+from ais_loader.plans import BucketPlan, MixPlan, PackPlan
+from ais_loader.testing import eventually, throwaway_store
+from tests.table import table
+
+STEPS = COUNT // BATCH
+
+
+def loader_of(dataset: Any, plan: Any, given: Any, **options: Any) -> BatchLoader:
+    places: dict[str, Any] = {} if isinstance(plan, (list, Steps)) else {"rank": 0, "world_size": 1}
+    return BatchLoader(dataset, plan, replicas=given, **places | options)
+
+
+PLANS: dict[str, Any] = {
+    "shuffle": lambda: PLAN,
+    "mix": lambda: MixPlan({"a": 36, "b": 60}, {"a": 1, "b": 2}, batch_size=5, at_end="leave"),
+    "buckets": lambda: BucketPlan([1 + at % 9 for at in range(COUNT)], [3, 9], [4, 2], block=20),
+    "packs": lambda: PackPlan([2] * COUNT, 12, 2),
+    "lists": lambda: [batch for batch in LISTS if batch],
+    "a sampler with a state": lambda: Steps(LISTS),
+}
+
+
+@table("kind", [*PLANS])
+@pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
+def test_replicas_have_the_batches_of_one_loader_and_each_is_read_once(
+    tmp_path: Path, kind: str, is_large: bool
+) -> None:
+    own, logged = (Logged(tmp_path / name, 4096 if is_large else 2) for name in ("own", "together"))
+    options: dict[str, Any] = {} if kind == "packs" else {"collate": collate}
+    place = {} if kind in ("lists", "a sampler with a state") else {"rank": 0, "world_size": 1}
+    expected = [told(batch) for batch in BatchLoader(own, PLANS[kind](), **place, **options)]
+
+    def run(given: Any) -> list[Any]:
+        loader = loader_of(logged, PLANS[kind](), given, **options)
+        return [[told(batch), json.dumps(loader.state_dict())] for batch in loader]
+
+    found = together(3, run)
+    assert found[0] == found[1] == found[2]
+    batches = [batch for batch, _ in found[0]]
+    if not place:  # a loader by itself draws a seed, and replicas have that of one of them
+        batches, expected = ([one | {"noise": None} for one in several] for several in (batches, expected))
+    assert batches == expected
+    assert [numbers for _, numbers in sorted(logged.reads())] == [numbers for _, numbers in sorted(own.reads())]
+
+
+@table("workers", [0, 2])
+def test_no_replica_sees_what_another_one_changes_in_its_batch(tmp_path: Path, workers: int) -> None:
+    barrier = threading.Barrier(2)
+
+    def run(given: Any) -> list[Any]:
+        found = []
+        for batch in loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate, workers=workers):
+            barrier.wait(60)
+            if given[0] == 0:
+                batch["x"].fill_(-1)
+                batch["noise"][:] = 0
+                batch["texts"].clear()
+            barrier.wait(60)
+            found.append(told(batch))
+        return found
+
+    changed, kept = together(2, run)
+    assert kept == alone(Logged(tmp_path / "own"), PLAN, collate=collate)
+    assert all(one != other for one, other in zip(changed, kept, strict=True))
+
+
+@table("on_bad, sizes", [("skip", 7), ("substitute", 8)])
+def test_replicas_skip_and_substitute_the_same_samples(tmp_path: Path, on_bad: Any, sizes: int) -> None:
+    bad = [int(PLAN.batch(0, 2)[1]), int(PLAN.batch(0, 5)[0])]
+
+    def run(given: Any) -> Any:
+        loader = loader_of(Logged(tmp_path / "reads", 2, bad), PLAN, given, on_bad=on_bad)
+        return [told(batch) for batch in loader], loader.bad.counts, loader.bad.names
+
+    found = together(3, run)
+    assert found[0] == found[1] == found[2]
+    assert [len(batch) - 1 for batch in found[0][0]] == [sizes if step in (2, 5) else 8 for step in range(STEPS)]
+    assert found[0][1] == {"ValueError": 2}
+
+
+def test_an_error_is_raised_by_all_replicas_at_the_same_batch(tmp_path: Path) -> None:
+    bad = [int(PLAN.batch(0, 4)[3])]
+
+    def run(given: Any) -> Any:
+        batches = iter(loader_of(Logged(tmp_path / "reads", 2, bad), PLAN, given))
+        found = [told(batch) for batch in islice(batches, 4)]
+        with pytest.raises(ValueError, match="has a bad sample") as caught:
+            next(batches)
+        return found, "\n".join(caught.value.__notes__)
+
+    found = together(3, run)
+    assert [batches for batches, _ in found] == [alone(Logged(tmp_path / "own", 2), PLAN)[:4]] * 3
+    assert all("epoch 0, step 4" in notes and "the replica that reads" in notes for _, notes in found)
+
+
+def test_packed_entries_of_a_store_arrive_on_all_replicas() -> None:
+    objects = {f"{at:03}": bytes([at]) * (5000 + at) for at in range(COUNT)}
+    with throwaway_store(objects, bucket="b") as client:
+        dataset = MapDataset(client, "ais://b/")
+
+        def run(given: Any) -> Any:
+            return [[bytes(one) for one in batch] for batch in loader_of(dataset, PLAN, given, output="packed")]
+
+        expected = [[objects[f"{at:03}"] for at in PLAN.batch(0, step)] for step in range(STEPS)]
+        assert together(2, run) == [expected] * 2
+
+
+def test_weights_that_a_trainer_sets_reach_all_replicas_at_the_same_step() -> None:
+    plan = MixPlan({"a": 40, "b": 56}, {"a": 3, "b": 1}, batch_size=4, seed=1)
+
+    def run(given: Any) -> Any:
+        loader = loader_of(Numbers(COUNT), plan, given)
+        batches = iter(loader)
+        found = list(islice(batches, 3))
+        begin = loader.steer({"b": 1})
+        found += islice(batches, 12)
+        loader.close()
+        return found, begin, loader.state_dict()
+
+    found = together(3, run)
+    assert found[0] == found[1] == found[2]
+    steered = plan.steered([(3 + 4, {"b": 1})])
+    assert found[0][0] == [steered.batch(0, step).tolist() for step in range(15)]
+
+
+@table("stopped_at", [1, 5, 11])
+def test_a_state_of_any_replica_resumes_all_of_them(tmp_path: Path, stopped_at: int) -> None:
+    def begin(given: Any) -> Any:
+        loader = loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate)
+        batches = iter(loader)
+        found = [told(batch) for batch in islice(batches, stopped_at)]
+        state = loader.state_dict()
+        loader.close()
+        return found, state
+
+    (first, state), (_, other) = together(2, begin)
+
+    def resume(given: Any) -> Any:
+        loader = loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate)
+        loader.load_state_dict(other)
+        return [told(batch) for batch in loader]
+
+    assert state == other
+    rest = together(3, resume)
+    assert rest[0] == rest[1] == rest[2]
+    assert first + rest[0] == alone(Logged(tmp_path / "own"), PLAN, collate=collate)
+
+
+@table("leaves", [0, 2])
+@table("workers", [0, 2])
+def test_a_replica_that_leaves_holds_nobody_up(tmp_path: Path, leaves: int, workers: int) -> None:
+    logged = Logged(tmp_path / "reads")
+
+    def run(given: Any) -> Any:
+        loader = loader_of(logged, PLAN, given, collate=collate, workers=workers)
+        batches = iter(loader)
+        found = [told(batch) for batch in islice(batches, 3 if given[0] == leaves else COUNT)]
+        loader.close()
+        return found
+
+    expected = alone(Logged(tmp_path / "own"), PLAN, collate=collate)
+    assert together(3, run) == [expected[:3] if index == leaves else expected for index in range(3)]
+
+
+def test_a_batch_that_a_trainer_keeps_after_it_has_left_stays_as_it_is(tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    def run(given: Any) -> Any:
+        loader = loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate)
+        if given[0] == 1:
+            kept.append(next(iter(loader)))
+            loader.close()
+            return []
+        return [told(batch) for _ in range(1) for batch in loader]
+
+    expected = alone(Logged(tmp_path / "own"), PLAN, collate=collate)
+    assert together(2, run) == [expected, []]
+    assert told(kept[0]) == expected[0]
+
+
+@table("in_flight", [1, 3])
+def test_a_replica_is_at_most_in_flight_batches_ahead_of_the_slowest(tmp_path: Path, in_flight: int) -> None:
+    logged = Logged(tmp_path / "reads")
+    go, ahead = threading.Event(), []
+
+    def run(given: Any) -> Any:
+        loader = loader_of(logged, PLAN, given, collate=collate, in_flight=in_flight, stall_s=None)
+        batches = iter(loader)
+        found = [told(next(batches)) for _ in range(2)]
+        if given[0] == 2:
+            assert go.wait(60)
+        for batch in batches:
+            found.append(told(batch))
+            ahead.append(given[0])
+        return found
+
+    def let_go() -> None:
+        eventually(lambda: len(ahead) == 2 * in_flight)
+        time.sleep(0.2)  # would there be more, they had come
+        assert sorted(ahead) == [0] * in_flight + [1] * in_flight
+        assert len(logged.reads()) == 2 + in_flight
+        go.set()
+
+    judge = threading.Thread(target=let_go)
+    judge.start()
+    found = together(3, run)
+    judge.join()
+    assert go.is_set() and found == [alone(Logged(tmp_path / "own"), PLAN, collate=collate)] * 3
+
+
+def test_one_that_does_not_begin_is_named_then_left_out_and_joins_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replica_workers, "JOIN_S", 0.6)
+    began = threading.Event()
+    key = new_key()
+
+    def run(given: Any) -> Any:
+        if given[0] == 1:
+            assert began.wait(60)
+        batches = iter(loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate, stall_s=0.2))
+        found = [told(next(batches))]
+        began.set()
+        return found + [told(batch) for batch in batches]
+
+    found = together(2, run, key)
+    assert found == [alone(Logged(tmp_path / "own"), PLAN, collate=collate)] * 2
+    assert "this batch is not drawn by [1] of 2 replicas" in caplog.text
+
+
+# -- what is refused
+
+
+def test_replicas_that_differ_are_refused_with_the_difference(tmp_path: Path) -> None:
+    cases: dict[str, Any] = {
+        "another seed": (
+            lambda index: loader_args(ShufflePlan(COUNT, BATCH, seed=index)),
+            "seed 0 at replica 0",
+        ),
+        "another rank": (lambda index: loader_args(PLAN, rank=index, world_size=2), "rank and world_size"),
+        "another list": (lambda index: ((Numbers(COUNT), [[index, 2]]), {}), "digest"),
+        "another number of lists": (lambda index: ((Numbers(COUNT), [[1], [2], [3]][: index + 1]), {}), ""),
+    }
+    for case, (arguments, expected) in cases.items():
+
+        def run(given: Any, arguments: Any = arguments) -> str:
+            positional, options = arguments(given[0])
+            try:
+                return str(len(list(BatchLoader(*positional, replicas=given, **options))))
+            except InvalidRequest as error:
+                return str(error)
+
+        found = together(2, run)
+        if not expected:
+            assert found == ["1", "2"], case
+            continue
+        assert all(text.startswith("replicas need the same plan or sampler") and expected in text for text in found), (
+            case
+        )
+
+
+def loader_args(plan: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+    return (Numbers(COUNT), plan), {"rank": 0, "world_size": 1} | options
+
+
+def test_other_entries_of_the_same_plan_are_refused(tmp_path: Path) -> None:
+    with throwaway_store({f"{at:03}": bytes([at]) for at in range(2 * COUNT)}, bucket="b") as client:
+        names = [f"ais://b/{at:03}" for at in range(2 * COUNT)]
+
+        def run(given: Any) -> str:
+            dataset = MapDataset(client, names[given[0] : given[0] + COUNT])
+            with pytest.raises(InvalidRequest, match="they differ: entries"):
+                next(iter(loader_of(dataset, PLAN, given)))
+            return "refused"
+
+        assert together(2, run) == ["refused"] * 2
+
+
+@table(
+    "given, options, message",
+    [
+        ((2, 2, "k"), {}, "replicas: index"),
+        ((0, 0, "k"), {}, "replicas: count"),
+        ((0, 57, "k"), {}, "replicas: count"),
+        ((0, 2, ""), {}, "with a key that is a text"),
+        ((0, 2), {}, r"need \(index, count, key\)"),
+        ((0, 2, "k"), {"rank": 1}, "give both or neither"),
+        ((0.5, 2, "k"), {}, "replicas: index"),
+    ],
+)
+def test_what_is_no_replica_is_refused(given: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((InvalidRequest, TypeError), match=message):
+        BatchLoader(Numbers(COUNT), PLAN, replicas=given, **options)
+
+
+def test_a_group_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"a group of torch\.distributed with this process"):
+        BatchLoader(Numbers(COUNT), PLAN, replicas=7)
+
+
+def test_pinned_memory_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="replicas share memory"):
+        BatchLoader(Numbers(COUNT), PLAN, workers=1, pin_memory=True, replicas=(0, 2, "k"))
+
+
+def test_more_ranks_than_replicas_need_the_rank_of_the_data_parallel_dimension(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(InvalidRequest, match="the rank and size of the data-parallel dimension"):
+        BatchLoader(Numbers(COUNT), PLAN, replicas=(1, 4, "k"))
+    assert len(BatchLoader(Numbers(COUNT), PLAN, replicas=(5, 8, "k"))) == STEPS
+    assert len(BatchLoader(Numbers(COUNT), PLAN, replicas=(1, 4, "k"), rank=1, world_size=2)) == STEPS // 2
+
+
+def test_two_processes_with_one_index_are_refused(tmp_path: Path) -> None:
+    key = new_key()
+    first = loader_of(Numbers(COUNT), PLAN, (0, 2, key))
+    first.start_prefetch()
+    with processes("fork", tmp_path, 1, 1, {"replicas": (0, 2, key)}, target=_refused) as (other,):
+        other.join(60)
+    first.close()
+    assert "replica 0 of 2 is here already" in (tmp_path / "told").read_text()
+
+
+def _refused(folder: Path, given: Any, epochs: int, options: dict[str, Any], plan: Any) -> None:
+    replicas._loaders.clear()  # as in a process of its own
+    try:
+        next(iter(loader_of(Numbers(COUNT), plan, options["replicas"])))
+    except InvalidRequest as error:
+        (folder / "told").write_text(str(error))
+
+
+# -- deaths
+
+
+def expected_lines(folder: Path, epochs: int) -> list[Any]:
+    loader = BatchLoader(Logged(folder / "own"), PLAN, collate=collate, rank=0, world_size=1)
+    return [[told(batch), loader.state_dict()] for _ in range(epochs) for batch in loader]
+
+
+def judge(folder: Path, count: int, epochs: int, killed: set[int]) -> None:
+    """Each replica has had the batches of a loader by itself, in order, each once: all of them, unless it died."""
+    expected = expected_lines(folder, epochs)
+    for index in range(count):
+        found = had(folder, index)
+        assert found == expected[: len(found)], f"replica {index}"
+        assert index in killed or len(found) == len(expected), f"replica {index} has {len(found)} batches"
+
+
+def kill_reader(folder: Path, found: list[Any], after: int) -> int:
+    """Kill the process that has read last, once there are so many reads. Returns its index."""
+    logged = Logged(folder / "reads")
+    eventually(lambda: len(logged.reads()) >= after)
+    pid = logged.reads()[-1][0]
+    index = next(at for at, one in enumerate(found) if one.pid == pid)
+    found[index].kill()
+    found[index].join(60)
+    return index
+
+
+def wait_for(found: list[Any], killed: set[int]) -> None:
+    for index, one in enumerate(found):
+        one.join(60)
+        assert one.exitcode == (-signal.SIGKILL if index in killed else 0), f"replica {index}: {one.exitcode}"
+
+
+def test_all_but_one_die_and_it_reads_on(tmp_path: Path) -> None:
+    with processes("fork", tmp_path, 4, 2, {"on_batch": _pause}) as found:
+        killed = {kill_reader(tmp_path, found, 3)}
+        killed.add(kill_reader(tmp_path, found, 8))
+        rest = [index for index in range(4) if index not in killed]
+        for index in rest[1:]:
+            found[index].kill()
+        wait_for(found, killed | {*rest[1:]})
+    judge(tmp_path, 4, 2, killed | {*rest[1:]})
+
+
+def _pause(record: Any) -> None:
+    time.sleep(0.01)
+
+
+@pytest.mark.slow
+@table("workers", [0, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_readers_that_are_killed_at_any_moment_cost_no_batch(tmp_path: Path, workers: int, seed: int) -> None:
+    draws = random.Random(seed)
+    with processes("fork", tmp_path, 4, 3, {"workers": workers, "on_batch": _pause}) as found:
+        killed: set[int] = set()
+        logged = Logged(tmp_path / "reads")
+        for _ in range(3):
+            before = len(logged.reads())
+            eventually(lambda before=before: len(logged.reads()) >= min(before + draws.randrange(1, 5), 3 * STEPS))
+            time.sleep(drawn_pause_s(draws))
+            alive = [index for index in range(4) if index not in killed and found[index].is_alive()]
+            if len(alive) < 2:
+                break
+            index = alive[0] if draws.random() < 0.8 else draws.choice(alive)  # the first one is the one that reads
+            found[index].kill()
+            found[index].join(60)
+            if found[index].exitcode:
+                killed.add(index)
+        wait_for(found, killed)
+    judge(tmp_path, 4, 3, killed)
+    assert len(logged.reads()) <= 3 * STEPS + 3 * len(killed)  # those that were in flight with a reader that was killed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@table("workers, context", [(0, "fork"), (1, "spawn")])
+def test_spawned_replicas_survive_their_reader(tmp_path: Path, workers: int, context: str) -> None:
+    options = {"workers": workers, "context": context, "on_batch": _pause, "in_flight": 2}
+    with processes("spawn", tmp_path, 3, 2, options) as found:
+        logged = Logged(tmp_path / "reads")
+        eventually(lambda: len(logged.reads()) >= 3, 300)
+        found[0].kill()
+        for index, one in enumerate(found):
+            one.join(300)
+            assert one.exitcode == (0 if index else -signal.SIGKILL)
+    judge(tmp_path, 3, 2, {0})
+
+
+@table("width", [2, 4096])
+@table("killed_after", [1, 2])
+def test_a_batch_that_only_some_have_had_is_the_same_for_all(tmp_path: Path, width: int, killed_after: int) -> None:
+    """The reader dies between two sends of a batch, whose decoder draws other numbers each time."""
+    options = {"width": width, "killed_after": killed_after}
+    with processes("fork", tmp_path, 4, 1, options, target=_reader_dies_while_it_sends) as found:
+        wait_for(found, {0})
+    batches = [had(tmp_path, index) for index in range(1, 4)]
+    assert batches[0] == batches[1] == batches[2] and len(batches[0]) == STEPS
+
+
+def _reader_dies_while_it_sends(folder: Path, given: Any, epochs: int, options: dict[str, Any], plan: Any) -> None:
+    class Noise(Numbers):
+        def __getitems__(self, indices: Any) -> Any:
+            return [np.frombuffer(os.urandom(4 * options["width"]), np.int32) for _ in indices]
+
+    if given[0] == 0:
+        sends, send = [0], replica_workers.Connection.send
+
+        def counted(conn: Any, message: Any) -> None:
+            send(conn, message)
+            if isinstance(message, tuple) and message[0] == 5 and len(message) == 3:
+                sends[0] += 1
+                if sends[0] > killed_after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        killed_after = options["killed_after"]
+        replica_workers.Connection.send = counted  # type: ignore[method-assign]
+    loader = loader_of(Noise(COUNT), plan, given, collate=np.stack, in_flight=3)
+    with (folder / f"had-{given[0]}").open("w") as file:
+        for batch in loader:
+            file.write(json.dumps(told(batch)) + "\n")
+            batch[:] = 0
+
+
+@pytest.mark.slow
+def test_a_frozen_replica_holds_the_others_back_and_goes_on(tmp_path: Path) -> None:
+    with processes("fork", tmp_path, 3, 2, {"on_batch": _pause, "in_flight": 2}) as found:
+        logged = Logged(tmp_path / "reads")
+        eventually(lambda: len(logged.reads()) >= 4)
+        os.kill(found[2].pid, signal.SIGSTOP)
+        at = len(had(tmp_path, 2))
+        eventually(lambda: len(had(tmp_path, 0)) >= at + 2)
+        time.sleep(0.3)
+        assert max(len(had(tmp_path, index)) for index in (0, 1)) <= at + 3
+        os.kill(found[2].pid, signal.SIGCONT)
+        wait_for(found, set())
+    judge(tmp_path, 3, 2, set())
+    assert len(logged.reads()) == 2 * STEPS
+
+
+def test_nothing_is_left_by_replicas(tmp_path: Path) -> None:
+    def run(given: Any) -> int:
+        loader = loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate)
+        return len([None for _ in range(3) for _ in loader])
+
+    def left() -> tuple[int, list[str]]:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), [t.name for t in threading.enumerate() if "replica" in t.name]
+
+    together(3, run)
+    before = left()
+    assert together(3, run) == [3 * STEPS] * 3
+    eventually(lambda: left()[0] <= before[0] and not left()[1])
+    assert "ais-loader-slot" not in Path("/proc/self/maps").read_text()
+
+
+def test_workers_that_are_kept_read_in_the_next_epoch_too(tmp_path: Path) -> None:
+    logged = Logged(tmp_path / "reads")
+
+    def run(given: Any) -> Any:
+        with loader_of(logged, PLAN, given, workers=2, persistent_workers=True, collate=collate) as loader:
+            return [told(batch) for _ in range(3) for batch in loader]
+
+    assert together(2, run) == [alone(Logged(tmp_path / "own"), PLAN, 3, collate=collate)] * 2
+    assert len({pid for pid, _ in logged.reads()}) == 2 and len(logged.reads()) == 3 * STEPS
