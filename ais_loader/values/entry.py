@@ -40,6 +40,8 @@ class Status(enum.IntEnum):
     """Any other failure. The item's error describes it."""
     DENIED = 8
     """The client's token does not give the right to read this entry."""
+    OBJECT_DENIED = 9
+    """The object was taken down: see `Bucket.deny`."""
 
 
 _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
@@ -51,6 +53,7 @@ _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
     Status.UNAVAILABLE: errors.NodeUnavailable,
     Status.FAILED: errors.EntryFailed,
     Status.DENIED: errors.AccessDenied,
+    Status.OBJECT_DENIED: errors.ObjectDenied,
 }
 
 
