@@ -13,6 +13,7 @@ from ais_loader import errors
 from ais_loader.name_matching import names_unknown_options
 from ais_loader.values.pipeline import Etl
 from ais_loader.values.urls import SCHEME, split_member, split_url
+from ais_loader.wire.denied import content_of
 from ais_loader.wire.reserved import ETAG_VERSION
 
 
@@ -165,6 +166,11 @@ class ObjectInfo:
     """The wall-clock time of the commit, in nanoseconds since the epoch. It is for people: nothing is ordered by it."""
     metadata: dict[str, str] = field(default_factory=dict)
     """The metadata that `put` or `set_metadata` stored with the object."""
+
+    @property
+    def digest(self) -> str:
+        """The content, as `Bucket.deny` takes it; meaningless for an object that is not stored."""
+        return content_of(self.checksum, self.size_bytes)
 
     @property
     def is_stored(self) -> bool:

@@ -11,10 +11,11 @@ import heapq
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.denied import checked_contents, checked_reason, content_of, with_contents
+from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.reserved import ALLOWED, DENIED, DENIED_CONTENT
 from storage_node.store import format as fmt
 from storage_node.store.buckets import Buckets
@@ -26,7 +27,12 @@ from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.write import WriteRouter
 
+MAX_LISTED = 1000
+"""Maximum number of names on a page."""
 _DENIED_AT_ONCE = 1000
+
+if TYPE_CHECKING:
+    from storage_node.store.store import Store
 
 
 class DeniedName(NamedTuple):
@@ -40,6 +46,7 @@ class DeniedName(NamedTuple):
 class DeniedObjects:
     def __init__(self, drives: DriveSet, record: RecordKeeper, buckets: Buckets, changes: WriteRouter) -> None:
         self._drives, self._record, self._buckets, self._changes = drives, record, buckets, changes
+        self.content_error = changes.content_error
         self._lock = threading.Lock()  # held during a change of contents
         self.buckets: frozenset[bytes] = frozenset()
         """Uuids of the buckets with denied contents, and in a cluster of those of which anything was ever denied."""
@@ -52,7 +59,7 @@ class DeniedObjects:
         """
         return self._write(bucket, names, {DENIED: checked_reason(reason)})
 
-    def allow(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
+    def allow(self, bucket: str, names: Sequence[str], _: str = "") -> list[LoaderError | None]:
         """End the denials of names; those that are not denied stay as they are. Returns and raises as `deny`."""
         return self._write(bucket, names, {ALLOWED: ""})
 
@@ -70,6 +77,15 @@ class DeniedObjects:
             errors = (result if isinstance(result, LoaderError) else None for result in found)
             done.update(zip(some, errors, strict=True))
         return [done[name] for name in names]
+
+    def knows(self, bucket_uuid: bytes, name: str) -> bool:
+        """Whether a drive has anything of a name, even if only snapshots see it. Raises DriveFailed, StoreFormatError,
+        Closed."""
+        retained = fmt.retained_prefix(bucket_uuid, name)
+        return any(
+            drive.newest(bucket_uuid, [name])[0] is not None or next(drive.catalog.scan(retained), None) is not None
+            for drive in self._drives.live()
+        )
 
     # -- contents
 
@@ -145,3 +161,22 @@ class DeniedObjects:
     @staticmethod
     def _on(drive: Drive, bucket_uuid: bytes, after: str) -> Iterator[tuple[str, Drive, CatalogEntry, DenialRow]]:
         return ((name, drive, entry, row) for name, entry, row in denied_after(drive.catalog, bucket_uuid, after))
+
+
+def denied_page(store: Store, request: pb.ListDeniedRequest) -> pb.ListDeniedResponse:
+    """Return what is denied in a bucket, as far as this store knows. Raises as `DeniedObjects.names`."""
+    limit = min(request.limit or MAX_LISTED, MAX_LISTED)
+    found = list(itertools.islice(store.denied.names(request.bucket, request.start_after), limit + 1))
+    answer = pb.ListDeniedResponse(next=found[limit - 1].name if len(found) > limit else "")
+    if not request.start_after:
+        answer.content.update(store.denied.contents(request.bucket))
+    for name, entry, rows in found[:limit]:
+        metadata = entry.metadata
+        one = answer.name.add(name=name, reason=metadata.get(DENIED, ""), content=metadata.get(DENIED_CONTENT, ""))
+        one.denied_ns = entry.modified_ns
+        one.version.epoch, one.version.counter, one.version.node = entry.version
+        for drive, row in rows:
+            place = "" if store.hides_places else str(drive.root)
+            copies = [pb.DeniedCopy(kind=it.kind, size_bytes=it.size_bytes, version=it.version) for it in row.copies]
+            one.drive.add(drive=place, copy=copies, purged_ns=row.purged_ns)
+    return answer

@@ -247,6 +247,8 @@ class StoredVersion(NamedTuple):
     checksum: int
     is_evicted: bool = False
     """The store has no entry of the name: it has evicted this version."""
+    denial: bytes = b""
+    """Metadata of a denial."""
 
 
 def _all_stale(bucket: str) -> ReplicaStale:
@@ -490,7 +492,14 @@ class ReplicaState:
         `with_evicted`: also over evicted copies; see `evicted_version`.
         """
         found = (
-            StoredVersion(name, entry.version, entry.is_tombstone, entry.size_bytes, entry.checksum)
+            StoredVersion(
+                name,
+                entry.version,
+                entry.is_tombstone,
+                entry.size_bytes,
+                entry.checksum,
+                denial=entry.raw_metadata if entry.is_denied else b"",
+            )
             for name, entry in self.scan(bucket, prefix, start_after, tombstones=True)
         )
         if with_evicted:

@@ -266,10 +266,17 @@ class WriteRouter:
                         self.tell(objects[at].pending.bucket_uuid, objects[at].pending.name, result)
         return results
 
-    def _require_allowed(self, pending: PendingObject) -> None:
-        content = content_of(pending.file.checksum, pending.file.size_bytes)
-        if content in self.denied_contents.get(pending.bucket_uuid, ()):
-            raise ObjectDenied(denied_content(pending.name, content))
+    def _require_allowed(self, one: PendingObject) -> None:
+        refused = self.content_error(one.bucket_uuid, one.name, one.file.checksum, one.file.size_bytes)
+        if refused is not None:
+            raise refused
+
+    def content_error(self, bucket_uuid: bytes, name: str, checksum: int, size_bytes: int) -> ObjectDenied | None:
+        """Return the error for an object of denied content."""
+        if not self.denied_contents or (denied := self.denied_contents.get(bucket_uuid)) is None:
+            return None
+        content = content_of(checksum, size_bytes)
+        return ObjectDenied(denied_content(name, content)) if content in denied else None
 
     def _bring(self, staged: StagedObject, placement: DrivePlacement) -> Drive:
         """Copy a staged object to the drive that owns the name now; another one did when the write began."""

@@ -620,10 +620,12 @@ class Transactions:
         key = fmt.object_key(bucket_uuid, name)
         with self.stripes.of([key]):
             self._require_writable()
-            before = self._entries([key]).get(key)
-            if before is None or before.version > version or (tombstone and not before.is_tombstone):
+            before, denied = self._entries([key]).get(key), [key] if version.epoch & fmt.DENIAL_BIT else []
+            if before is not None and (before.version > version or (tombstone and not before.is_tombstone)):
                 return before
-            ended = self._replace({key: None}, {key: before}, denied=[key] if version.epoch & fmt.DENIAL_BIT else [])
+            if before is None and not denied:
+                return None
+            ended = self._replace({key: None}, {} if before is None else {key: before}, denied=denied)
         self.defer_unlink(ended)
         return None
 
