@@ -1,4 +1,4 @@
-"""Takedowns, over every way to reach a store: what is denied is refused in place, everywhere, and nothing of it is kept."""
+"""Takedowns, over every way to reach a store: what is denied is refused in place, by every read and write."""
 
 from __future__ import annotations
 
