@@ -275,7 +275,7 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
                 except errors.LoaderError:
                     continue  # single lookups handle that error
                 for at, answer in zip(positions, answers, strict=True):
-                    if isinstance(answer, (ObjectInfo, errors.ObjectDeleted)):
+                    if isinstance(answer, (ObjectInfo, errors.ObjectDeleted, errors.ObjectDenied)):
                         found[at] = answer
                     elif isinstance(answer, errors.NotFound):
                         rank = holders[at].index(node) + 1

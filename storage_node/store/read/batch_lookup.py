@@ -534,7 +534,7 @@ class BatchLookup:
             return
         error = self._store.replicas.missing(bucket, bucket_uuid, name)
         if isinstance(error, ObjectDenied):
-            table.fail(position, pb.OBJECT_DENIED, str(error))
+            table.fail(position, pb.OBJECT_DENIED, str(error), error.kind)
         else:
             table.fail(position, pb.NOT_FOUND, str(error), error.kind if isinstance(error, ObjectDeleted) else "")
 
