@@ -10,6 +10,7 @@ from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.denied import checked_contents, checked_reason
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.object_info import info_of
+from ais_loader.wire.redundancy import companion_name
 from ais_loader.wire.reserved import ALLOWED, DENIED
 from storage_node.cluster.map.buckets import ClusterBuckets
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
@@ -78,7 +79,26 @@ class ContentsService:
         return pb.DenyResponse(failure=failures(results))
 
     async def ListDenied(self, request: pb.ListDeniedRequest, context: Context) -> pb.ListDeniedResponse:
-        return await self._node.read(denied_page, self._store, request)
+        page = await self._node.read(denied_page, self._store, request)
+        groups = {copy.group for name in page.name for on in name.drive for copy in on.copy if copy.group}
+        if groups and (replica_set := self._writes.replica_set(request.bucket)) is not None:
+            companion = companion_name(replica_set.bucket.uuid)
+            left = {group for group in groups if await self._has_any(companion, f"{group}/")}
+            for on in (on for name in page.name for on in name.drive):
+                if any(copy.group in left for copy in on.copy):
+                    on.purged_ns = 0
+        return page
+
+    async def _has_any(self, bucket: str, prefix: str) -> bool:
+        """Whether a node has objects with this prefix, or may have some."""
+        newest = functools.partial(self._writes.replica_set_to_read, bucket)
+        if (replica_set := newest()) is None:
+            return False
+        tally = NameSummary(prefix, 0)
+        scan = UsageScan(self._node, self._writes.channels, replica_set, newest, prefix, tally)
+        async for _ in scan.run():
+            pass
+        return bool(tally.objects or (await self._node.read(scan.summary)).silent)
 
     def _deleted(self, results: list[LoaderError | None]) -> pb.DeleteManyResponse:
         count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])

@@ -177,6 +177,9 @@ def denied_page(store: Store, request: pb.ListDeniedRequest) -> pb.ListDeniedRes
         one.version.epoch, one.version.counter, one.version.node = entry.version
         for drive, row in rows:
             place = "" if store.hides_places else str(drive.root)
-            copies = [pb.DeniedCopy(kind=it.kind, size_bytes=it.size_bytes, version=it.version) for it in row.copies]
+            copies = [
+                pb.DeniedCopy(kind=it.kind, size_bytes=it.size_bytes, version=it.version, group=it.group)
+                for it in row.copies
+            ]
             one.drive.add(drive=place, copy=copies, purged_ns=row.purged_ns)
     return answer
