@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
@@ -57,15 +58,13 @@ def leaves(loader: Any, state: Mapping[str, Any], only: tuple[int, int] | None =
     """
     position, dataset = _position(loader)
     position.load(state)
-    plan, last = position.bound(), (state["epoch"], state["step"])
+    plan = position.bound()
     clients: list[Any] = [getattr(part, "_client", None) for part in getattr(dataset, "datasets", [dataset])]
     if not isinstance(plan, NumberPlan) or None in clients or len({client.address for client in clients}) > 1:
         raise InvalidRequest("a certificate needs a plan of ais_loader.plans, and datasets of one store")
-    counts = ((epoch, last[1] if epoch == last[0] else plan.steps(epoch) or 0) for epoch in range(last[0] + 1))
-    places = ((epoch, step) for epoch, count in counts for step in range(count))
     known: dict[tuple[str, str], ObjectInfo | None] = {}
     with clients[0].opened() as client:
-        for epoch, step in (place for place in places if only in (None, place)):
+        for epoch, step in (place for place in _places(plan, state) if only in (None, place)):
             numbers = sample_numbers(batch := plan.batch(epoch, step))
             samples: Any = {number: entry_of(dataset, number) for number in numbers}
             entries = flat_entries(samples_of(samples, numbers, batch, None))
@@ -73,6 +72,28 @@ def leaves(loader: Any, state: Mapping[str, Any], only: tuple[int, int] | None =
                 names = [*{one.name for one in entries if one.bucket == bucket and (bucket, one.name) not in known}]
                 known |= zip([(bucket, name) for name in names], client.bucket(bucket).head_many(names), strict=True)
             yield [epoch, step, [_certified(entry, known[entry.bucket, entry.name]) for entry in entries]]
+
+
+def reads_of(loader: Any, state: Mapping[str, Any], bucket: str, names: Container[str]) -> Iterator[dict[str, Any]]:
+    """Yield `epoch`, `step`, `rank` and `name` where a run, up to a position, has requested objects of these names or
+    would have been given them: substitutes from a reserve are not known. Raises InvalidRequest as `ledger` does."""
+    position, dataset = _position(loader)
+    position.load(state)
+    plan = position.bound()
+    for epoch, step in _places(plan, state):
+        batch = plan.batch(epoch, step)
+        of_plan = isinstance(plan, NumberPlan)
+        samples = map(partial(entry_of, dataset), sample_numbers(batch)) if of_plan else dataset.wanted(batch)
+        for entry in flat_entries(list(samples)):
+            if entry.bucket.partition("@")[0] == bucket and entry.name in names:
+                yield {"epoch": epoch, "step": step, "rank": step % state["world_size"], "name": entry.name}
+
+
+def _places(plan: Any, state: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield (epoch, step) of all steps before a position."""
+    last = state["epoch"], state["step"]
+    counts = ((epoch, last[1] if epoch == last[0] else plan.steps(epoch) or 0) for epoch in range(last[0] + 1))
+    return ((epoch, step) for epoch, count in counts for step in range(count))
 
 
 def _certified(entry: Entry, info: ObjectInfo | None) -> list[Any]:
