@@ -46,7 +46,7 @@ class Denial:
 
 @dataclass(frozen=True, slots=True)
 class Denials:
-    """What is denied in a bucket: by name in order, and by digest."""
+    """Names and digests that are denied in a bucket, names in order."""
 
     names: tuple[Denial, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)

@@ -103,7 +103,7 @@ class Ended(NamedTuple):
     """Entries whose files are garbage."""
     kept: list[Retained]
     denied: Sequence[tuple[bytes, CatalogEntry]] = ()
-    """What denials have ended, with the key that each entry had. Its files are garbage that no reader may see again."""
+    """Entries that denials have ended, with their keys. Their files are garbage that no reader may see again."""
 
 
 class Retention:
