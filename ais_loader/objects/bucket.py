@@ -457,7 +457,8 @@ class Bucket(
         return self._transport.head(self.name, name)
 
     def head_many(self, names: Iterable[str]) -> list[ObjectInfo | None]:
-        """Return the ObjectInfo of each of these objects, in order, or None for an object that does not exist.
+        """Return the ObjectInfo of each of these objects, in order, or None for an object that does not exist or is
+        denied.
 
         One request covers 1,000 names.
 

@@ -22,10 +22,9 @@ from storage_node.limits.counters import count_each
 from storage_node.limits.tasks import results_of
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
-from storage_node.store.denied_objects import denied_page
+from storage_node.store.denied_objects import check_denied_names, denied_page
 from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.format import encode_metadata
-from storage_node.store.names import check_object_name
 from storage_node.store.read.heads import local_heads
 from storage_node.store.summary import NameSummary
 
@@ -63,8 +62,7 @@ class ContentsService:
         names, contents = list(dict.fromkeys(request.name)), checked_contents(request.content)
         if len(names) > MAX_NAMES:
             raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
-        for name in names:
-            check_object_name(name)
+        check_denied_names(names)
         reason = "" if request.allow else checked_reason(request.reason)
         denied, allowed = ([], contents) if request.allow else (contents, [])
         replica_set = self._writes.replica_set(request.bucket)

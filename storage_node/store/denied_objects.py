@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import InvalidName, LoaderError
 from ais_loader.wire.denied import checked_contents, checked_reason, content_of, with_contents
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.reserved import ALLOWED, DENIED, DENIED_CONTENT
@@ -22,7 +22,7 @@ from storage_node.store.buckets import Buckets
 from storage_node.store.drive.denials import DenialRow, denied_after
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
-from storage_node.store.names import check_object_name
+from storage_node.store.names import HIDDEN, check_object_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.write import WriteRouter
@@ -64,8 +64,7 @@ class DeniedObjects:
         return self._write(bucket, names, {ALLOWED: ""})
 
     def _write(self, bucket: str, names: Sequence[str], metadata: dict[str, str]) -> list[LoaderError | None]:
-        for name in names:
-            check_object_name(name)
+        check_denied_names(names)
         self._drives.require_writable()
         bucket_uuid, different = self._buckets.to_change(bucket).uuid_bytes, list(dict.fromkeys(names))
         done: dict[str, LoaderError | None] = {}
@@ -161,6 +160,14 @@ class DeniedObjects:
     @staticmethod
     def _on(drive: Drive, bucket_uuid: bytes, after: str) -> Iterator[tuple[str, Drive, CatalogEntry, DenialRow]]:
         return ((name, drive, entry, row) for name, entry, row in denied_after(drive.catalog, bucket_uuid, after))
+
+
+def check_denied_names(names: Iterable[str]) -> None:
+    """Raise InvalidName unless all of these are names that clients give to objects."""
+    for name in names:
+        check_object_name(name)
+        if name.startswith(HIDDEN):
+            raise InvalidName(f"object name {name!r}: it is the store's own; deny the object that it belongs to")
 
 
 def denied_page(store: Store, request: pb.ListDeniedRequest) -> pb.ListDeniedResponse:

@@ -67,7 +67,8 @@ def test_denied_objects_are_refused_by_all_reads_and_writes(client: Client, kept
     with pytest.raises(errors.ObjectDenied):
         list(kept.members("shard.tar"))
     assert "large" not in list(kept)
-    assert not kept.exists("small/01") or kept.get("small/01") == SMALL * 2
+    assert [one is not None for one in kept.head_many(["large", "small/01"])] == [False, True]
+    assert not kept.exists("small/03") and kept.get("small/01") == SMALL * 2
 
 
 def test_denied_entries_keep_their_places_in_a_batch(client: Client, kept: Bucket) -> None:
@@ -143,6 +144,7 @@ def test_wrong_denials_are_refused(client: Client, kept: Bucket) -> None:
         lambda: kept.deny(digests=["12345678"], reason="why"),
         lambda: kept.deny("small/01", reason="why"),
         lambda: kept.deny(["/small"], reason="why"),
+        lambda: kept.deny(["/.lines/small/01"], reason="why"),
         lambda: kept.deny(["small\ud800"], reason="why"),
         lambda: client.bucket(f"{kept.name}@before").deny(["small/01"], reason="why"),
     ):
