@@ -4,6 +4,7 @@
     ├── NotFound (LookupError)          the name is wrong, or the data is gone: BucketNotFound, ObjectNotFound, ...
     ├── InvalidRequest (ValueError)     the call is wrong: InvalidName, RangeError, ItemTooLarge, BucketExists, ...
     ├── AccessDenied (PermissionError)  the token is missing, is not accepted, or does not give the right to this
+    ├── ObjectDenied                    the object was taken down: leave it out
     ├── VersionConflict                 someone else was first: read again, then decide
     ├── CorruptObject                   the stored bytes are damaged: restore them, see `ais-loader doctor`
     ├── MediaError                      audio or video that cannot be decoded: store the file again, or leave it out
@@ -167,6 +168,12 @@ class AccessDenied(LoaderError, PermissionError):
     """The node needs a token, did not accept it, or it does not give the right to this. Nothing was changed."""
 
     kind = "denied"
+
+
+class ObjectDenied(LoaderError):
+    """The object, or its content, is denied (`Bucket.deny`): it is neither read nor written, and its bytes are gone."""
+
+    kind = "object-denied"
 
 
 class VersionConflict(LoaderError):

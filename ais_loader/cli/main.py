@@ -58,6 +58,7 @@ _SHORT_HELP = {
     "cp": "Copy objects within a store, to other names or buckets.",
     "mv": "Rename objects, or move them to another bucket of the same store.",
     "rm": "Delete objects, thousands with one request.",
+    "deny": "Take objects of BUCKET down, so that nobody reads or puts them any more, and remove their bytes.",
     "snapshot": "Preserve a bucket as it is now, despite later writes and deletions.",
     "warm": "Store the objects of a remote bucket that are cold, before they are read.",
     "evict": "Remove stored copies of a remote bucket to free space; the remote objects stay.",
@@ -76,7 +77,7 @@ _SHORT_HELP = {
     "completion": "Print a shell completion script for commands, options, buckets, and object names.",
 }
 _SECTIONS = {
-    **dict.fromkeys(_COMMANDS, "Buckets and objects"),
+    **dict.fromkeys((*_COMMANDS, "deny"), "Buckets and objects"),
     **dict.fromkeys(("warm", "evict", "remote"), "Remote buckets"),
     **dict.fromkeys(("batch", "ledger", "forecast", "certify", "verify", "etl"), "Batches and transforms"),
     **dict.fromkeys(("ui", "bench", "completion"), "Tools"),

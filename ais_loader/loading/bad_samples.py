@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ais_loader import errors
+from ais_loader.errors import InvalidRequest
+from ais_loader.plans.groups import whole_number
+from ais_loader.plans.mix_plan import MixPlan
+from ais_loader.plans.number_plan import NumberPlan
+from ais_loader.plans.pack_plan import PackPlan
 
 BadPolicy: TypeAlias = Literal["raise", "skip", "substitute"]
 OnBad: TypeAlias = BadPolicy | Callable[[Exception], BadPolicy]
@@ -22,6 +27,19 @@ class BadSample:
     name: str
     reason: str
     """Type of the error."""
+
+
+def reserve_of(dataset: Any, reserve: int | Sequence[Any], plan: Any) -> list[Any]:
+    """Return the samples that a loader keeps as substitutes, as a batch has them; see `BatchLoader`. Raises
+    InvalidRequest, TypeError."""
+    if isinstance(reserve, (str, bytes)) or (isinstance(plan, PackPlan) and reserve):
+        raise InvalidRequest(f"reserve={reserve!r}: need a number or several samples, and a plan without packs")
+    if not isinstance(reserve, int):
+        return list(reserve)
+    count = whole_number("BatchLoader", "reserve", reserve, 0, len(dataset) if reserve else 0)
+    if count and (isinstance(plan, MixPlan) or not isinstance(plan, NumberPlan)):
+        raise InvalidRequest(f"reserve={count}: the last samples are held back from a plan of one dataset; name them")
+    return list(range(len(dataset) - count, len(dataset))) if count else []
 
 
 class BadSamples:

@@ -6,12 +6,12 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ais_loader.errors import Closed, InvalidRequest
-from ais_loader.loading.bad_samples import POLICIES, BadSamples, OnBad
+from ais_loader.loading.bad_samples import POLICIES, BadSamples, OnBad, reserve_of
 from ais_loader.loading.engine import Engine
 from ais_loader.loading.explanation import explained
 from ais_loader.loading.places import SamplerPosition, SamplerRun
@@ -95,6 +95,7 @@ class BatchLoader(Closing):
         tail: Tail | None = None,
         on_bad: OnBad = "raise",
         max_bad: int | None = None,
+        reserve: int | Sequence[Any] = (),
         on_batch: Callable[[BatchRecord], object] | None = None,
         stall_s: float | None = 60.0,
         on_stall: OnStall = "wait",
@@ -133,6 +134,11 @@ class BatchLoader(Closing):
                 next good sample of the same batch in its place. Or a function from the error to one of these. Errors of
                 the store, such as NodeUnavailable, are raised. So is EntryFailed for a batch without a good sample.
                 All but "raise" need a dataset with on_error="raise": placeholders raise nothing.
+            reserve: Substitutes for samples whose objects are denied (`Bucket.deny`), and with on_bad="substitute" for
+                all bad ones: samples of the dataset, by number or as the plan's batches have them. Or their number K:
+                the last K of the dataset, which a plan of n = len(dataset) - K does not draw. Which one is taken
+                depends on the plan's seed, the epoch, the step and the place in the batch, so that it is the same for
+                any number of ranks and workers, and after a resume. Not for packs.
             max_bad: The number of bad samples beyond which EntryFailed is raised; at least 0.
             on_batch: A function that is called in the trainer with the BatchRecord of every batch.
             stall_s: Time without a batch after which a warning says which worker does what, in seconds, with the stacks
@@ -176,10 +182,10 @@ class BatchLoader(Closing):
         expect_steps = whole_number("BatchLoader", "expect_steps", expect_steps, 0, MAX_STEPS)
         if not callable(on_bad) and on_bad not in POLICIES:
             raise InvalidRequest(f"on_bad={on_bad!r}: need one of {', '.join(POLICIES)}, or a function")
-        if on_bad != "raise" and hides_failures(dataset):
+        if (on_bad != "raise" or reserve) and hides_failures(dataset):
             raise InvalidRequest(
                 f"on_bad={on_bad!r}: the dataset has on_error='placeholder', so that failed entries raise nothing, and "
-                "on_bad does not apply to them; leave out one of the two"
+                "neither on_bad nor a reserve applies to them; leave out one of the two"
             )
         if max_bad is not None:
             whole_number("BatchLoader", "max_bad", max_bad, 0)
@@ -195,22 +201,24 @@ class BatchLoader(Closing):
             raise TypeError(f"a dataset turns numbers into samples, got {type(dataset).__name__}; need a MapDataset")
         if output not in OUTPUTS:
             raise InvalidRequest(f"output={output!r}: need one of {', '.join(OUTPUTS)}")
-        if output == "packed" and not (fetches_entries(dataset) and dataset.is_raw and on_bad == "raise"):
+        is_plain = fetches_entries(dataset) and dataset.is_raw and on_bad == "raise" and not reserve
+        if output == "packed" and not is_plain:
             raise InvalidRequest(
-                "output='packed': it needs a MapDataset without decode and transform, and on_bad='raise'"
+                "output='packed': it needs a MapDataset without decode and transform, on_bad='raise', and no reserve"
             )
         is_plan = callable(getattr(batches, "batch", None))
         self._replicas: Replicas | None = None
         spans = is_plan and rank is None and not isinstance(replicas, (tuple, type(None)))
         if replicas is not None:
             self._replicas, rank, world_size = placed(replicas, rank, world_size, has_plan=is_plan)
-        self.position = _position(dataset, batches, rank, world_size, tail)
+        held_back = reserve_of(dataset, reserve, plan)
+        self.position = _position(dataset, batches, rank, world_size, tail, isinstance(reserve, int) and len(held_back))
         if isinstance(self.position, PlanPosition):
             self.position.is_of_replicas = spans
         self.dataset, self.batches = dataset, batches
         self.bad = BadSamples(max_bad)
         """The samples that were skipped or substituted."""
-        self._fetcher = Fetcher(dataset, collate, on_bad, packed=output == "packed")
+        self._fetcher = Fetcher(dataset, collate, on_bad, packed=output == "packed", reserve=held_back)
         self._worker_count, self._threads, self._in_flight = workers, threads, in_flight
         self._processes: dict[str, Any] = {
             "context": context,
@@ -521,13 +529,13 @@ class _Iteration:
 
 
 def _position(
-    dataset: Any, batches: Any, rank: int | None, world_size: int | None, tail: Tail | None
+    dataset: Any, batches: Any, rank: int | None, world_size: int | None, tail: Tail | None, held_back: int
 ) -> PlanPosition | SamplerPosition:
     if isinstance(batches, BatchSampler) and rank is None and world_size is None and tail is None:
         batches.position.set_dataset(dataset)
         return batches.position
     if callable(getattr(batches, "batch", None)) and callable(getattr(batches, "steps", None)):
-        return PlanPosition(batches, dataset, rank, world_size, tail)
+        return PlanPosition(batches, dataset, rank, world_size, tail, held_back)
     if isinstance(batches, (str, bytes, Mapping)) or not (
         isinstance(batches, Iterable) or hasattr(batches, "__getitem__")
     ):

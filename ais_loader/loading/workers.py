@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -134,9 +134,15 @@ class Fetcher:
     """
 
     def __init__(
-        self, dataset: Any, collate: Collate | None = None, on_bad: OnBad = "raise", *, packed: bool = False
+        self,
+        dataset: Any,
+        collate: Collate | None = None,
+        on_bad: OnBad = "raise",
+        *,
+        packed: bool = False,
+        reserve: Sequence[Any] = (),
     ) -> None:
-        self.dataset, self.on_bad, self.packed = dataset, on_bad, packed
+        self.dataset, self.on_bad, self.packed, self.reserve = dataset, on_bad, packed, reserve
         self.collate = None if collate is None else with_rng(collate)
         self._begins = sends_ahead(dataset)
 
@@ -204,7 +210,7 @@ def _good_samples(fetcher: Fetcher, work: Any, pending: Any) -> tuple[Any, list[
     try:
         return fetcher.samples(work, pending), []
     except Exception as error:
-        if fetcher.on_bad == "raise" or isinstance(error, _OF_THE_STORE):
+        if isinstance(error, _OF_THE_STORE) or _policy(fetcher, error, asks=False) == "raise":
             raise
         _refuse_bad_numbers(fetcher, work)
         found = list(_each(fetcher, work, error, work, 0))
@@ -214,15 +220,40 @@ def _good_samples(fetcher: Fetcher, work: Any, pending: Any) -> tuple[Any, list[
         if not isinstance(one, Exception):
             samples.append(one)
             continue
-        policy = cast(Any, fetcher.on_bad)(one) if callable(fetcher.on_bad) else fetcher.on_bad
+        policy = _policy(fetcher, one)
         if policy not in ("skip", "substitute"):
             raise one
-        if not good:
+        if not good and not (policy == "substitute" and fetcher.reserve):
             raise errors.EntryFailed(f"none of the {len(found)} samples of a batch is good: {one}") from one
         bad.append(BadSample(fetcher.name_of(_part(work, at, at + 1)), type(one).__name__))
-        if policy == "substitute":
+        if policy == "substitute" and fetcher.reserve:
+            samples.append(_from_reserve(fetcher, at))
+        elif policy == "substitute":
             samples.append(found[next((other for other in good if other > at), good[0])])
     return samples, bad
+
+
+def _policy(fetcher: Fetcher, error: Exception, *, asks: bool = True) -> Any:
+    """Return what is to be done about a bad sample. Without `asks`, a function of the user is not called for it."""
+    if fetcher.reserve and isinstance(error, errors.ObjectDenied):
+        return "substitute"
+    return cast(Any, fetcher.on_bad)(error) if asks and callable(fetcher.on_bad) else fetcher.on_bad
+
+
+def _from_reserve(fetcher: Fetcher, place: int) -> Any:
+    """Return the substitute for the sample at this place of a batch: the same one wherever the batch is fetched."""
+    seeds = cast(SampleSeeds, CURRENT.seeds)
+    first = seeds.drawn("reserve", place)
+    problem: Exception | None = None
+    for at in range(len(fetcher.reserve)):
+        seeds.seed_at(place)
+        try:
+            return fetcher.samples([fetcher.reserve[(first + at) % len(fetcher.reserve)]])[0]
+        except _OF_THE_STORE:
+            raise
+        except Exception as error:  # noqa: BLE001 - of any decoder; the next one may be good
+            problem = error
+    raise errors.EntryFailed(f"none of the {len(fetcher.reserve)} samples of the reserve is good: {problem}")
 
 
 def _each(fetcher: Fetcher, work: Any, error: Exception, whole: Any, first: int) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from ais_loader.objects.append import BucketAppending
 from ais_loader.objects.bucket_transforming import BucketTransforming
 from ais_loader.objects.copy import BucketCopying
 from ais_loader.objects.delete import BucketDeleting
+from ais_loader.objects.deny import BucketDenying
 from ais_loader.objects.download import download
 from ais_loader.objects.folders import BucketFolders
 from ais_loader.objects.head_many import head_many
@@ -75,6 +76,7 @@ class Bucket(
     BucketFolders,
     BucketMetadata,
     BucketDeleting,
+    BucketDenying,
     BucketCopying,
     BucketAppending,
     BucketUploads,
@@ -455,7 +457,8 @@ class Bucket(
         return self._transport.head(self.name, name)
 
     def head_many(self, names: Iterable[str]) -> list[ObjectInfo | None]:
-        """Return the ObjectInfo of each of these objects, in order, or None for an object that does not exist.
+        """Return the ObjectInfo of each of these objects, in order, or None for an object that does not exist or is
+        denied.
 
         One request covers 1,000 names.
 

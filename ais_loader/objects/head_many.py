@@ -35,7 +35,7 @@ def _is_valid(name: str) -> bool:
 
 
 def _info_of(answer: ObjectInfo | errors.LoaderError | None) -> ObjectInfo | None:
-    """Return the object, or None if not found. Raises any other error."""
-    if isinstance(answer, errors.LoaderError) and not isinstance(answer, errors.NotFound):
+    """Return the object, or None if not found or denied. Raises any other error."""
+    if isinstance(answer, errors.LoaderError) and not isinstance(answer, (errors.NotFound, errors.ObjectDenied)):
         raise answer
     return answer if isinstance(answer, ObjectInfo) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections import Counter
@@ -118,7 +119,7 @@ def described(client: Client, entries: Iterable[Any], bucket: str | None) -> lis
     """Return the properties of whole objects as they are now, in order, with a request for each thousand of a bucket.
 
     Raises InvalidRequest for anything but whole objects; ObjectNotFound for an object that does not exist, or has
-    another version than its entry; TypeError.
+    another version than its entry; ObjectDenied; TypeError.
     """
     wanted = [to_entry(entry, bucket) for entry in entries]
     names: dict[str, dict[str, None]] = {}
@@ -131,6 +132,10 @@ def described(client: Client, entries: Iterable[Any], bucket: str | None) -> lis
         for of, several in names.items()
         for name, info in zip(several, client.bucket(of).head_many(list(several)), strict=True)
     }
+    for (of, name), info in found.items():
+        if info is None:
+            with contextlib.suppress(ObjectNotFound):
+                client.bucket(of).head(name)  # raises ObjectDenied for one that is denied
     return [_checked(found[entry.bucket, entry.name], entry) for entry in wanted]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
@@ -56,14 +56,12 @@ def leaves(loader: Any, state: Mapping[str, Any], only: tuple[int, int] | None =
     Raises InvalidRequest as `ledger` does, and for entries without a version, or with one that is not stored any more.
     """
     position, dataset = begun(loader, state)
-    plan, last = position.bound(), (state["epoch"], state["step"])
+    plan = position.bound()
     if not isinstance(plan, NumberPlan):
         raise InvalidRequest("a certificate needs a plan of ais_loader.plans")
-    counts = ((epoch, last[1] if epoch == last[0] else plan.steps(epoch) or 0) for epoch in range(last[0] + 1))
-    places = ((epoch, step) for epoch, count in counts for step in range(count))
     known: dict[tuple[str, str], ObjectInfo | None] = {}
     with store_of(dataset).opened() as client:
-        for epoch, step in (place for place in places if only in (None, place)):
+        for epoch, step in (place for place in _places(plan, state) if only in (None, place)):
             entries = step_entries(dataset, plan.batch(epoch, step))
             for bucket in {entry.bucket for entry in entries}:
                 names = [*{one.name for one in entries if one.bucket == bucket and (bucket, one.name) not in known}]
@@ -86,6 +84,24 @@ def store_of(dataset: Any) -> ProcessClient:
     if None in clients or len({client.address for client in clients}) > 1:
         raise InvalidRequest("need datasets of ais_loader, of one store")
     return clients[0]  # type: ignore[no-any-return]
+
+
+def reads_of(loader: Any, state: Mapping[str, Any], bucket: str, names: Container[str]) -> Iterator[dict[str, Any]]:
+    """Yield `epoch`, `step`, `rank` and `name` where a run, up to a position, has requested objects of these names or
+    would have been given them: substitutes from a reserve are not known. Raises InvalidRequest as `ledger` does."""
+    position, dataset = begun(loader, state)
+    plan = position.bound()
+    for epoch, step in _places(plan, state):
+        for entry in step_entries(dataset, plan.batch(epoch, step)):
+            if entry.bucket.partition("@")[0] == bucket and entry.name in names:
+                yield {"epoch": epoch, "step": step, "rank": step % state["world_size"], "name": entry.name}
+
+
+def _places(plan: Any, state: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield (epoch, step) of all steps before a position."""
+    last = state["epoch"], state["step"]
+    counts = ((epoch, last[1] if epoch == last[0] else plan.steps(epoch) or 0) for epoch in range(last[0] + 1))
+    return ((epoch, step) for epoch, count in counts for step in range(count))
 
 
 def _certified(entry: Entry, info: ObjectInfo | None) -> list[Any]:

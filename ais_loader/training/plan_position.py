@@ -102,8 +102,10 @@ class PlanPosition:
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
+        held_back: int = 0,
     ) -> None:
-        """`dataset`: See `set_dataset`. Raises InvalidRequest."""
+        """`dataset`: See `set_dataset`. `held_back`: The number of its last samples that the plan does not draw. Raises
+        InvalidRequest."""
         if (rank is None) != (world_size is None):
             raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
         if rank is not None and world_size is not None:
@@ -113,7 +115,7 @@ class PlanPosition:
             raise InvalidRequest(f"tail={tail!r}: the plan has tail={own_tail!r}")
         self._tail: Tail = own_tail or tail or "repeat"
         split_steps(0, rank=rank or 0, world_size=1 if world_size is None else world_size, tail=self._tail)
-        self.plan = plan
+        self.plan, self._held_back = plan, held_back
         self._given_place = None if rank is None or world_size is None else (rank, world_size)
         self.is_of_replicas = False
         """Whether several ranks of torch.distributed have the same place, and all of them have one."""
@@ -148,8 +150,13 @@ class PlanPosition:
         """
         if dataset is None or dataset is self._dataset:
             return
-        if isinstance(self.plan, NumberPlan) and hasattr(dataset, "__len__") and len(dataset) != self.plan.n:
-            raise InvalidRequest(f"the plan has n={self.plan.n:,} numbers, for {len(dataset):,} samples")
+        if (
+            isinstance(self.plan, NumberPlan)
+            and hasattr(dataset, "__len__")
+            and len(dataset) != self.plan.n + self._held_back
+        ):
+            less = f", of which reserve= holds {self._held_back:,} back" if self._held_back else ""
+            raise InvalidRequest(f"the plan has n={self.plan.n:,} numbers, for {len(dataset):,} samples{less}")
         if isinstance(self.plan, MixPlan):
             _check_sources(self.plan.source_sizes, dataset)
         self._dataset, self._digests = dataset, None

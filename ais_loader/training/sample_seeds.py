@@ -45,6 +45,10 @@ class SampleSeeds:
         self._batch_seed, self._owns_process = batch_seed, owns_process
         self.seed_at(BATCH)
 
+    def drawn(self, *parts: Any) -> int:
+        """Return a number that depends on the batch and on `parts`."""
+        return digest_seed(self._batch_seed, *parts)
+
     def seed_at(self, place: int) -> None:
         """Seed what happens at this place. The next sample is at the one behind it."""
         self.next_place = place + 1

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from ais_loader import errors
 from ais_loader.errors import LoaderError, from_node
 from ais_loader.transport.retry import WriteTries
+from ais_loader.values.denials import Denials
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
@@ -231,6 +232,17 @@ class Transport(Protocol):
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None: ...
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
         """Delete at most 10,000 names with one request. Return, for each name in order, None or the error."""
+
+    def deny(
+        self, bucket: str, names: Sequence[str], contents: Sequence[str], reason: str, *, allow: bool
+    ) -> list[errors.LoaderError | None]:
+        """Deny names and contents, or with `allow` end that. Returns None or the error for each name, in order.
+
+        Raises the errors of `Bucket.deny` about the whole call.
+        """
+
+    def denied(self, bucket: str) -> Denials:
+        """Return what is denied. Raises BucketNotFound, NodeUnavailable, SilenceTimeout."""
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary: ...
     def objects(

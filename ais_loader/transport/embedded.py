@@ -44,6 +44,7 @@ from ais_loader.transport.embedded_streams import COLD, ColdStream, EmbeddedStre
 from ais_loader.transport.listings import PAGE_BYTES, BucketListings, Item, MembersPage, items_of
 from ais_loader.transport.read_only import ETL_READS
 from ais_loader.transport.retry import WriteTries
+from ais_loader.values.denials import Denials, merged_denials
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.options import EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
@@ -54,6 +55,7 @@ from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_contents_pb2 as contents_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
@@ -65,6 +67,7 @@ from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
 from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object
+from storage_node.store.denied_objects import denied_page
 from storage_node.store.drive import locking
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.read.heads import local_heads
@@ -361,6 +364,21 @@ class EmbeddedTransport(BucketListings):
         remote = self._remote_here()
         requests = [objects_pb.DeleteRequest(bucket=bucket, name=name) for name in names]
         return remote.run(results_of(remote.tier.bucket_writes.delete(place, request) for request in requests))
+
+    def deny(
+        self, bucket: str, names: Sequence[str], contents: Sequence[str], reason: str, *, allow: bool
+    ) -> list[errors.LoaderError | None]:
+        denials = self._store_to_write().denied
+        denials.change_contents(bucket, [] if allow else contents, contents if allow else [], reason)
+        return denials.allow(bucket, names) if allow else denials.deny(bucket, names, reason)
+
+    def denied(self, bucket: str) -> Denials:
+        store, request = self._store_here(), contents_pb.ListDeniedRequest(bucket=bucket)
+        pages: list[tuple[str, contents_pb.ListDeniedResponse]] = []
+        while not pages or request.start_after:
+            pages.append(("", denied_page(store, request)))
+            request.start_after = pages[-1][1].next
+        return merged_denials(pages, {})
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         tally = NameSummary(prefix, depth)

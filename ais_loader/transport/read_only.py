@@ -25,6 +25,7 @@ READS = frozenset(
         "open_cached",
         "open_member",
         "open_object",
+        "denied",
         "summary",
         "objects",
         "names",

@@ -13,6 +13,7 @@ from ais_loader import errors
 from ais_loader.name_matching import names_unknown_options
 from ais_loader.values.pipeline import Etl
 from ais_loader.values.urls import SCHEME, split_member, split_url
+from ais_loader.wire.denied import content_of
 from ais_loader.wire.reserved import ETAG_VERSION
 
 
@@ -40,6 +41,8 @@ class Status(enum.IntEnum):
     """Any other failure. The item's error describes it."""
     DENIED = 8
     """The client's token does not give the right to read this entry."""
+    OBJECT_DENIED = 9
+    """The object was taken down: see `Bucket.deny`."""
 
 
 _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
@@ -51,6 +54,7 @@ _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
     Status.UNAVAILABLE: errors.NodeUnavailable,
     Status.FAILED: errors.EntryFailed,
     Status.DENIED: errors.AccessDenied,
+    Status.OBJECT_DENIED: errors.ObjectDenied,
 }
 
 
@@ -162,6 +166,11 @@ class ObjectInfo:
     """The wall-clock time of the commit, in nanoseconds since the epoch. It is for people: nothing is ordered by it."""
     metadata: dict[str, str] = field(default_factory=dict)
     """The metadata that `put` or `set_metadata` stored with the object."""
+
+    @property
+    def digest(self) -> str:
+        """The content, as `Bucket.deny` takes it; meaningless for an object that is not stored."""
+        return content_of(self.checksum, self.size_bytes)
 
     @property
     def is_stored(self) -> bool:

@@ -163,8 +163,10 @@ class ClusterView:
         self.buckets: dict[str, pb.MapBucket] = {} if before is None else dict(before.buckets)
         self.buckets |= {bucket.name: bucket for bucket in new}
         self.special: list[pb.MapBucket] = [] if before is None else list(before.special)
-        self.special += [one for one in new if one.snapshot or one.former_copies or one.HasField("remote")]
-        """Buckets that are remote, have snapshots, or change their number of copies."""
+        self.special += [
+            one for one in new if one.snapshot or one.former_copies or one.HasField("remote") or one.HasField("denied")
+        ]
+        """Buckets that are remote, have snapshots, change their number of copies, or have denied objects."""
         self.copied: dict[bytes, pb.MapBucket] = {} if before is None else dict(before.copied)
         self.copied |= {bucket.uuid: bucket for bucket in new if most_copies(bucket) > 1}
         """Buckets with replicas on more than one node, by uuid."""

@@ -18,6 +18,9 @@ REMOTE_PENDING = f"{REMOTE_PREFIX}pending"
 """Condition of an upload that has not been done yet; see `storage_node.remote.write_back.upload_plan`."""
 REMOTE_DELETED = f"{REMOTE_PREFIX}deleted"
 """In a tombstone: the remote object has been deleted as well."""
+DENIED, DENIED_CONTENT, ALLOWED = f"{STORE_PREFIX}denied", f"{STORE_PREFIX}denied-content", f"{STORE_PREFIX}allowed"
+"""In a tombstone: why the object is denied, the denied content that it had if that is why, and that it is denied no
+longer."""
 ETAG_VERSION = "etag:"
 """Beginning of the version of a remote object that is not stored; its ETag follows."""
 

@@ -101,6 +101,7 @@ _OF_STORE: tuple[tuple[type[errors.LoaderError], str], ...] = (
     (errors.Unsupported, "NotImplemented"),
     (errors.InvalidRequest, "InvalidArgument"),
     (errors.AccessDenied, "AccessDenied"),
+    (errors.ObjectDenied, "AccessDenied"),
     (errors.VersionConflict, "PreconditionFailed"),
     (errors.NotAnArchive, "NoSuchKey"),
     (errors.StoreReadOnly, "AccessDenied"),

@@ -305,6 +305,7 @@ def _status(error: LoaderError) -> Status:
     for status, kind in (
         (Status.MEMBER_NOT_FOUND, errors.MemberNotFound),
         (Status.NOT_FOUND, errors.NotFound),
+        (Status.OBJECT_DENIED, errors.ObjectDenied),
         (Status.RANGE, errors.RangeError),
         (Status.CORRUPT, errors.CorruptObject),
         (Status.TIMEOUT, errors.SilenceTimeout),

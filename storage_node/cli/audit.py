@@ -79,7 +79,7 @@ def who(name: str, paths: tuple[Path, ...], member: str, as_json: bool) -> None:
     bucket, slash, rest = name.removeprefix("ais://").partition("/")
     if not slash or not rest:
         raise click.UsageError(f"{name}: need BUCKET/NAME")
-    found = search(_read(paths), bucket, rest, member)
+    found = search(read_lines(paths), bucket, rest, member)
     _show(iter(found.lines), as_json)
     if found.unknown:
         note(
@@ -96,7 +96,7 @@ def what(subject: str, paths: tuple[Path, ...], as_json: bool) -> None:
     """List what SUBJECT has read and changed: a tenant, the id of a token, or client, node or operator."""
     from storage_node.security.audit.search import what as search
 
-    _show(search(_read(paths), subject), as_json)
+    _show(search(read_lines(paths), subject), as_json)
 
 
 def _logs(paths: tuple[Path, ...]) -> Iterator[tuple[Path, list[Path], AuditEnd]]:
@@ -119,7 +119,8 @@ def _logs(paths: tuple[Path, ...]) -> Iterator[tuple[Path, list[Path], AuditEnd]
         yield folder, files, AuditEnd()
 
 
-def _read(paths: tuple[Path, ...]) -> Iterator[dict[str, Any]]:
+def read_lines(paths: tuple[Path, ...]) -> Iterator[dict[str, Any]]:
+    """Iterate over the fields of all lines of these logs."""
     from storage_node.security.audit.log_files import lines_of
 
     for _, files, _ in _logs(paths):

@@ -35,9 +35,10 @@ class RemoteWrites:
         A write with an id stamps the object with it. If the condition does not hold, because an earlier attempt has put
         the object and its answer was lost, the stamp shows it.
 
-        Raises Unsupported, VersionConflict, RemoteUnavailable, RemoteDenied.
+        Raises Unsupported, VersionConflict, ObjectDenied, RemoteUnavailable, RemoteDenied.
         """
         bucket.require_writable()
+        await self._copies.require_allowed(bucket, header, size_bytes)
         name, condition, backend = header.name, header.condition, self._backends.of(bucket)
         etag = await self._etag_of(bucket, name, condition.if_version) if condition.if_version else ""
         if condition.if_absent:

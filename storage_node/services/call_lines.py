@@ -136,7 +136,7 @@ class CallLine:
         elif isinstance(response, compose_pb.ComposeResponse | etl_pb.CopyObjectResponse):
             if response.HasField("info"):
                 self._stored(response.info)
-        elif isinstance(response, contents_pb.DeleteManyResponse):
+        elif isinstance(response, contents_pb.DeleteManyResponse | contents_pb.DenyResponse):
             self._failures += len(response.failure)
             self._done = self.entries - self._failures
 

@@ -192,6 +192,8 @@ _ROWS = (
     Call("Objects/ListMembers", ANYONE, Right.LIST, one_object, slots=TIMED, counts="list"),
     Call("Compose/Compose", ANYONE, rights.compose, composed_object, log=CHANGE, slots=PATIENT, counts="put"),
     Call("Contents/DeleteMany", ANYONE, Right.DELETE, objects, shows=rights.failures, log=CHANGE, slots=TIMED),
+    Call("Contents/Deny", ANYONE, Right.ADMIN, objects, shows=rights.failures, log=CHANGE, slots=TIMED),
+    Call("Contents/ListDenied", ANYONE, Right.ADMIN, bucket()),
     Call("Contents/HeadMany", ANYONE, SEES, objects, shows=rights.failures),
     Call("Contents/Summarize", ANYONE, Right.LIST, bucket(), slots=PATIENT),
     Call("RemoteBuckets/ListRemote", ANYONE, Right.LIST, bucket(), slots=TIMED, counts="list"),

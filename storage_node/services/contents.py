@@ -7,8 +7,12 @@ import itertools
 from collections.abc import AsyncIterator
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
+from ais_loader.wire.denied import checked_contents, checked_reason
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.object_info import info_of
+from ais_loader.wire.redundancy import companion_name
+from ais_loader.wire.reserved import ALLOWED, DENIED
+from storage_node.cluster.map.buckets import ClusterBuckets
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import failures, write_tombstones
@@ -18,7 +22,9 @@ from storage_node.limits.counters import count_each
 from storage_node.limits.tasks import results_of
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
+from storage_node.store.denied_objects import check_denied_names, denied_page
 from storage_node.store.drive.preconditions import Condition, parse_condition
+from storage_node.store.format import encode_metadata
 from storage_node.store.read.heads import local_heads
 from storage_node.store.summary import NameSummary
 
@@ -34,6 +40,7 @@ class ContentsService:
         self._store = node.store
         self._writes = writes
         self._tier = tier
+        self._cluster = ClusterBuckets(node.membership, node.caller)
 
     async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
         names = list(request.name)
@@ -50,6 +57,46 @@ class ContentsService:
         results = await self._delete_copies(request.bucket, left, condition)
         deleted = (None if isinstance(one, ObjectNotFound) else one for one in results)  # a cold object has no copy
         return self._deleted([next(deleted) if error is None else error for error in refused])
+
+    async def Deny(self, request: pb.DenyRequest, context: Context) -> pb.DenyResponse:
+        names, contents = list(dict.fromkeys(request.name)), checked_contents(request.content)
+        if len(names) > MAX_NAMES:
+            raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
+        check_denied_names(names)
+        reason = "" if request.allow else checked_reason(request.reason)
+        denied, allowed = ([], contents) if request.allow else (contents, [])
+        replica_set = self._writes.replica_set(request.bucket)
+        if replica_set is not None:
+            await self._cluster.deny(replica_set.view, request.bucket, denied, allowed, reason)
+            raw_metadata = encode_metadata({ALLOWED: ""} if request.allow else {DENIED: reason})
+            results = await self._writes.deny(replica_set, names, raw_metadata)
+        else:
+            bucket, denials = request.bucket, self._store.denied
+            await self._node.read(denials.change_contents, bucket, denied, allowed, reason)
+            results = await self._node.read(denials.allow if request.allow else denials.deny, bucket, names, reason)
+        return pb.DenyResponse(failure=failures(results))
+
+    async def ListDenied(self, request: pb.ListDeniedRequest, context: Context) -> pb.ListDeniedResponse:
+        page = await self._node.read(denied_page, self._store, request)
+        groups = {copy.group for name in page.name for on in name.drive for copy in on.copy if copy.group}
+        if groups and (replica_set := self._writes.replica_set(request.bucket)) is not None:
+            companion = companion_name(replica_set.bucket.uuid)
+            left = {group for group in groups if await self._has_any(companion, f"{group}/")}
+            for on in (on for name in page.name for on in name.drive):
+                if any(copy.group in left for copy in on.copy):
+                    on.purged_ns = 0
+        return page
+
+    async def _has_any(self, bucket: str, prefix: str) -> bool:
+        """Whether a node has objects with this prefix, or may have some."""
+        newest = functools.partial(self._writes.replica_set_to_read, bucket)
+        if (replica_set := newest()) is None:
+            return False
+        tally = NameSummary(prefix, 0)
+        scan = UsageScan(self._node, self._writes.channels, replica_set, newest, prefix, tally)
+        async for _ in scan.run():
+            pass
+        return bool(tally.objects or (await self._node.read(scan.summary)).silent)
 
     def _deleted(self, results: list[LoaderError | None]) -> pb.DeleteManyResponse:
         count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])

@@ -39,6 +39,7 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.SnapshotExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.SnapshotReadOnly: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unsupported: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ObjectDenied: grpc.StatusCode.FAILED_PRECONDITION,
     errors.VersionConflict: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
     errors.QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,

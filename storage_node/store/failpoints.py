@@ -18,6 +18,8 @@ POINTS = (
     "promote.staged",  # once for every group
     "promote.lasting",
     "delete.committed",
+    "deny.committed",
+    "deny.purged",
     "upload.noted",
     "upload.sent",
     "upload.done",

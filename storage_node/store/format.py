@@ -9,7 +9,7 @@ from typing import NamedTuple
 import xxhash
 
 from ais_loader.errors import StoreFormatError
-from ais_loader.wire.reserved import REMOTE_ETAG, REMOTE_PENDING
+from ais_loader.wire.reserved import ALLOWED, DENIED, REMOTE_ETAG, REMOTE_PENDING
 
 FORMAT_VERSION = 2
 BLOCK_BYTES = 256 << 10
@@ -27,6 +27,7 @@ DELETION_PREFIX = b"d"
 PENDING_PREFIX = b"p"
 SPARSE_PREFIX = b"c"
 USAGE_PREFIX = b"q"
+DENIAL_PREFIX = b"x"
 COUNTER_KEY = b"m:counter"
 """Key of a number that exceeds every generation issued so far."""
 MAX_GENERATION = (1 << 62) - 1
@@ -36,7 +37,9 @@ FORGOTTEN_KEY = b"m:forgotten"
 """Key of the time of the newest deletion that was dropped from the deletion log."""
 
 _FILES_TOGETHER = 256
-_PENDING_MARK, _COPY_MARK = (f'"{key}":"'.encode() for key in (REMOTE_PENDING, REMOTE_ETAG))
+_PENDING_MARK, _COPY_MARK, _DENIED_MARK, _ALLOWED_MARK = (
+    f'"{key}":"'.encode() for key in (REMOTE_PENDING, REMOTE_ETAG, DENIED, ALLOWED)
+)
 """A value cannot contain them: its quotation marks are escaped."""
 EVICTED = b"{" + _COPY_MARK + b'"}'
 """Metadata of the deletion of a copy of a remote object that was evicted."""
@@ -49,10 +52,15 @@ _OBJECT_KIND, _TOMBSTONE_KIND, _CODED_KIND = 1, 2, 3
 _CODED = b"coded/"
 _CODED_PATH_BYTES = len(_CODED) + 32
 _VALUE = struct.Struct("<BBHIQIQIQQH")
+DENIAL_BIT = 1 << 16
+"""Bit of an epoch that makes a tombstone a denial. Denying an object takes the next epoch with this bit, allowing it
+again the next one without: each outranks all writes that have not seen it, in whatever order they reach a node. The
+bits below are the epoch of the store."""
 WRITE_ID = slice(1, 17)
 """Part of the write memory that contains the id; see `write_memory`."""
 _IDENTITY = struct.Struct("<B16sIQIQQIQHB")
 _COUNTER, _COUNTER_AT = struct.Struct("<Q"), 8
+_CONTENT, _CONTENT_AT = struct.Struct("<QI"), 20
 
 
 class Version(NamedTuple):
@@ -102,6 +110,11 @@ class CatalogEntry(NamedTuple):
     @property
     def is_tombstone(self) -> bool:
         return not self.path
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether this is the tombstone of an object that nobody may read or write."""
+        return bool(self.epoch & DENIAL_BIT) and not self.path
 
     @property
     def is_coded(self) -> bool:
@@ -162,6 +175,32 @@ def is_pending(raw_metadata: bytes) -> bool:
 def is_remote_copy(raw_metadata: bytes) -> bool:
     """Whether an object is a copy of a remote one, which can be fetched again."""
     return _COPY_MARK in raw_metadata
+
+
+def denial_key(key: bytes) -> bytes:
+    """Return the key of the row that tells where the bytes of a denied object were, given the object's key."""
+    return DENIAL_PREFIX + key[1:]
+
+
+def is_denying(raw_metadata: bytes) -> bool:
+    """Whether a tombstone with this metadata denies its object."""
+    return _DENIED_MARK in raw_metadata
+
+
+def is_allowing(raw_metadata: bytes) -> bool:
+    """Whether a tombstone with this metadata ends a denial."""
+    return _ALLOWED_MARK in raw_metadata
+
+
+def epoch_of_deletion(epoch: int, raw_metadata: bytes) -> int:
+    """Return the epoch of a tombstone with this metadata above an entry of epoch `epoch`."""
+    changes = is_denying(raw_metadata) if not epoch & DENIAL_BIT else is_allowing(raw_metadata)
+    return epoch + DENIAL_BIT if changes else epoch
+
+
+def store_epoch(epoch: int) -> int:
+    """Return the part of a version's epoch that is the store's."""
+    return epoch & (DENIAL_BIT - 1)
 
 
 def generation_key(prefix: bytes, generation: int) -> bytes:
@@ -268,6 +307,12 @@ def counter_of_value(value: bytes) -> int:
     """Return the version's counter in a catalog value, without decoding it; 0 if the value is too short."""
     found: int = _COUNTER.unpack_from(value, _COUNTER_AT)[0] if len(value) >= _VALUE.size else 0
     return found
+
+
+def content_of_value(value: bytes) -> tuple[int, int]:
+    """Return checksum and size in a catalog value, without decoding it; 0 if the value is too short."""
+    size_bytes, checksum = _CONTENT.unpack_from(value, _CONTENT_AT) if len(value) >= _VALUE.size else (0, 0)
+    return checksum, size_bytes
 
 
 def is_tombstone(value: bytes) -> bool:

@@ -31,12 +31,14 @@ from ais_loader.errors import (
     InvalidRequest,
     LoaderError,
     ObjectDeleted,
+    ObjectDenied,
     ObjectNotFound,
     ObjectReplaced,
 )
 from ais_loader.name_matching import PATTERN_HINT, is_pattern
 from storage_node.store import format as fmt
 from storage_node.store.buckets import Buckets, ReplicaStale
+from storage_node.store.drive.denials import denied_error
 from storage_node.store.drive.preconditions import parse_version
 from storage_node.store.drive.transactions import DeletionLog
 from storage_node.store.drive.version_clock import VersionClock, advice, ms_of, shown
@@ -245,6 +247,8 @@ class StoredVersion(NamedTuple):
     checksum: int
     is_evicted: bool = False
     """The store has no entry of the name: it has evicted this version."""
+    denial: bytes = b""
+    """Metadata of a denial."""
 
 
 def _all_stale(bucket: str) -> ReplicaStale:
@@ -388,7 +392,7 @@ class ReplicaState:
     def is_stale(self, bucket_uuid: bytes, name: str, found: CatalogEntry | None) -> bool:
         """Whether a reader must not trust the entry found for this name. Raises DriveFailed, StoreFormatError.
 
-        Not for snapshots: later writes do not change what they see.
+        Not for snapshots: later writes do not change what they see, except denials, see `may_be_denied`.
         """
         if self.stale.whole(bucket_uuid):
             return True
@@ -405,6 +409,14 @@ class ReplicaState:
             return True
         self.stale.trust_name(bucket_uuid, name, found.version)
         return False
+
+    def may_be_denied(self, bucket_uuid: bytes, name: str) -> bool:
+        """Whether other nodes may have denied an object of a snapshot, so that a reader must not trust what is here."""
+        if not self.stale.any:
+            return False
+        wanted = self.stale.wanted(bucket_uuid, name)
+        is_denied = wanted is not None and bool(wanted.epoch & fmt.DENIAL_BIT)
+        return is_denied or (self.stale.whole(bucket_uuid) and self._buckets.has_denied(bucket_uuid))
 
     def page(
         self,
@@ -480,7 +492,14 @@ class ReplicaState:
         `with_evicted`: also over evicted copies; see `evicted_version`.
         """
         found = (
-            StoredVersion(name, entry.version, entry.is_tombstone, entry.size_bytes, entry.checksum)
+            StoredVersion(
+                name,
+                entry.version,
+                entry.is_tombstone,
+                entry.size_bytes,
+                entry.checksum,
+                denial=entry.raw_metadata if entry.is_denied else b"",
+            )
             for name, entry in self.scan(bucket, prefix, start_after, tombstones=True)
         )
         if with_evicted:
@@ -511,13 +530,16 @@ class ReplicaState:
             return False
         return self._changes.drop(bucket_uuid, name, version, tombstone=True) is None
 
-    def missing(self, bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
-        """Return the error for an object that is certainly missing. It tells if the object was deleted."""
+    def missing(self, bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound | ObjectDenied:
+        """Return the error for an object that is certainly missing. It tells if the object was deleted, or denied."""
         message = not_found_message(bucket, name)
-        if object_name_fault(name) is None and SNAPSHOT_MARK not in bucket:
+        if object_name_fault(name) is None:
             with contextlib.suppress(LoaderError):  # an error of the drive does not change that there is no object
                 found = self.newest_entry(bucket_uuid, name)
-                if found is not None and found.is_tombstone and self._role.is_owner(bucket_uuid, name):
+                if found is not None and found.is_denied:
+                    return denied_error(f"{bucket}/{name}", found)
+                is_deletion = found is not None and found.is_tombstone and SNAPSHOT_MARK not in bucket
+                if found is not None and is_deletion and self._role.is_owner(bucket_uuid, name):
                     return ObjectDeleted(f"{message}: deleted with version {found.version}")
         return ObjectNotFound(message)
 

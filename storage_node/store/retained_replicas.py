@@ -19,6 +19,7 @@ from ais_loader.errors import LoaderError
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.drive.commit_files import PendingObject
+from storage_node.store.drive.denials import denied_error
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.ended_versions import Ended, Retained, find_seen, scan_seen
 from storage_node.store.files.object_files import drive_error
@@ -186,6 +187,8 @@ def _keep(kept: KeptVersion) -> None:
     marked: list[Retained] = []
     with changes.stripes.of([fmt.object_key(kept.bucket_uuid, kept.name)]):
         current = drive.newest(kept.bucket_uuid, [kept.name])[0]
+        if current is not None and current.is_denied:
+            raise denied_error(repr(kept.name), current)
         prefix = fmt.retained_prefix(kept.bucket_uuid, kept.name)
         others = [Retained(key, fmt.decode_entry(value)) for key, value in drive.catalog.scan(prefix)]
         newer = [other.record for other in others if other.record.version > entry.version]

@@ -21,6 +21,7 @@ from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.archives.open_archives import Indexing, ShardLimits
 from storage_node.store.buckets import Buckets, ReplicaStale
 from storage_node.store.damaged_copies import DamagedCopies
+from storage_node.store.denied_objects import DeniedObjects
 from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.preconditions import Condition
@@ -73,6 +74,8 @@ class Store(Closing):
         """Objects and deletions that are to be uploaded to remote storage."""
         self.replicas = ReplicaState(self.drive_set, self._buckets, self._changes, self.clock)
         """State by which replicas on several nodes are compared."""
+        self.denied = DeniedObjects(self.drive_set, self.record, self._buckets, self._changes)
+        """Objects and contents that nobody may read or write."""
         self.damaged = damaged
         """Objects that readers and the scrub have found damaged."""
         self.upkeep = options.upkeep
@@ -354,6 +357,8 @@ class Store(Closing):
                 drive = self.drive_set.at(slot)
         except UnicodeEncodeError:
             found = None
+        if of.cut is not None and self.replicas.may_be_denied(bucket_uuid, name):
+            raise ReplicaStale(stale_message(name))
         if of.cut is None and self.replicas.stale.any and self.replicas.is_stale(bucket_uuid, name, found):
             raise ReplicaStale(stale_message(name))
         if found is None:

@@ -126,6 +126,9 @@ class StoreRecord:
     revoked_tokens: Mapping[str, int] = field(default_factory=dict)
     """Ids of clients' tokens that are valid no longer, with the times of their expiry in seconds since the epoch. In a
     cluster they are in its map."""
+    denied: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Denied contents by uuid of the bucket, with the reason of each; see `ais_loader.wire.denied`. In a cluster, the
+    buckets without any are those of which names were denied."""
     audit: Mapping[str, AuditEnd] = field(default_factory=dict)
     """Ends of audit logs, by the uuid of the drive that has the log, or by a folder elsewhere."""
 
@@ -193,6 +196,10 @@ class StoreRecord:
     def with_audit(self, place: str, end: AuditEnd) -> StoreRecord:
         return replace(self, revision=self.revision + 1, audit={**self.audit, place: end})
 
+    def with_denied(self, denied: Mapping[str, Mapping[str, str]]) -> StoreRecord:
+        """Replace the denied contents of the buckets with these uuids."""
+        return replace(self, revision=self.revision + 1, denied={**self.denied, **denied})
+
     def without_bucket(self, name: str) -> StoreRecord:
         left = {other: bucket for other, bucket in self.buckets.items() if other != name}
         uuid = self.buckets[name].uuid
@@ -202,6 +209,7 @@ class StoreRecord:
             buckets=left,
             purging=(*self.purging, uuid),
             snapshots={other: found for other, found in self.snapshots.items() if other != uuid},
+            denied={other: found for other, found in self.denied.items() if other != uuid},
         )
 
     def purged(self, bucket_uuid: str) -> StoreRecord:
@@ -280,7 +288,7 @@ def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple
 
 
 _FIELDS = [one.name for one in fields(StoreRecord)]
-_MAPPINGS = ("buckets", "gone", "snapshots", "revoked_tokens", "audit")
+_MAPPINGS = ("buckets", "gone", "snapshots", "revoked_tokens", "denied", "audit")
 
 
 def encode(record: StoreRecord, before: StoreRecord | None = None) -> bytes:

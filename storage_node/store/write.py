@@ -14,7 +14,8 @@ import contextlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from ais_loader.errors import ContentMismatch, DriveFailed, InvalidRequest, LoaderError, OutcomeUnknown
+from ais_loader.errors import ContentMismatch, DriveFailed, InvalidRequest, LoaderError, ObjectDenied, OutcomeUnknown
+from ais_loader.wire.denied import content_of, denied_content
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import Indexing
@@ -218,6 +219,8 @@ class WriteRouter:
         self._drives = drives
         self.watches: Mapping[ChangeWatch, Container[bytes]] = {}
         """Watches of changes, with the uuids of the buckets that they watch."""
+        self.denied_contents: Mapping[bytes, frozenset[str]] = {}
+        """Contents that nobody may write, by the uuid of the bucket; see `wire.denied.content_of`."""
 
     def tell(self, bucket_uuid: bytes, name: str, left: CatalogEntry | None) -> None:
         """Call the watches of changes: `left` is the entry that a name has now, if any."""
@@ -245,6 +248,8 @@ class WriteRouter:
             by_drive: dict[Drive, list[int]] = {}
             for at, staged in enumerate(objects):
                 try:
+                    if self.denied_contents:
+                        self._require_allowed(staged.pending)
                     owner = staged.drive if staged.placement is placement else self._bring(staged, placement)
                 except LoaderError as error:
                     staged.pending.file.discard()
@@ -260,6 +265,18 @@ class WriteRouter:
                         _keep_index(drive, objects[at], result)
                         self.tell(objects[at].pending.bucket_uuid, objects[at].pending.name, result)
         return results
+
+    def _require_allowed(self, one: PendingObject) -> None:
+        refused = self.content_error(one.bucket_uuid, one.name, one.file.checksum, one.file.size_bytes)
+        if refused is not None:
+            raise refused
+
+    def content_error(self, bucket_uuid: bytes, name: str, checksum: int, size_bytes: int) -> ObjectDenied | None:
+        """Return the error for an object of denied content."""
+        if not self.denied_contents or (denied := self.denied_contents.get(bucket_uuid)) is None:
+            return None
+        content = content_of(checksum, size_bytes)
+        return ObjectDenied(denied_content(name, content)) if content in denied else None
 
     def _bring(self, staged: StagedObject, placement: DrivePlacement) -> Drive:
         """Copy a staged object to the drive that owns the name now; another one did when the write began."""
@@ -374,7 +391,7 @@ class WriteRouter:
         return results
 
     def write_tombstones(
-        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]], raw_metadata: bytes = b""
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version | None, bytes]], raw_metadata: bytes = b""
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None] | LoaderError]:
         """Write many tombstones, one commit for each drive. Results are in order; names fail with their drive."""
         results = self._grouped(
@@ -388,7 +405,7 @@ class WriteRouter:
             ),
         )
         for (name, _, _), result in zip(tombstones, results, strict=True):
-            if not isinstance(result, LoaderError):
+            if not isinstance(result, LoaderError) and result[0] is not result[1]:
                 self.tell(bucket_uuid, name, result[1])
         return results
 
@@ -540,7 +557,7 @@ def _drop(entries: Sequence[_StagedEntry], bucket_uuid: bytes, name: str, *, old
     for drive, entry in entries:
         if entry.version < older_than:
             with contextlib.suppress(LoaderError):  # the change stands; rebalancing removes this later
-                drive.changes.drop(bucket_uuid, name, entry.version, tombstone=False)
+                drive.changes.drop(bucket_uuid, name, older_than, tombstone=False)
 
 
 def _version(entry: _StagedEntry) -> Version:

@@ -106,6 +106,14 @@ class Worker:
         self.store.delete_bucket(bucket, force=True)
         self._acknowledge(changes)
 
+    def deny(self, name: str) -> None:
+        """Deny an object, and allow it again, so that it can be put once more."""
+        bucket, _, rest = name.partition("/")
+        self.journal.begin(self.worker, {name: None}, [[name]])
+        assert self.store.denied.deny(bucket, [rest], "why") == [None]
+        assert self.store.denied.allow(bucket, [rest]) == [None]
+        self._acknowledge({name: None})
+
     def _acknowledge(self, changes: dict[str, State]) -> None:
         self.states.update(changes)
         self.journal.done(self.worker)
@@ -196,6 +204,8 @@ def operate(
             worker.delete("main/old")
         elif operation == "bury":
             worker.delete("main/old", keep_tombstone=True)
+        elif operation == "deny":
+            worker.deny("main/old")
         elif operation == "put_many":
             worker.put_many([f"main/{name}" for name in ("old", "large", *MANY)], [500] * (2 + len(MANY)))
         elif operation == "compact":
@@ -224,6 +234,7 @@ def restore(roots: list[str], journal: str, sure: dict[str, State]) -> None:
         for bucket in BUCKETS:
             if f"{bucket}/" not in worker.sure_now:
                 worker.create_bucket(bucket)
+            store.denied.allow(bucket, [one.name for one in store.denied.names(bucket)])
             for name, size in (("old", 400), ("large", 2 * BLOCK_BYTES + 5), ("kept", 64)):
                 if f"{bucket}/{name}" not in worker.sure_now:
                     worker.put(f"{bucket}/{name}", size)

@@ -58,6 +58,7 @@ OPERATIONS = {
     },
     "delete": {"delete.committed", "reap.unlinked"},
     "bury": {"delete.committed", "reap.unlinked"},
+    "deny": {"delete.committed", "deny.committed", "reap.unlinked", "deny.purged", "delete.committed:2"},
     "set_quota": {
         "quota.scanned",
         "quota.counted",

@@ -36,6 +36,7 @@ from ais_loader.transport.listings import BucketListings, Item, MembersPage
 from ais_loader.transport.retry import NO_RETRY_S, RetryBudget, WriteTries
 from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
 from ais_loader.values.batch import Batch
+from ais_loader.values.denials import Denials, merged_denials
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
@@ -47,6 +48,7 @@ from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_contents_pb2 as contents_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
@@ -273,7 +275,7 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
                 except errors.LoaderError:
                     continue  # single lookups handle that error
                 for at, answer in zip(positions, answers, strict=True):
-                    if isinstance(answer, (ObjectInfo, errors.ObjectDeleted)):
+                    if isinstance(answer, (ObjectInfo, errors.ObjectDeleted, errors.ObjectDenied)):
                         found[at] = answer
                     elif isinstance(answer, errors.NotFound):
                         rank = holders[at].index(node) + 1
@@ -327,6 +329,31 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
             for at in left:
                 results[at] = error
         return results
+
+    def deny(
+        self, bucket: str, names: Sequence[str], contents: Sequence[str], reason: str, *, allow: bool
+    ) -> list[errors.LoaderError | None]:
+        request = contents_pb.DenyRequest(bucket=bucket, name=names, content=contents, reason=reason, allow=allow)
+        done = self._any(self._checked(bucket, lambda node: node.deny(request)))
+        self.members.refresh(force=True)
+        return done
+
+    def denied(self, bucket: str) -> Denials:
+        """Ask all nodes: each knows where the bytes were on its own drives."""
+        members = self.members
+        if members.only is not None:
+            return merged_denials([(self.url, self._any(lambda node: node.denied(bucket)))], {})
+        found: list[tuple[str, contents_pb.ListDeniedResponse]] = []
+        silent: dict[str, str] = {}
+        last: errors.LoaderError | None = None
+        for node in members.view.nodes:
+            try:
+                found.append((node.endpoint, members.calls(node.uuid).denied(bucket)))
+            except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
+                silent[node.endpoint], last = str(error), error
+        if not found and last is not None:
+            raise last
+        return merged_denials(found, silent)
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         def summarized(node: NodeCalls) -> BucketSummary:

@@ -61,6 +61,8 @@ from ais_loader.wire.redundancy import COPIES
 from ais_loader.wire.remote import Remote
 
 T = TypeVar("T")
+DENY_TIMEOUT_S = 300.0
+"""Time for nodes to find denied contents and to remove the bytes, in seconds."""
 REMOTE_TIMEOUT_S = 120.0
 """Time for a call that waits for remote storage, or for the removal of many copies."""
 INDEX_TIMEOUT_S = 600.0
@@ -399,6 +401,23 @@ class NodeCalls:
             raise errors.NodeUnavailable(f"{conn.endpoint}: the answer ended before the summary")
 
         return self._call(summarized)
+
+    def deny(self, request: contents_pb.DenyRequest) -> list[errors.LoaderError | None]:
+        results: list[errors.LoaderError | None] = [None] * len(request.name)
+        answer = self._call(lambda conn: conn.contents.Deny(request, timeout=DENY_TIMEOUT_S))
+        for one in answer.failure:
+            results[one.position] = errors.from_node(one.error.kind, one.error.message)
+        return results
+
+    def denied(self, bucket: str) -> contents_pb.ListDeniedResponse:
+        """Return all that the node knows to be denied in a bucket."""
+        found, request = contents_pb.ListDeniedResponse(), contents_pb.ListDeniedRequest(bucket=bucket)
+        while True:
+            page = self._call(lambda conn: conn.contents.ListDenied(request, timeout=CALL_TIMEOUT_S))
+            found.MergeFrom(page)
+            if not page.next:
+                return found
+            request.start_after = page.next
 
     def list_page(self, request: pb.ListRequest, *, has_others: bool) -> pb.ListResponse:
         """Return one page of the node's objects, which may end before `page_size` objects."""

@@ -19,6 +19,7 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UNAVAILABLE: _ClassVar[Status]
     FAILED: _ClassVar[Status]
     DENIED: _ClassVar[Status]
+    OBJECT_DENIED: _ClassVar[Status]
 
 class ChecksumKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +38,7 @@ TIMEOUT: Status
 UNAVAILABLE: Status
 FAILED: Status
 DENIED: Status
+OBJECT_DENIED: Status
 NONE: ChecksumKind
 STORED: ChecksumKind
 COMPUTED: ChecksumKind

@@ -60,7 +60,7 @@ class MapNode(_message.Message):
     def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ..., peer_endpoint: _Optional[str] = ...) -> None: ...
 
 class MapBucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies", "min_copies", "snapshot", "former_copies", "remote", "coding", "coded_of")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "snapshot", "former_copies", "remote", "coding", "coded_of", "denied")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class MapBucket(_message.Message):
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     CODING_FIELD_NUMBER: _ClassVar[int]
     CODED_OF_FIELD_NUMBER: _ClassVar[int]
+    DENIED_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     copies: int
@@ -79,7 +80,21 @@ class MapBucket(_message.Message):
     remote: _ais_objects_pb2.Remote
     coding: Coding
     coded_of: bytes
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ..., former_copies: _Optional[_Iterable[int]] = ..., remote: _Optional[_Union[_ais_objects_pb2.Remote, _Mapping]] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., coded_of: _Optional[bytes] = ...) -> None: ...
+    denied: Denied
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ..., former_copies: _Optional[_Iterable[int]] = ..., remote: _Optional[_Union[_ais_objects_pb2.Remote, _Mapping]] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., coded_of: _Optional[bytes] = ..., denied: _Optional[_Union[Denied, _Mapping]] = ...) -> None: ...
+
+class Denied(_message.Message):
+    __slots__ = ("content",)
+    class ContentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    content: _containers.ScalarMap[str, str]
+    def __init__(self, content: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Coding(_message.Message):
     __slots__ = ("data", "parity")

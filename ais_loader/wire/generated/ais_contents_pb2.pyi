@@ -34,6 +34,91 @@ class DeleteFailure(_message.Message):
     error: _ais_objects_pb2.Error
     def __init__(self, position: _Optional[int] = ..., error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ...) -> None: ...
 
+class DenyRequest(_message.Message):
+    __slots__ = ("bucket", "name", "content", "reason", "allow")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: _containers.RepeatedScalarFieldContainer[str]
+    content: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    allow: bool
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[_Iterable[str]] = ..., content: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., allow: bool = ...) -> None: ...
+
+class DenyResponse(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _containers.RepeatedCompositeFieldContainer[DeleteFailure]
+    def __init__(self, failure: _Optional[_Iterable[_Union[DeleteFailure, _Mapping]]] = ...) -> None: ...
+
+class ListDeniedRequest(_message.Message):
+    __slots__ = ("bucket", "start_after", "limit")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    START_AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    start_after: str
+    limit: int
+    def __init__(self, bucket: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListDeniedResponse(_message.Message):
+    __slots__ = ("name", "content", "next")
+    class ContentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    name: _containers.RepeatedCompositeFieldContainer[DeniedName]
+    content: _containers.ScalarMap[str, str]
+    next: str
+    def __init__(self, name: _Optional[_Iterable[_Union[DeniedName, _Mapping]]] = ..., content: _Optional[_Mapping[str, str]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class DeniedName(_message.Message):
+    __slots__ = ("name", "reason", "content", "denied_ns", "version", "drive")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    DENIED_NS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRIVE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    content: str
+    denied_ns: int
+    version: _ais_replica_pb2.ObjectVersion
+    drive: _containers.RepeatedCompositeFieldContainer[DeniedOnDrive]
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., content: _Optional[str] = ..., denied_ns: _Optional[int] = ..., version: _Optional[_Union[_ais_replica_pb2.ObjectVersion, _Mapping]] = ..., drive: _Optional[_Iterable[_Union[DeniedOnDrive, _Mapping]]] = ...) -> None: ...
+
+class DeniedOnDrive(_message.Message):
+    __slots__ = ("drive", "copy", "purged_ns")
+    DRIVE_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    PURGED_NS_FIELD_NUMBER: _ClassVar[int]
+    drive: str
+    copy: _containers.RepeatedCompositeFieldContainer[DeniedCopy]
+    purged_ns: int
+    def __init__(self, drive: _Optional[str] = ..., copy: _Optional[_Iterable[_Union[DeniedCopy, _Mapping]]] = ..., purged_ns: _Optional[int] = ...) -> None: ...
+
+class DeniedCopy(_message.Message):
+    __slots__ = ("kind", "size_bytes", "version", "group")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    size_bytes: int
+    version: str
+    group: str
+    def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., version: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
 class HeadManyRequest(_message.Message):
     __slots__ = ("bucket", "name")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
@@ -59,7 +144,7 @@ class HeadFailure(_message.Message):
     def __init__(self, position: _Optional[int] = ..., error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class BuryManyRequest(_message.Message):
-    __slots__ = ("bucket", "name", "version", "wall_ms", "writes", "looked_ms", "metadata")
+    __slots__ = ("bucket", "name", "version", "wall_ms", "writes", "looked_ms", "metadata", "only_known")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +152,7 @@ class BuryManyRequest(_message.Message):
     WRITES_FIELD_NUMBER: _ClassVar[int]
     LOOKED_MS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    ONLY_KNOWN_FIELD_NUMBER: _ClassVar[int]
     bucket: _ais_replica_pb2.BucketRef
     name: _containers.RepeatedScalarFieldContainer[str]
     version: _containers.RepeatedCompositeFieldContainer[_ais_replica_pb2.ObjectVersion]
@@ -74,7 +160,8 @@ class BuryManyRequest(_message.Message):
     writes: _containers.RepeatedScalarFieldContainer[bytes]
     looked_ms: int
     metadata: bytes
-    def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., version: _Optional[_Iterable[_Union[_ais_replica_pb2.ObjectVersion, _Mapping]]] = ..., wall_ms: _Optional[int] = ..., writes: _Optional[_Iterable[bytes]] = ..., looked_ms: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
+    only_known: bool
+    def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., version: _Optional[_Iterable[_Union[_ais_replica_pb2.ObjectVersion, _Mapping]]] = ..., wall_ms: _Optional[int] = ..., writes: _Optional[_Iterable[bytes]] = ..., looked_ms: _Optional[int] = ..., metadata: _Optional[bytes] = ..., only_known: bool = ...) -> None: ...
 
 class BuryManyResponse(_message.Message):
     __slots__ = ("failure", "map_version")

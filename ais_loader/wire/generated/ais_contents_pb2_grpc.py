@@ -44,6 +44,16 @@ class ContentsStub(object):
                 request_serializer=protos_dot_ais__contents__pb2.HeadManyRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__contents__pb2.HeadManyResponse.FromString,
                 _registered_method=True)
+        self.Deny = channel.unary_unary(
+                '/ais_loader.v1.Contents/Deny',
+                request_serializer=protos_dot_ais__contents__pb2.DenyRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__contents__pb2.DenyResponse.FromString,
+                _registered_method=True)
+        self.ListDenied = channel.unary_unary(
+                '/ais_loader.v1.Contents/ListDenied',
+                request_serializer=protos_dot_ais__contents__pb2.ListDeniedRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__contents__pb2.ListDeniedResponse.FromString,
+                _registered_method=True)
         self.Summarize = channel.unary_stream(
                 '/ais_loader.v1.Contents/Summarize',
                 request_serializer=protos_dot_ais__contents__pb2.SummarizeRequest.SerializeToString,
@@ -68,6 +78,21 @@ class ContentsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Deny(self, request, context):
+        """Take objects down: from now on they are neither read nor written, and their bytes are removed from all drives. Or
+        end that; bytes do not come back. The owners that do not answer get it before they are read from again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDenied(self, request, context):
+        """What is denied, and where its bytes were, as far as this node knows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Summarize(self, request, context):
         """How many objects there are, and how large. Progress while names are counted, then the summary.
         """
@@ -87,6 +112,16 @@ def add_ContentsServicer_to_server(servicer, server):
                     servicer.HeadMany,
                     request_deserializer=protos_dot_ais__contents__pb2.HeadManyRequest.FromString,
                     response_serializer=protos_dot_ais__contents__pb2.HeadManyResponse.SerializeToString,
+            ),
+            'Deny': grpc.unary_unary_rpc_method_handler(
+                    servicer.Deny,
+                    request_deserializer=protos_dot_ais__contents__pb2.DenyRequest.FromString,
+                    response_serializer=protos_dot_ais__contents__pb2.DenyResponse.SerializeToString,
+            ),
+            'ListDenied': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDenied,
+                    request_deserializer=protos_dot_ais__contents__pb2.ListDeniedRequest.FromString,
+                    response_serializer=protos_dot_ais__contents__pb2.ListDeniedResponse.SerializeToString,
             ),
             'Summarize': grpc.unary_stream_rpc_method_handler(
                     servicer.Summarize,

@@ -436,7 +436,7 @@ class NewestResponse(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ..., map_version: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class ObjectState(_message.Message):
-    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns", "evicted", "announced", "group", "offset")
+    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns", "evicted", "announced", "group", "offset", "denial")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_TOMBSTONE_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +449,7 @@ class ObjectState(_message.Message):
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DENIAL_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: ObjectVersion
     is_tombstone: bool
@@ -461,7 +462,8 @@ class ObjectState(_message.Message):
     announced: ObjectVersion
     group: bytes
     offset: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ..., evicted: _Optional[_Union[ObjectVersion, _Mapping]] = ..., announced: _Optional[_Union[ObjectVersion, _Mapping]] = ..., group: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+    denial: bytes
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ..., evicted: _Optional[_Union[ObjectVersion, _Mapping]] = ..., announced: _Optional[_Union[ObjectVersion, _Mapping]] = ..., group: _Optional[bytes] = ..., offset: _Optional[int] = ..., denial: _Optional[bytes] = ...) -> None: ...
 
 class RecodeRequest(_message.Message):
     __slots__ = ("bucket", "object", "metadata", "wall_ms", "only_files")

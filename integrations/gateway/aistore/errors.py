@@ -57,6 +57,7 @@ _STATUSES: tuple[tuple[type[errors.LoaderError], int], ...] = (
     (errors.Unsupported, 501),
     (errors.InvalidRequest, 400),
     (errors.AccessDenied, 403),
+    (errors.ObjectDenied, 403),
     (errors.VersionConflict, 409),
     (errors.CorruptObject, 422),
     (errors.LibraryMissing, 501),

@@ -7,9 +7,9 @@ fragments what they have, and, less often, the owners of its objects.
 - Fragments that are gone or damaged, or share a host, are written again from the others.
 - An owner with a file of an object that is coded elsewhere swaps it: a swap has not come to it, or it has made a copy
   that it could not do without.
-- A group of which less than half is left, or whose redundancy is no longer that of its bucket, is dissolved: the owners
-  of what is left make copies again, in the same versions, which are coded anew where the bucket is still coded. While a
-  bucket has snapshots, its groups stay for them.
+- A group of which less than half is left, of which an object is denied, or whose redundancy is no longer that of its
+  bucket, is dissolved: the owners of what is left make copies again, in the same versions, which are coded anew where
+  the bucket is still coded. While a bucket has snapshots, its groups stay for them.
 - A group that no node has an entry of is given up after `coding_grace_s`, by deleting its manifest. Until then, readers
   that looked an entry up before find its bytes. No entry can come back: owners refuse entries that were sent longer ago
   than half that time, and a node that has an entry answers that it has.
@@ -45,6 +45,7 @@ from storage_node.cluster.coding.plan import (
     FragmentPlace,
     group_of_fragment,
     group_of_manifest,
+    has_denied,
     is_lost,
     is_sparse,
     living,
@@ -197,7 +198,8 @@ class Keeper:
                 return await self._mend(view, bucket, companion, manifest), True
             return True, await self._give_up(view, bucket, manifest)
         self._empty_since_s.pop(manifest.group, None)
-        if is_other or (alive is not None and not bucket.snapshot and is_sparse(manifest, alive)):
+        ends = alive is not None and (is_sparse(manifest, alive) or has_denied(manifest, answers))
+        if is_other or (ends and not bucket.snapshot):
             is_over = await self._dissolve(view, bucket, manifest, owners, answers) and not bucket.snapshot
             return is_over or await self._mend(view, bucket, companion, manifest), False
         for node, slots in plain_owners(manifest, owners, answers).items():

@@ -17,7 +17,7 @@ from storage_node.cluster.coding.group import Manifest, Slot, lay_out
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 from storage_node.context.errors import TooFewCopies
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import DENIAL_BIT, CatalogEntry
 from storage_node.store.names import CODED_PREFIX, HIDDEN
 
 FRAGMENT_BYTES = 4 << 20
@@ -145,6 +145,12 @@ def living(manifest: Manifest, nodes: Mapping[str, Sequence[int]], answers: Mapp
         elif any(state is UNKNOWN for state in states):
             is_sure = False
     return found if is_sure else None
+
+
+def has_denied(manifest: Manifest, answers: Mapping[int, Answer]) -> bool:
+    """Whether an object of the group is denied, so that its bytes have to go."""
+    states = (answer.get(slot.name) for answer in answers.values() for slot in manifest.slots)
+    return any(state is not None and state.is_tombstone and state.version.epoch & DENIAL_BIT for state in states)
 
 
 def is_sparse(manifest: Manifest, slots: Sequence[Slot]) -> bool:

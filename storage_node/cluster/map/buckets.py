@@ -7,6 +7,7 @@ An object put between them is deleted with its bucket. Belongs to the node's eve
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc
 
@@ -111,6 +112,17 @@ class ClusterBuckets:
         if found is None:
             raise _not_found(name)
         return described(found)
+
+    async def deny(
+        self, view: ClusterView, name: str, denied: Sequence[str], allowed: Sequence[str], reason: str
+    ) -> None:
+        """Deny contents in a bucket, or allow them again. Each node denies the objects that it has of them as soon as
+        it has the map. Raises BucketNotFound, SnapshotReadOnly, InvalidRequest, ChangeFailed."""
+        meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
+        if meant is None or meant.coded_of:
+            raise _not_to_change(name, view)
+        if denied or allowed or not meant.HasField("denied"):
+            await self._change(view, mutations.deny(meant.uuid, denied, allowed, reason))
 
     async def delete(self, view: ClusterView, name: str, *, force: bool) -> int:
         """Delete a bucket; return how many objects were deleted with it.

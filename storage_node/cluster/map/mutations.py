@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ais_loader.errors import BucketHasSnapshots
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
+from ais_loader.wire.denied import with_contents
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import COPIES, Redundancy, companion_name
 from ais_loader.wire.remote import Remote
@@ -153,6 +154,20 @@ def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str) -> Edit:
         return map_
 
     return edit
+
+
+@changing
+def deny(map_: pb.ClusterMap, bucket_uuid: bytes, denied: Sequence[str], allowed: Sequence[str], reason: str) -> None:
+    """Deny contents in a bucket, or allow them again, and record that something in it was denied. Raises InvalidRequest
+    if they are too many."""
+    for found in map_.bucket:
+        if found.uuid == bucket_uuid:
+            contents = with_contents(found.denied.content, denied, allowed, reason)
+            found.denied.SetInParent()
+            found.denied.content.clear()
+            found.denied.content.update(contents)
+            return
+    raise ValueError("the bucket was deleted meanwhile")
 
 
 def create_bucket(

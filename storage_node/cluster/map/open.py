@@ -57,6 +57,13 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
     # Also those that could not be made at the start.
     _create(store, [view.buckets[name] for name in view.buckets.keys() - store.buckets().keys()])
     sync_snapshots(store, view)
+    sync_denied(store, view)
+
+
+def sync_denied(store: Store, view: ClusterView) -> None:
+    """Deny the contents that the map denies, and the objects here that have them. Raises LoaderError."""
+    found = {bucket.uuid.hex(): dict(bucket.denied.content) for bucket in view.special if bucket.HasField("denied")}
+    store.denied.follow(found, of_cluster=True)
 
 
 def sync_snapshots(store: Store, view: ClusterView) -> None:
@@ -84,6 +91,7 @@ def restore_buckets(store: Store, view: ClusterView) -> None:
     """
     _create(store, view.map.bucket)
     sync_snapshots(store, view)
+    sync_denied(store, view)
 
 
 def _create(store: Store, buckets: Iterable[pb.MapBucket]) -> None:

@@ -182,4 +182,5 @@ def state_of(state: wire.ObjectState) -> State | None:
         return UNKNOWN
     if not state.HasField("version"):
         return State(from_wire(state.evicted), True, is_evicted=True) if state.HasField("evicted") else None
-    return State(from_wire(state.version), state.is_tombstone, state.size_bytes, group=state.group)
+    version = from_wire(state.version)
+    return State(version, state.is_tombstone, state.size_bytes, denial=state.denial, group=state.group)

@@ -29,6 +29,8 @@ class State:
     size_bytes: int = 0
     is_evicted: bool = False
     """The node has no entry: it has evicted a copy of a remote object with this version. Older ones are outdated."""
+    denial: bytes = b""
+    """Metadata of a denial."""
     group: bytes = b""
     """Id of the group that the object's bytes are in; empty if the node has them in a file."""
 
@@ -95,8 +97,9 @@ def page_of(
 
 
 def _is_final(entry: CatalogEntry) -> bool:
-    """Whether it is a tombstone that may be forgotten: not one that is still to be uploaded to remote storage."""
-    return entry.is_tombstone and not is_pending(entry.raw_metadata)
+    """Whether it is a tombstone that may be forgotten: no denial, and not one that is still to be uploaded to remote
+    storage."""
+    return entry.is_tombstone and not entry.is_denied and not is_pending(entry.raw_metadata)
 
 
 def questions(page: NamePage, local: int, nodes: int) -> dict[int, list[str]]:
@@ -248,7 +251,17 @@ def same_owners(before: ClusterView, after: ClusterView) -> bool:
     if added_buckets(before.map, after.map) is not None:
         return True
     known = {bucket.uuid: bucket for bucket in before.map.bucket}
-    return all(known.get(bucket.uuid, bucket) == bucket for bucket in after.map.bucket)
+    return all(_placed(known.get(bucket.uuid, bucket)) == _placed(bucket) for bucket in after.map.bucket)
+
+
+def _placed(bucket: pb.MapBucket) -> pb.MapBucket:
+    """Return a bucket without what says nothing of where its objects are."""
+    if bucket.HasField("denied"):
+        placed = pb.MapBucket()
+        placed.CopyFrom(bucket)
+        placed.ClearField("denied")
+        return placed
+    return bucket
 
 
 def batches(names: Sequence[str], sizes: Sequence[int], *, most_names: int, most_bytes: int) -> list[list[int]]:

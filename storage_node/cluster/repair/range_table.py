@@ -27,6 +27,7 @@ import xxhash
 from ais_loader.errors import InvalidRequest, StoreFormatError
 from ais_loader.wire.cluster_map import U64, ClusterView, mixed
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.store.format import DENIAL_BIT
 
 RANGE_NAMES = 64
 """Average number of names in a range: of those that two nodes share, in a range that they compare."""
@@ -112,7 +113,8 @@ class RangeTable:
         digests = mixed(drawn ^ mixed(heads["counter"] ^ mixed(origin)) + kinds)
         self.columns[:, _NAMES] += np.bincount(row, minlength=len(self.starts)).astype(np.uint64)
         self.columns[:, _STRAYS] += np.bincount(row[~is_mine], minlength=len(self.starts)).astype(np.uint64)
-        np.minimum.at(self.columns[:, _OLDEST_NS], row[is_dead], heads["modified_ns"][is_dead])
+        is_final = is_dead & (heads["epoch"] & DENIAL_BIT == 0)  # denials are never forgotten
+        np.minimum.at(self.columns[:, _OLDEST_NS], row[is_final], heads["modified_ns"][is_final])
         cells = row[:, None] * self.columns.shape[1] + _FIXED + owners + np.where(is_mine, 0, self.nodes)[:, None]
         added = np.repeat(np.where(is_mine, digests, np.uint64(1)), owners.shape[1])
         np.add.at(self.columns.reshape(-1), cells.ravel(), added)

@@ -249,7 +249,7 @@ class Reconciler:
             mine = await self._node.read(self._states, bucket.name, names)
             found = compare(theirs, mine, owned)
             for name, state in found.tombstones.items():
-                await self._node.read(self._write_tombstone, bucket.name, name, state.version)
+                await self._node.read(self._write_tombstone, bucket.name, name, state)
             wanted: dict[str, Version] = {}
             for name, state in found.fetch.items():
                 if mine[name] is None:
@@ -266,8 +266,8 @@ class Reconciler:
             if not after:
                 return
 
-    def _write_tombstone(self, bucket: str, name: str, version: Version) -> None:
-        self._store.delete(bucket, name, version, keep_tombstone=True)
+    def _write_tombstone(self, bucket: str, name: str, state: State) -> None:
+        self._store.delete(bucket, name, state.version, keep_tombstone=True, raw_metadata=state.denial)
 
     def _states(self, bucket: str, names: Sequence[str]) -> dict[str, State | None]:
         found: dict[str, State | None] = {}

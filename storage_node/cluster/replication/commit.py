@@ -282,6 +282,7 @@ class CommitProtocol:
 
     def _plan(self, writes: Sequence[PendingWrite]) -> None:
         store, newest = self._replicas.node.store.replicas, self._replicas.membership.view
+        denied = self._replicas.node.store.denied
         clock, modified_ns = max((write.clock for write in writes), default=0), time.time_ns()
         for write in writes:
             replica_set, uuid = write.replica_set, write.replica_set.bucket.uuid
@@ -291,6 +292,8 @@ class CommitProtocol:
                 # must not outrank this write.
                 write.seen.append(local.version)
             planned = plan_write(write, clock, modified_ns, partial(store.next_version, replica_set.number))
+            if not write.is_deletion:
+                planned = denied.content_error(uuid, write.name, write.checksum, write.size_bytes) or planned
             if isinstance(planned, LoaderError):
                 write.fail(planned)
             else:

@@ -19,20 +19,21 @@ from typing import TypeAlias
 from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.cluster.replication.commit import CommitProtocol, OnShort
 from storage_node.cluster.replication.conditions import decide, misplaced, resolve
 from storage_node.cluster.replication.listing_filter import Filtered, Listed, current, owns
-from storage_node.cluster.replication.replica import HeldWrite
+from storage_node.cluster.replication.replica import HeldWrite, to_wire, write_tombstones
 from storage_node.cluster.replication.replicas import LocalReplicaStream, Replicas, StagedReplicas, close_all, outcome
 from storage_node.cluster.replication.write_plan import PendingWrite, ReplicaSet, Result, by_replica_set
 from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, of_one_of_many, refused
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
-from storage_node.store.drive.preconditions import Condition, condition_of
+from storage_node.store.drive.preconditions import Condition, condition_of, parse_version
 from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.replica_state import clock_s, not_found_message
 from storage_node.store.write import checked_metadata
@@ -296,6 +297,33 @@ class WriteCoordinator:
         A repeated name finds no object the second time.
         """
         results = await self._delete(replica_set, names, condition, raw_metadata)
+        return [of_one_of_many(result) if isinstance(result, LoaderError) else None for result in results]
+
+    async def deny(
+        self, replica_set: ReplicaSet, names: Sequence[str], raw_metadata: bytes
+    ) -> list[LoaderError | None]:
+        """Write tombstones with this metadata, which denies names or allows them, on all owners; and on all other nodes
+        that have anything of these names and answer. Returns None or the error for each, in order."""
+        results = await self._delete(replica_set, names, None, raw_metadata)
+        view, bucket = replica_set.view, replica_set.bucket
+        done = [
+            (name, one.version) for name, one in zip(names, results, strict=True) if not isinstance(one, LoaderError)
+        ]
+        for at in range(0, len(done), _MOST_NAMES):
+            some = done[at : at + _MOST_NAMES]
+            request = contents.BuryManyRequest(
+                bucket=wire.BucketRef(name=bucket.name, uuid=bucket.uuid),
+                name=[name for name, _ in some],
+                version=[to_wire(parse_version(version)) for _, version in some],
+                wall_ms=self._replicas.node.store.clock.wall_ms(),
+                metadata=raw_metadata,
+                only_known=True,
+            )
+            asked = (
+                outcome(self._replicas.ask, replica_set, node, write_tombstones, request)
+                for node in range(len(view.nodes))
+            )
+            await asyncio.gather(*asked)  # a node that does not answer compares what it has when it is back
         return [of_one_of_many(result) if isinstance(result, LoaderError) else None for result in results]
 
     async def _delete(

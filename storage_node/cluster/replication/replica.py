@@ -268,6 +268,8 @@ def write_tombstones(store: Store, request: contents.BuryManyRequest) -> content
         )
     writes = [*map(checked, request.writes)] or [b""] * len(request.name)
     tombstones = list(zip(request.name, map(from_wire, request.version), writes, strict=True))
+    if request.only_known:
+        tombstones = [one for one in tombstones if store.denied.knows(request.bucket.uuid, one[0])]
     for _, version, _ in tombstones:
         store.replicas.require_believable(version, request.wall_ms)
     late = [late_fault(store, request.bucket.uuid, *one, looked_at_s) for one in tombstones]
@@ -374,6 +376,7 @@ def versions(store: Store, request: wire.VersionsRequest, view: ClusterView | No
             is_tombstone=state.is_tombstone,
             size_bytes=state.size_bytes,
             checksum=state.checksum,
+            denial=state.denial,
         )
         for state in shown
     ]

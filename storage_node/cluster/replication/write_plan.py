@@ -25,12 +25,21 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, SourceChanged, SourceUnreadable, WriteTooLate
+from ais_loader.errors import (
+    InvalidRequest,
+    LoaderError,
+    ObjectDenied,
+    ObjectNotFound,
+    SourceChanged,
+    SourceUnreadable,
+    WriteTooLate,
+)
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, info_of
 from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, Unfinished
+from storage_node.store.drive.denials import denied_error
 from storage_node.store.drive.preconditions import (
     UNCERTAINTY_NS,
     Condition,
@@ -40,9 +49,9 @@ from storage_node.store.drive.preconditions import (
     took_part,
     undecided,
 )
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import DENIAL_BIT, CatalogEntry, Version, epoch_of_deletion, is_allowing
 
-_OF_THE_REQUEST = (InvalidRequest, SourceChanged, SourceUnreadable)
+_OF_THE_REQUEST = (InvalidRequest, ObjectDenied, SourceChanged, SourceUnreadable)
 """Errors that depend on the request alone, so that every node would return them."""
 
 
@@ -359,6 +368,9 @@ class PendingWrite(ReplicaSelection):
         """Evaluate the condition on the current object: the entry of this node, and the newest one of any node."""
         assert self.condition is not None
         current = newest.version if newest is not None else NOTHING
+        if newest is not None and newest.is_denied:
+            self.fail(denied_error(self.label, newest))
+            return
         done = done_before(self.condition, local) or done_before(self.condition, newest)
         if done is not None and done.version != current:
             self.settle(done)
@@ -455,8 +467,13 @@ def plan_write(
         return write.without_its_first_owner()
     # Former owners keep replicas until these have been moved. A deletion covers them as well.
     former = [node for node, entry in write.found.items() if entry is not None and node not in write.taking]
+    version = issue(write.seen, clock)
+    if version.epoch & DENIAL_BIT and not write.is_deletion:
+        return denied_error(write.label, None)
+    if is_allowing(write.raw_metadata) and not version.epoch & DENIAL_BIT:
+        return ObjectNotFound(f"{write.label} is not denied")
     return WritePlan(
-        version=issue(write.seen, clock),
+        version=version._replace(epoch=epoch_of_deletion(version.epoch, write.raw_metadata)),
         modified_ns=modified_ns,
         memory=after(write.before, memory_of(write.write_id, write.missing), modified_ns),
         commits=tuple(sorted([*write.taking, *(former if write.is_deletion else [])])),

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from ais_loader.errors import BucketNotFound, LoaderError, ObjectNotFound, SnapshotNotFound
+from ais_loader.errors import BucketNotFound, LoaderError, ObjectDenied, ObjectNotFound, SnapshotNotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
@@ -24,7 +24,7 @@ from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import DENIAL_BIT, CatalogEntry
 from storage_node.store.names import SNAPSHOT_MARK
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.retained_replicas import NewerFirst, Seen, seen, seen_after
@@ -158,9 +158,14 @@ class Convergence:
             except ObjectNotFound:
                 return  # replaced in the meantime: the next round finds it
             except ReplicaLost as lost:
-                if not isinstance(lost.refusal, NewerFirst):
+                if isinstance(lost.refusal, ObjectDenied):  # this node does not know of it yet, and is perhaps no owner
+                    entry = version.record
+                    denied = entry.version._replace(epoch=entry.epoch | DENIAL_BIT)
+                    await self._node.read(self._store.delete, bucket.name, name, denied)
+                elif isinstance(lost.refusal, NewerFirst):
+                    await self._transfers.push(endpoint, bucket, [name])
+                else:
                     raise
-                await self._transfers.push(endpoint, bucket, [name])
 
     async def _messages(
         self, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen

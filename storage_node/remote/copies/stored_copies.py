@@ -12,8 +12,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ais_loader.errors import LoaderError, ObjectDeleted, ObjectNotFound
+from ais_loader.errors import LoaderError, ObjectDeleted, ObjectDenied, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb_objects
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.groups import Groups
 from storage_node.limits.tasks import results_of
@@ -133,6 +134,18 @@ class StoredCopies:
                 except LoaderError as error:
                     found[position] = error
         return found
+
+    async def require_allowed(self, bucket: RemoteBucket, header: pb_objects.PutHeader, size_bytes: int) -> None:
+        """Raise ObjectDenied for an object that may not be put: nothing of it is to reach the remote storage."""
+        checksum = header.checksum if header.HasField("checksum") else -1
+        if (refused := self._store.denied.content_error(bucket.uuid, header.name, checksum, size_bytes)) is not None:
+            raise refused
+        try:
+            await self.find(bucket, header.name)
+        except ObjectDenied:
+            raise
+        except LoaderError:
+            pass  # the put meets the same drive
 
     async def bring(self, bucket: RemoteBucket, name: str) -> CatalogEntry | None:
         """Have an object here, if this node is an owner that lacks what another owner has. Returns its entry, or None.

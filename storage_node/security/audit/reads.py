@@ -87,7 +87,7 @@ class BatchReads:
             fields["entries"] = len(objects)
             denied = failed = 0
             if status is not None:
-                denied = int(np.count_nonzero(status == pb.DENIED))
+                denied = int(np.count_nonzero(np.isin(status, (pb.DENIED, pb.OBJECT_DENIED))))
                 failed = int(np.count_nonzero(status)) - denied
             if outcome == "complete":
                 fields |= {

@@ -495,11 +495,11 @@ class Catalog:
         while any(self._db.property_int_value(name) for name in _COMPACTIONS) and time.monotonic() < until_s:
             threading.Event().wait(0.02)
 
-    def compact(self) -> None:
-        """Rewrite all tables as one sorted sequence. Takes time in proportion to the catalog. Raises what `flush`
-        raises."""
+    def compact(self, first: bytes | None = None, last: bytes | None = None) -> None:
+        """Rewrite all tables as one sorted sequence, or those with keys between these. Takes time in proportion to the
+        catalog. Raises what `flush` raises."""
         self.flush()
-        self._tried(lambda: self._db.compact_range(None, None), "compacting the catalog")
+        self._tried(lambda: self._db.compact_range(first, last), "compacting the catalog")
 
     def give_up(self, why: str) -> None:
         """Close. Current readers and later callers get DriveFailed with this reason."""

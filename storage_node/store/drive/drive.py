@@ -167,6 +167,8 @@ class Drive:
                     clock=self._clock,
                     require_writable=self._use.require_writable,
                 )
+                if left := self._changes.denials.pending():
+                    self._changes.purge(rows=left)
                 self._compaction = SegmentCompaction(self.catalog, self.files, self._changes, self.sparse, self.faults)
             except BaseException:
                 # Not close(): a drive that could not be recovered keeps the mark that shows this.
@@ -383,6 +385,13 @@ class Drive:
         for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, prefix), after):
             yield fmt.name_of_key(key), fmt.decode_entry(value)
 
+    def values(self, bucket_uuid: bytes) -> Iterator[tuple[str, bytes]]:
+        """Iterate over the names of a bucket and their values in the catalog, then over those of retained versions."""
+        for key, value in self.catalog.scan(fmt.object_key(bucket_uuid, "")):
+            yield fmt.name_of_key(key), value
+        for key, value in self.catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid):
+            yield fmt.name_of_retained(key), value
+
     def names(
         self, bucket_uuid: bytes, prefix: str, start_after: str, most_bytes: int
     ) -> tuple[list[bytes], bytes | None]:
@@ -555,7 +564,9 @@ class Drive:
     def reap(self, *, everything: bool = False) -> int:
         """Remove dead files whose grace period is over, or all of them. Returns how many. Raises LoaderError."""
         self._require_writable()
-        return self._garbage.reap(everything=everything)
+        reaped = self._garbage.reap(everything=everything)
+        self._changes.denials.purged()
+        return reaped
 
     def due_in_s(self) -> float | None:
         """Return the time until `reap` has something to remove, at least 0; None if nothing is dead."""

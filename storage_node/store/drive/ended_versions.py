@@ -102,6 +102,8 @@ class Ended(NamedTuple):
     dead: list[CatalogEntry]
     """Entries whose files are garbage."""
     kept: list[Retained]
+    denied: Sequence[tuple[bytes, CatalogEntry]] = ()
+    """Entries that denials have ended, with their keys. Their files are garbage that no reader may see again."""
 
 
 class Retention:
@@ -130,10 +132,19 @@ class Retention:
 
     # -- ending
 
-    def end(self, batch: WriteBatch, ending: Iterable[tuple[bytes, CatalogEntry, int]]) -> Ended:
-        """Add to a commit what becomes of the entries that it ends, given as key, entry and end of each."""
-        outcome = Ended([], [])
+    def end(
+        self, batch: WriteBatch, ending: Iterable[tuple[bytes, CatalogEntry, int]], denied: Sequence[bytes] = ()
+    ) -> Ended:
+        """Add to a commit what becomes of the entries that it ends, given as key, entry and end of each. Of the keys in
+        `denied` nothing is kept, for no snapshot."""
+        gone = [pair for key in denied for pair in self._unretained(batch, key)]
+        outcome = Ended([], [], gone)
         for key, entry, ended in ending:
+            if denied and key in denied:
+                gone.append((key, entry))
+                if entry.has_file:
+                    batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, entry.generation), entry.path)
+                continue
             is_kept = bool(self._cuts) and self._is_kept(key, entry, ended)
             if not entry.has_file:  # of a tombstone, another replica may have missed the deletion
                 if is_kept:
@@ -150,6 +161,16 @@ class Retention:
                 batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), entry.path)
                 outcome.dead.append(entry)
         return outcome
+
+    def _unretained(self, batch: WriteBatch, key: bytes) -> Iterator[tuple[bytes, CatalogEntry]]:
+        """Add to a commit that snapshots lose what they see of a name. Yields the key and the entry of each version."""
+        for retained, value in self._catalog.scan(fmt.retained_prefix(fmt.bucket_of_key(key), fmt.name_of_key(key))):
+            entry = fmt.decode_entry(value)
+            batch.delete(retained)
+            if entry.has_file:
+                batch.delete(fmt.generation_key(fmt.MARK_PREFIX, entry.generation))
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, entry.generation), entry.path)
+            yield retained, entry
 
     def _is_kept(self, key: bytes, entry: CatalogEntry, ended: int) -> bool:
         # Hidden objects are in no listing, and no client reads them from a snapshot.
@@ -300,6 +321,8 @@ class _Dead(NamedTuple):
     generation: int
     path: bytes
     size_bytes: int
+    durably: bool = False
+    """Whether a denial has ended it."""
 
 
 class Garbage:
@@ -335,7 +358,8 @@ class Garbage:
         self._files.clear_staging()
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             left = list(self._catalog.scan(prefix))
-            unlinked = self._files.unlink_many([path for _, path in left])
+            # They may be of denied objects.
+            unlinked = self._files.unlink_many([path for _, path in left], durably=True)
             self._forget([], unlinked.segments)
             for key, path in left:
                 if path not in unlinked.failed:
@@ -354,8 +378,9 @@ class Garbage:
         except StoreFormatError:
             return  # with an unreadable entry nothing is certain; the doctor reports it
 
-    def defer_unlink(self, dead: Sequence[CatalogEntry]) -> None:
-        """Queue the files of replaced objects for removal. The catalog has their garbage keys already."""
+    def defer_unlink(self, dead: Sequence[CatalogEntry], *, at_once: bool = False) -> None:
+        """Queue the files of replaced objects for removal. The catalog has their garbage keys already. `at_once`: they
+        are due now, and nothing of them is left on the drive."""
         if not (dead or self._waiting or self._abandoned):
             return  # the usual case
         due_s = time.monotonic() + self._grace_s
@@ -363,7 +388,10 @@ class Garbage:
         self._files.disown(entry.path for entry in dead)
         with self._lock:
             for entry in dead:
-                self._waiting.append(_Dead(due_s, entry.generation, entry.path, entry.size_bytes))
+                if at_once:
+                    self._waiting.appendleft(_Dead(0.0, entry.generation, entry.path, entry.size_bytes, durably=True))
+                else:
+                    self._waiting.append(_Dead(due_s, entry.generation, entry.path, entry.size_bytes))
                 self._waiting_bytes += entry.size_bytes
         with contextlib.suppress(LoaderError):  # the commit stands; the next start removes the rest
             self.reap()
@@ -383,14 +411,15 @@ class Garbage:
     def reap(self, *, everything: bool = False) -> int:
         """Remove dead files that are due, or all of them. Returns how many. Raises LoaderError."""
         self._unlink_abandoned()
-        reaped = 0
+        reaped, kept = 0, list[_Dead]()
         problem: OSError | None = None
         while due := self._take_due(everything=everything):
             gone: list[bytes] = []
-            unlinked = self._files.unlink_many([dead.path for dead in due])
+            unlinked = self._files.unlink_many([dead.path for dead in due], durably=any(dead.durably for dead in due))
             problem = next(iter(unlinked.failed.values()), problem)
             for dead in due:
                 if dead.path in unlinked.failed:
+                    kept += [dead] if dead.durably else []
                     continue
                 reaped += 1
                 self._removed(dead.path)
@@ -398,6 +427,9 @@ class Garbage:
                 gone.extend(_blocks_keys(dead))
             failpoint("reap.unlinked")
             self._forget(gone, unlinked.segments)
+        with self._lock:
+            self._waiting.extend(dead._replace(due_s=time.monotonic() + self._grace_s) for dead in kept)
+            self._waiting_bytes += sum(dead.size_bytes for dead in kept)
         if problem is not None:
             raise drive_error(problem, self._files.root, "removing a dead file")
         return reaped

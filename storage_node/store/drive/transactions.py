@@ -59,7 +59,7 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +71,7 @@ from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.bucket_usage import BucketUsage, Change, Changes, Grants
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.commit_files import CommitFiles, PendingObject, SequenceNumbers
+from storage_node.store.drive.denials import Denials, denied_error
 from storage_node.store.drive.ended_versions import Ended, Garbage, Retention
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.preconditions import (
@@ -244,6 +245,7 @@ class Transactions:
         self.generations = SequenceNumbers(catalog)
         self.retention = Retention(files, catalog)
         self.deletions = DeletionLog(catalog)
+        self.denials = Denials(files, catalog)
         self.stripes = Stripes()
         self.journal = UploadJournal(catalog, files, cache, self.stripes.of, require_writable, sync=sync)
         self.usage = BucketUsage(catalog, self.stripes.number, self.stripes.all, sync=sync)
@@ -322,6 +324,7 @@ class Transactions:
         The questions, in an order in which each one may rely on the answers to those before it:
 
         - A move is committed only over the very entry whose bytes it has copied.
+        - A denied object stays denied. A copy that is older is none, as of any tombstone.
         - A file of the version that is coded here replaces the coded entry.
         - A copy of a remote object gives way to a write that is not uploaded yet, and to a newer copy that was evicted.
         - A mended copy of the version that is here replaces it, whatever its condition says: that was decided before.
@@ -336,6 +339,10 @@ class Transactions:
             if before != pending.moved or pending.bucket_uuid in self.dead_buckets:
                 return VersionConflict(f"{pending.name!r}: changed while it was to be moved")
             return _Chosen(key, pending, entry._replace(writes=pending.moved.writes))
+        if before is not None and before.is_denied:
+            is_newer = entry.version > before.version and not entry.epoch & fmt.DENIAL_BIT
+            if pending.version is None or not (is_newer or pending.is_copy):
+                return denied_error(repr(pending.name), before)
         if before is not None and before.is_coded and before[:5] == entry[:5]:
             return _Chosen(key, pending, entry._replace(writes=before.writes))
         floor = self.retention.floor(pending.bucket_uuid)
@@ -398,6 +405,19 @@ class Transactions:
         """Process the files of what a commit has ended. No stripe is held."""
         self.retention.mark(ended.kept)
         self._garbage.defer_unlink(ended.dead)
+        if ended.denied:
+            failpoint("deny.committed")
+            self._garbage.defer_unlink([entry for _, entry in ended.denied if entry.has_file], at_once=True)
+            with contextlib.suppress(LoaderError):  # the denials stand; the upkeep, or the next start, goes on
+                self.purge(rows=[key for key, entry in ended.denied if entry.raw_metadata])
+
+    def purge(self, rows: Collection[bytes] = ()) -> None:
+        """Remove the bytes that denials have ended from the drive, and what the catalog's files have of `rows`, and
+        record that. Raises LoaderError."""
+        self._garbage.reap(everything=True)
+        if rows:
+            self._catalog.compact(min(rows), max(rows) + b"\0")
+        self.denials.purged()
 
     def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
         if self.dead_buckets:
@@ -408,8 +428,10 @@ class Transactions:
     def _above(self, before: Version, name: str) -> Version:
         """Issue a version above one that the drive has."""
         self._clock.advance_past(before.counter)
-        # The epochs in versions with a node number are those of a cluster, not of this store: they are kept.
-        version = Version(max(self._epoch, before.epoch if before.node else 0), self._clock.take())
+        # The epochs in versions with a node number are those of a cluster, not of this store: they are kept, as are
+        # those of names that were denied.
+        is_kept = before.node or before.epoch >= fmt.DENIAL_BIT
+        version = Version(max(self._epoch, before.epoch if is_kept else 0), self._clock.take())
         if version <= before:
             raise StoreFormatError(
                 f"{self._root}: {name!r} has version {before}, from a later epoch than the "
@@ -459,6 +481,7 @@ class Transactions:
             # A move changes nothing about an upload that may be under way.
             put = {key: entry for key, pending, entry in chosen if pending.moved is None}
             journaled = self.journal.note(commit, put)
+            denied = self.denials.note(commit, put)
             counted = self.usage.change(commit, changes)
             if files.sync:
                 self._files.sync_names(entry.path for _, _, entry in chosen)
@@ -471,6 +494,7 @@ class Transactions:
             raise
         self.usage.committed(counted, grants)
         self.journal.committed(journaled)
+        self.denials.committed(denied)
         self.deletions.forget(written)
         failpoint("put.committed")
         return ended
@@ -564,7 +588,10 @@ class Transactions:
             if (done := done_before(condition, remembering)) is not None and (done is not before or version is None):
                 return before, before  # an earlier try, replaced since then or not
             require(condition, name, before)
-            if version is None:
+            if version is None and (fmt.is_denying(raw_metadata) or fmt.is_allowing(raw_metadata)):
+                if (version := self._denial_above(before, raw_metadata)) is None:
+                    return before, before
+            elif version is None:
                 if before is not None and fmt.is_pending(before.raw_metadata) and before.is_tombstone:
                     return before, before
                 if (before is None or before.is_tombstone) and not is_pending:
@@ -578,31 +605,36 @@ class Transactions:
             self._clock.advance_past(version.counter)
             modified_ns = modified_ns or time.time_ns()
             memory = self._memory(key, before, writes, modified_ns)
-            tombstone = fmt.tombstone(version, modified_ns, memory, raw_metadata)
-            ended = self._replace({key: tombstone}, {key: stored} if stored is not None else {})
+            tombstone = _tombstone(version, modified_ns, memory, raw_metadata, before)
+            current = {key: stored} if stored is not None else {}
+            ended = self._replace({key: tombstone}, current, durable=tombstone.is_denied)
         self.defer_unlink(ended)
         return before, tombstone
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
         """Remove one entry without a tombstone unless it is newer than `version`. Returns the remaining entry, if any.
 
-        With `tombstone`, objects of any version are kept.
+        With `tombstone`, objects of any version are kept. If `version` is that of a denial, nothing is kept of the
+        bytes.
         """
         key = fmt.object_key(bucket_uuid, name)
         with self.stripes.of([key]):
             self._require_writable()
-            before = self._entries([key]).get(key)
-            if before is None or before.version > version or (tombstone and not before.is_tombstone):
+            before, denied = self._entries([key]).get(key), [key] if version.epoch & fmt.DENIAL_BIT else []
+            if before is not None and (before.version > version or (tombstone and not before.is_tombstone)):
                 return before
-            ended = self._replace({key: None}, {key: before})
+            if before is None and not denied:
+                return None
+            ended = self._replace({key: None}, {} if before is None else {key: before}, denied=denied)
         self.defer_unlink(ended)
         return None
 
     def write_tombstones(
-        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]], raw_metadata: bytes = b""
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version | None, bytes]], raw_metadata: bytes = b""
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
         """Write a tombstone for each name, with its version and write memory, all in one catalog commit. Results are in
-        order, as those of `write_tombstone`."""
+        order, as those of `write_tombstone`. Denials, and their ends, may have no version: the drive issues them. What
+        is not denied cannot be allowed, and stays as it is."""
         now_ns = time.time_ns()
         keys = [fmt.object_key(bucket_uuid, name) for name, _, _ in tombstones]
         results: list[tuple[CatalogEntry | None, CatalogEntry | None]] = []
@@ -612,18 +644,23 @@ class Transactions:
             stored = self._entries(keys)
             newest, placed = dict(stored), dict[bytes, CatalogEntry | None]()
             floor = self.retention.floor(bucket_uuid)
-            for key, (name, version, writes) in zip(keys, tombstones, strict=True):
+            for key, (name, given, writes) in zip(keys, tombstones, strict=True):
+                before = newest.get(key)
+                if (version := given or self._denial_above(before, raw_metadata)) is None:
+                    results.append((before, before))
+                    continue
                 if (late := too_late(Condition(after_cuts=True), name, version, floor)) is not None:
                     raise late
-                before = newest.get(key)
                 if before is not None and (before.version >= version or find(before.writes, writes[1:17]) is not None):
                     results.append((before, before))  # it is newer, or has replaced the result of an earlier try
                     continue
                 self._clock.advance_past(version.counter)
                 writes = self._memory(key, before, writes, now_ns)
-                tombstone = newest[key] = placed[key] = fmt.tombstone(version, now_ns, writes, raw_metadata)
+                tombstone = _tombstone(version, now_ns, writes, raw_metadata, before)
+                newest[key] = placed[key] = tombstone
                 results.append((before, tombstone))
-            ended = self._replace(placed, {key: stored[key] for key in placed if key in stored})
+            durable = any(entry is not None and entry.is_denied for entry in placed.values())
+            ended = self._replace(placed, {key: stored[key] for key in placed if key in stored}, durable=durable)
         self.defer_unlink(ended)
         return results
 
@@ -663,8 +700,10 @@ class Transactions:
         deletions: dict[bytes, CatalogEntry] | None = None,
         *,
         durable: bool = False,
+        denied: Sequence[bytes] = (),
     ) -> Ended:
-        """Set entries without files, or remove them (None). Returns the objects that this ends."""
+        """Set entries without files, or remove them (None). Returns the objects that this ends. Those of names that are
+        denied with this commit, or in `denied`, end for snapshots too."""
         batch = WriteBatch(raw_mode=True)
         exist = [key for key, entry in entries.items() if entry is not None and not entry.is_tombstone]
         self.deletions.replaced(batch, exist)
@@ -679,7 +718,9 @@ class Transactions:
         now = self._clock.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
         # A version that another one ends, ends at that one's number, on every node and at any time.
         ends = {key: entry.counter for key, entry in entries.items() if entry is not None}
-        ended = self.retention.end(batch, ((key, entry, ends.get(key, now)) for key, entry in before.items()))
+        denied = [*denied, *(key for key, entry in entries.items() if entry is not None and entry.is_denied)]
+        ended = self.retention.end(batch, ((key, entry, ends.get(key, now)) for key, entry in before.items()), denied)
+        noted = self.denials.note(batch, entries, ended.denied)
         journaled = self.journal.note(batch, entries)
         counted = self.usage.change(batch, (Change(key, before.get(key), entry) for key, entry in entries.items()))
         if entries:
@@ -691,6 +732,7 @@ class Transactions:
                 raise
             self.usage.committed(counted)
             self.journal.committed(journaled)
+            self.denials.committed(noted)
             self.deletions.committed(deletions or {})
             self.deletions.forget(exist)
         failpoint("delete.committed")
@@ -739,6 +781,14 @@ class Transactions:
         self._clock.advance_past(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
         self.retention.set_cuts(cuts)
 
+    def _denial_above(self, before: CatalogEntry | None, raw_metadata: bytes) -> Version | None:
+        """Issue a version that denies or allows a name; None to allow one that is not denied."""
+        if fmt.is_allowing(raw_metadata) and (before is None or not before.is_denied):
+            return None
+        self._clock.advance_past(before.counter if before is not None else 0)
+        epoch = self._epoch if before is None else max(self._epoch, before.epoch)
+        return Version(fmt.epoch_of_deletion(epoch, raw_metadata), self._clock.take())
+
     def retain(self, batch: WriteBatch, key: bytes, ended: int, pending: PendingObject) -> CatalogEntry:
         """Publish an ended version under `key`, after writing `batch`.
 
@@ -762,3 +812,12 @@ class Transactions:
             self._garbage.defer_unlink(dead)
             trimmed += len(dead)
         return trimmed
+
+
+def _tombstone(
+    version: Version, modified_ns: int, memory: bytes, raw_metadata: bytes, before: CatalogEntry | None
+) -> CatalogEntry:
+    """Create a tombstone. A denied object that is deleted once more stays denied for the reason that it had."""
+    if version.epoch & fmt.DENIAL_BIT and before is not None and before.is_denied:
+        raw_metadata = raw_metadata or before.raw_metadata
+    return fmt.tombstone(version, modified_ns, memory, raw_metadata)

@@ -337,28 +337,43 @@ class RawFiles:
         for problem in self.unlink_many([path]).failed.values():
             raise problem
 
-    def unlink_many(self, paths: Sequence[bytes]) -> Unlinked:
-        """Unlink many paths, one segment at a time."""
+    def unlink_many(self, paths: Sequence[bytes], *, durably: bool = False) -> Unlinked:
+        """Unlink many paths, one segment at a time. With `durably`, nothing of them is left in a segment, and neither a
+        power failure brings them back."""
         failed: dict[bytes, OSError] = {}
         segments: dict[bytes, SegmentUse] = {}
         alone, slots = by_segment(paths)
+        unlinked: list[bytes] = []
         for path in alone:
             try:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path, dir_fd=self.objects_fd)
+                    unlinked.append(path)
             except OSError as error:
                 failed[path] = error
         for file, of_file in slots.items():
             try:
-                if (use := self._segments.free(file, of_file)) is not None:
+                if (use := self._segments.free(file, of_file, durably=durably)) is not None:
                     segments[file] = use
+                    unlinked.append(file)
             except FileNotFoundError:
                 segments[file] = REMOVED
             except OSError as error:
                 failed.update(dict.fromkeys((path for path in paths if file_of(path) == file), error))
+        if durably:
+            try:
+                self.sync_names(unlinked)
+            except OSError as error:
+                failed.update(dict.fromkeys(paths, error))
         for problem in dict.fromkeys(failed.values()):
             self.faults.note(problem, "removing an object's file")
         return Unlinked(failed, segments)
+
+    def is_linked(self, path: bytes) -> bool:
+        """Whether an object's file has other names, such as that from which it was promoted."""
+        with contextlib.suppress(OSError):
+            return os.stat(path, dir_fd=self.objects_fd, follow_symlinks=False).st_nlink > 1
+        return False
 
     def segment_use(self, file: bytes) -> SegmentUse | None:
         """Return the space that a segment takes; None if its index cannot be read. Raises OSError."""

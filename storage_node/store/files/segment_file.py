@@ -47,6 +47,7 @@ from storage_node.store.files.segment_format import (
     HEAD_BYTES,
     ROW_BYTES,
     STATE_BYTES,
+    UNALIGNED_BYTES,
     UNKNOWN,
     Head,
     SegmentUse,
@@ -200,6 +201,17 @@ class SegmentFile:
                 return
         for row in which:
             os.pwrite(self._fd, encode_state(state), at + ROW_BYTES * row)
+
+    def wipe(self, slots: Iterable[int], *, identities: bool) -> None:
+        """Overwrite the objects in these slots with zeros where punching holes leaves them: those that share pages.
+        With `identities` all of them, and their identities in both copies. Raises OSError."""
+        for slot in slots:
+            if (place := self._place(slot)) is None:
+                continue
+            if identities or place.size < UNALIGNED_BYTES:
+                os.pwrite(self._fd, bytes(place.size), place.offset)
+            for copy_at in self._copies_at if identities else ():
+                os.pwrite(self._fd, bytes(place.identity_bytes), copy_at + place.identity_at)
 
     # -- both copies
 

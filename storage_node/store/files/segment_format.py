@@ -21,7 +21,7 @@ SEGMENT_FORMAT = 2
 MAX_OBJECT_BYTES = 128 << 10
 """Larger objects have files of their own: the cost of a file is small beside their bytes."""
 PAGE_BYTES = 4096
-_UNALIGNED_BYTES = 2048
+UNALIGNED_BYTES = 2048
 """Objects smaller than this share pages. Others are aligned to a page, so that their bytes can be freed."""
 
 LIVE = 0
@@ -161,7 +161,7 @@ def lay_out(sizes: Sequence[int], identity_bytes: Sequence[int]) -> tuple[Head, 
     offsets: list[int] = []
     at = index_bytes
     for size in sizes:
-        at = round_up(at, PAGE_BYTES if size >= _UNALIGNED_BYTES else 8)
+        at = round_up(at, PAGE_BYTES if size >= UNALIGNED_BYTES else 8)
         offsets.append(at)
         at += size
     # The copy starts on a page of its own, so that losing the beginning of a small segment does not affect its end.
@@ -175,7 +175,7 @@ def fresh_bytes(rows: bytes, slots: int) -> npt.NDArray[np.int64]:
     """
     table = np.frombuffer(rows[: ROW_BYTES * slots], ROW)
     sizes = table["size"].astype(np.int64)
-    steps = np.where(sizes >= _UNALIGNED_BYTES, PAGE_BYTES, 8)
+    steps = np.where(sizes >= UNALIGNED_BYTES, PAGE_BYTES, 8)
     return -(-sizes // steps) * steps + 2 * (ROW_BYTES + table["identity_bytes"].astype(np.int64))
 
 

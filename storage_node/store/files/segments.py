@@ -101,15 +101,17 @@ class Segments:
                 return False
         return bool(self._set_state(file_of(path), [slot], LIVE, unless=(FREED,)))
 
-    def free(self, file: bytes, slots: Sequence[int]) -> SegmentUse | None:
+    def free(self, file: bytes, slots: Sequence[int], *, durably: bool = False) -> SegmentUse | None:
         """Free the bytes of dead objects, and remove the segment with the last of them. Returns the space that it takes
-        then; None if its index cannot be read. Raises OSError."""
+        then; None if its index cannot be read. `durably`: see `RawFiles.unlink_many`. Raises OSError."""
         with self._opened(file, os.O_RDWR) as (fd, segment):
             if segment is None:
                 return None  # the doctor reports it when no entry names it
-            return self._free(file, fd, segment, [slot for slot in slots if slot < segment.slots])
+            return self._free(file, fd, segment, [slot for slot in slots if slot < segment.slots], durably=durably)
 
-    def _free(self, file: bytes, fd: int, segment: SegmentFile, slots: Sequence[int]) -> SegmentUse | None:
+    def _free(
+        self, file: bytes, fd: int, segment: SegmentFile, slots: Sequence[int], *, durably: bool = False
+    ) -> SegmentUse | None:
         with self._states:
             try:
                 segment.set_states(slots, FREED)
@@ -129,7 +131,11 @@ class Segments:
             self._unlink(file)
             return REMOVED
         # If a state could not be written, because the file is truncated, its bytes are not freed.
-        _punch_around(fd, segment, freed, [slot for slot in slots if freed[slot]])
+        gone = [slot for slot in slots if freed[slot]]
+        segment.wipe(gone, identities=durably)  # first: it would fill the holes
+        _punch_around(fd, segment, freed, gone)
+        if durably:
+            os.fsync(fd)
         return segment.use(freed)
 
     def use(self, file: bytes) -> SegmentUse | None:

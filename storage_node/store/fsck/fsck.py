@@ -346,7 +346,7 @@ class _Remedies:
 
     def _later_epoch(self, suspect: Suspect) -> str | None:
         assert suspect.record is not None
-        epoch = suspect.record.epoch
+        epoch = fmt.store_epoch(suspect.record.epoch)
         if epoch > self.store.record.current.epoch:
             self.store.record.change(lambda record: record.with_epoch(epoch))
         return f"the record was raised to epoch {epoch}"

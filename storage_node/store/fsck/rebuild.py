@@ -203,7 +203,7 @@ class _Rebuild:
                     self._find(
                         "unknown-bucket", root, message, repaired=f"kept, as bucket {recovered_name(bucket_uuid)!r}"
                     )
-        epoch = max([record.epoch, *(on_drive.newest.epoch for on_drive in seen.values())])
+        epoch = max([record.epoch, *(fmt.store_epoch(on_drive.newest.epoch) for on_drive in seen.values())])
         if epoch > record.epoch or newest is None:
             record = record.with_epoch(epoch)
         return record.next_epoch() if rebuilt or newest is None else record
@@ -435,6 +435,8 @@ def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Vers
                 if not entry.has_file:
                     batch.put(key, value)
                     carried.append(entry.version)
+        for key, value in old.scan(fmt.DENIAL_PREFIX):
+            batch.put(key, value)
     if carried:
         catalog.write(batch, sync=False)
     return carried

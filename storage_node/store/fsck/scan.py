@@ -165,7 +165,7 @@ class Scan:
             if bucket_uuid not in self._names:
                 self.survey.unknown_buckets[bucket_uuid] += 1
             # In a cluster, versions contain the number of a node, and the epoch of the cluster map.
-            if entry.epoch > self._record.epoch and not entry.node:
+            if fmt.store_epoch(entry.epoch) > self._record.epoch and not entry.node:
                 message = f"version {entry.version} is of a later epoch than the store's record, {self._record.epoch}"
                 return self._suspect("later-epoch", message, key=key, record=entry)
             if self._placement is not None and len(self._record.drives) > 1:

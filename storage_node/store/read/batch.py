@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import ArchiveUnsupported, LoaderError, MemberNotFound, NotFound, RangeError
+from ais_loader.errors import ArchiveUnsupported, LoaderError, MemberNotFound, NotFound, ObjectDenied, RangeError
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame, without_end
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
@@ -175,6 +175,7 @@ class StoreBatch:
             status = status_of(error)
         else:
             status = pb.NOT_FOUND if isinstance(error, NotFound) else pb.UNAVAILABLE
+            status = pb.OBJECT_DENIED if isinstance(error, ObjectDenied) else status
         self._lookup.complete()
         self._table.fail(position, status, str(error), error.kind)
 

@@ -15,7 +15,15 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from ais_loader.errors import AccessDenied, BucketNotFound, LoaderError, NodeUnavailable, ObjectDeleted, StaleMap
+from ais_loader.errors import (
+    AccessDenied,
+    BucketNotFound,
+    LoaderError,
+    NodeUnavailable,
+    ObjectDeleted,
+    ObjectDenied,
+    StaleMap,
+)
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import has_version
@@ -249,8 +257,8 @@ class BatchLookup:
     ) -> _Unfound:
         """Enter what was found on one drive. Returns what was missing."""
         table = self.table
-        if self._store.replicas.stale.any and not of_snapshot:
-            mine, found = self._trusted(bucket_uuid, mine, found)
+        if self._store.replicas.stale.any and bucket_uuid:
+            mine, found = self._trusted(bucket_uuid, mine, found, of_snapshot=of_snapshot)
             if not mine:
                 return {}
         table.drives[slot] = drive
@@ -278,23 +286,30 @@ class BatchLookup:
         return missed
 
     def _trusted(
-        self, bucket_uuid: bytes, positions: list[int], found: list[CatalogEntry | None]
+        self, bucket_uuid: bytes, positions: list[int], found: list[CatalogEntry | None], *, of_snapshot: bool
     ) -> tuple[list[int], list[CatalogEntry | None]]:
         """Return those that are not stale; the others fail."""
         table = self.table
         left: list[int] = []
         records: list[CatalogEntry | None] = []
         for position, entry in zip(positions, found, strict=True):
-            if self._is_stale(bucket_uuid, position, entry):
+            if self._is_stale(bucket_uuid, position, entry, of_snapshot=of_snapshot):
                 table.fail(position, pb.UNAVAILABLE, stale_message(table.names[position]), ReplicaStale.kind)
             else:
                 left.append(position)
                 records.append(entry)
         return left, records
 
-    def _is_stale(self, bucket_uuid: bytes, position: int, entry: CatalogEntry | None) -> bool:
+    def _is_stale(
+        self, bucket_uuid: bytes, position: int, entry: CatalogEntry | None, *, of_snapshot: bool = False
+    ) -> bool:
+        replicas, name = self._store.replicas, self.table.names[position]
         try:
-            return self._store.replicas.is_stale(bucket_uuid, self.table.names[position], entry)
+            return (
+                replicas.may_be_denied(bucket_uuid, name)
+                if of_snapshot
+                else replicas.is_stale(bucket_uuid, name, entry)
+            )
         except LoaderError:
             return True
 
@@ -437,8 +452,10 @@ class BatchLookup:
         except LoaderError as error:
             table.fail(position, pb.UNAVAILABLE, str(error), error.kind)
             return False
-        current = bucket if bucket is not None and bucket.cut is None and self._store.replicas.stale.any else None
-        if current is not None and self._is_stale(current.uuid_bytes, position, entry):
+        current = bucket if bucket is not None and self._store.replicas.stale.any else None
+        if current is not None and self._is_stale(
+            current.uuid_bytes, position, entry, of_snapshot=current.cut is not None
+        ):
             table.fail(position, pb.UNAVAILABLE, stale_message(name), ReplicaStale.kind)
             return False
         if entry is None:
@@ -516,7 +533,10 @@ class BatchLookup:
             table.fail(position, pb.NOT_FOUND, not_found_message(bucket, name))
             return
         error = self._store.replicas.missing(bucket, bucket_uuid, name)
-        table.fail(position, pb.NOT_FOUND, str(error), error.kind if isinstance(error, ObjectDeleted) else "")
+        if isinstance(error, ObjectDenied):
+            table.fail(position, pb.OBJECT_DENIED, str(error), error.kind)
+        else:
+            table.fail(position, pb.NOT_FOUND, str(error), error.kind if isinstance(error, ObjectDeleted) else "")
 
 
 def _fail_missing_file(table: BatchTable, position: int, drive: Drive) -> None:

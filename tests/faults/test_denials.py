@@ -1,0 +1,204 @@
+"""Takedowns under faults: bytes of denied objects are on no drive, nodes that return do not serve them, and a process
+that dies in the middle leaves nothing of them behind after its next start.
+
+Each object has bytes of its own, which are searched for in every file of the drives.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Client, ClusterOptions, EmbeddedOptions, Entry, Status, connect, errors
+from ais_loader.objects.bucket import Bucket
+from ais_loader.testing import eventually, throwaway_folder
+from tests.cluster_processes import ClusterProcesses
+
+SIZES = {"tiny": 300, "page": 5000, "large": 300_000}
+"""Objects that share pages, that have pages in a segment, and that have files."""
+
+
+def mark(name: str, version: int = 1) -> bytes:
+    return f"<{name}:{version}>".encode()
+
+
+def data_of(name: str, version: int = 1) -> bytes:
+    size = SIZES[name.split("-")[0]]
+    return (mark(name, version) * size)[:size]
+
+
+def metadata_of(name: str) -> dict[str, str]:
+    return {"speaker": f"speaker-of-{name}"}
+
+
+NAMES = [f"{kind}-{number:02}" for kind in SIZES for number in range(8)]
+
+
+def fill(bucket: Bucket) -> None:
+    """Put each object twice, with a snapshot in between, and some of them together."""
+    bucket.put_many([(name, data_of(name), metadata_of(name)) for name in NAMES])
+    bucket.snapshot("kept")
+    bucket.put_many([(name, data_of(name, 2), metadata_of(name)) for name in NAMES if name.endswith(("1", "3"))])
+
+
+def left_on(folders: Iterable[Path], name: str) -> list[Path]:
+    """The files that have bytes or metadata of an object."""
+    wanted = mark(name), mark(name, 2), metadata_of(name)["speaker"].encode()
+    files = [Path(root) / file for folder in folders for root, _, found in os.walk(folder) for file in found]
+    return [file for file in files if file.is_file() and any(one in file.read_bytes() for one in wanted)]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with throwaway_folder() as found:
+        yield found
+
+
+def test_nothing_of_denied_objects_is_on_the_drives(folder: Path) -> None:
+    drives = [folder / f"drive-{number}" for number in range(2)]
+    with connect("file://" + ",".join(map(str, drives))) as client:
+        bucket = client.create_bucket("b")
+        fill(bucket)
+        denied = [name for name in NAMES if name.endswith(("0", "1"))]
+        assert all(left_on(drives, name) for name in NAMES)
+        found = bucket.deny(denied, reason="order")
+        assert found.is_purged
+        for name in NAMES:
+            assert bool(left_on(drives, name)) == (name not in denied), name
+        copies = {one.name: [copy.kind for copy in one.copies] for one in found.names}
+        assert copies["large-00"] == ["file"]
+        assert copies["large-01"] == ["file of a snapshot", "file"]
+        assert copies["tiny-01"][0] == "segment of a snapshot"
+        others = [name for name in NAMES if name not in denied]
+        for of in ("b", "b@kept"):
+            versions = [2 if of == "b" and name.endswith("3") else 1 for name in others]
+            items = list(client.bucket(of).get_batch(others))
+            assert [bytes(item.data) for item in items] == list(map(data_of, others, versions))
+    with connect("file://" + ",".join(map(str, drives)), mode="r") as reader:
+        items = list(reader.bucket("b@kept").get_batch(denied, on_error="placeholder"))
+        assert {item.status for item in items} == {Status.OBJECT_DENIED}
+        assert {one.name for one in reader.bucket("b").denied().names} == set(denied)
+
+
+POINTS = ("delete.committed", "deny.committed", "reap.unlinked", "deny.purged", "record.one_drive")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["process", "power"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_in_a_takedown_leaves_all_or_none_of_it(folder: Path, point: str, durability: str) -> None:
+    url = f"file://{folder / 'store'}"
+    with connect(url, options=EmbeddedOptions(durability=durability)) as client:
+        bucket = client.create_bucket("b")
+        fill(bucket)
+        digest = bucket.head("page-05").digest
+    program = f"""
+from ais_loader import EmbeddedOptions, connect
+from storage_node.store import failpoints
+with connect({url!r}, options=EmbeddedOptions(durability={durability!r})) as client:
+    failpoints.arm({point!r})
+    client.bucket("b").deny(["tiny-00", "tiny-01", "page-00", "large-00", "large-01"], digests=[{digest!r}], reason="r")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, check=False)
+    assert done.returncode == -9, (point, done.stderr.decode())
+    with connect(url) as client:
+        bucket = client.bucket("b")
+        denied = {one.name for one in bucket.denied().names}
+        assert bucket.denied().is_purged
+        for name in NAMES:
+            assert bool(left_on([folder], name)) == (name not in denied), (point, name)
+            if name not in denied:
+                assert bucket.get(name) == data_of(name, 2 if name.endswith(("1", "3")) else 1)
+        # The call is repeated, as a caller does who has had no answer.
+        found = bucket.deny(["tiny-00", "tiny-01", "page-00", "large-00", "large-01"], digests=[digest], reason="r")
+        assert {one.name for one in found.names} == {"tiny-00", "tiny-01", "page-00", "page-05", "large-00", "large-01"}
+        for one in found.names:
+            assert not left_on([folder], one.name)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterProcesses]:
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, drives_per_node=2, buckets={"b": 2, "c": 2}) as made:
+        yield made
+
+
+def drives_of(cluster: ClusterProcesses, number: int) -> list[Path]:
+    return [Path(drive) for drive in cluster.nodes[number].drives]
+
+
+def all_drives(cluster: ClusterProcesses) -> list[Path]:
+    return [drive for number in range(len(cluster.nodes)) for drive in drives_of(cluster, number)]
+
+
+def client_of(cluster: ClusterProcesses) -> Client:
+    return connect(cluster.url, options=ClusterOptions(retry_s=30.0))
+
+
+@pytest.mark.slow
+def test_a_node_that_returns_serves_nothing_of_what_was_denied(cluster: ClusterProcesses) -> None:
+    with client_of(cluster) as client:
+        bucket = client.bucket("b")
+        fill(bucket)
+        digest = bucket.head("page-05").digest
+        denied = ["tiny-00", "tiny-01", "page-00", "page-01", "large-00", "large-01", "page-05"]
+        cluster.kill([2])
+        found = bucket.deny(denied[:-1], digests=[digest], reason="order")
+        assert list(found.silent) == [cluster.nodes[2].url.partition("://")[2]]
+        assert not found.is_purged
+        alive = drives_of(cluster, 0) + drives_of(cluster, 1)
+        for name in denied:
+            assert not left_on(alive, name), name
+        assert any(left_on(drives_of(cluster, 2), name) for name in denied)
+        cluster.start([2])
+        entries = [Entry(of, name) for of in ("b", "b@kept") for name in denied]
+        with connect(cluster.nodes[2].url, options=ClusterOptions(retry_s=0.0)) as alone:
+            statuses = {Status.UNAVAILABLE}
+
+            def is_settled() -> bool:
+                items = list(alone.get_batch(entries, on_error="placeholder"))
+                statuses.update(item.status for item in items)
+                assert not any(item.ok for item in items)
+                return all(item.status == Status.OBJECT_DENIED for item in items)
+
+            eventually(is_settled, timeout_s=60.0)
+        assert Status.OK not in statuses
+        eventually(lambda: not any(left_on(all_drives(cluster), name) for name in denied), timeout_s=60.0)
+        eventually(lambda: bucket.denied().is_purged, timeout_s=60.0)
+        others = [name for name in NAMES if name not in denied]
+        for of in ("b", "b@kept"):
+            versions = [2 if of == "b" and name.endswith(("1", "3")) else 1 for name in others]
+            items = list(client.bucket(of).get_batch(others))
+            assert [bytes(item.data) for item in items] == list(map(data_of, others, versions))
+        with pytest.raises(errors.ObjectDenied):
+            bucket.put("page-05", b"new")
+        with pytest.raises(errors.ObjectDenied):
+            bucket.put("another", data_of("page-05"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["delete.committed", "deny.committed", "deny.purged"])
+def test_a_node_that_dies_in_a_takedown_keeps_nothing(cluster: ClusterProcesses, point: str) -> None:
+    names = [f"{kind}-{point}" for kind in SIZES]
+    with client_of(cluster) as client:
+        bucket = client.bucket("c")
+        bucket.put_many([(name, data_of(name), metadata_of(name)) for name in names])
+        node = cluster.nodes[1]
+        node.kill()
+        node._environment["AIS_LOADER_FAILPOINT"] = point
+        try:
+            cluster.start([1])
+            eventually(lambda: not client.bucket("c").denied().silent, timeout_s=60.0)
+            bucket.deny(names, reason="order")
+        finally:
+            del node._environment["AIS_LOADER_FAILPOINT"]
+        eventually(lambda: not node.alive, timeout_s=30.0)
+        cluster.start([1])
+        items = list(bucket.get_batch(names, on_error="placeholder"))
+        assert {item.status for item in items} == {Status.OBJECT_DENIED}
+        eventually(lambda: not any(left_on(all_drives(cluster), name) for name in names), timeout_s=60.0)
+        eventually(lambda: bucket.denied().is_purged, timeout_s=60.0)
