@@ -7,6 +7,7 @@ An object put between them is deleted with its bucket. Belongs to the node's eve
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import grpc
 
@@ -128,7 +129,7 @@ class ClusterBuckets:
                 raise _not_found(name)
             return remove(map_)
 
-        async with AsyncChannels(self._caller) as channels:  # connecting costs a node as much as answering
+        async with aclosing(AsyncChannels(self._caller)) as channels:  # connecting costs a node as much as answering
             listing = _Listing(view, name, channels)
             if not force:
                 await listing.require_empty()
