@@ -9,7 +9,7 @@ import asyncio
 import queue
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -68,7 +68,7 @@ def change_map(
 async def change_map_async(view: ClusterView, edit: Edit, *, timeout_s: float = 20.0, caller: Caller) -> pb.ClusterMap:
     """Change the map as `change_map` does, on an event loop and from a map that is known to be committed. If cancelled,
     the change may have been made."""
-    async with AsyncChannels(caller) as channels:
+    async with aclosing(AsyncChannels(caller)) as channels:
         return await channels.change_map(view, edit, timeout_s=timeout_s)
 
 
@@ -120,7 +120,7 @@ class NodeConnections(Closing):
 
 
 class AsyncChannels:
-    """Connections to nodes by endpoint, on one event loop."""
+    """Connections to nodes by endpoint, on one event loop. Use it with `contextlib.aclosing`."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -162,7 +162,7 @@ class AsyncChannels:
         return answers
 
     def to(self, endpoint: str) -> Any:
-        """Return a channel that connects on first use and stays open until `close`."""
+        """Return a channel that connects on first use and stays open until `aclose`."""
         if endpoint not in self._channels:
             self._channels[endpoint] = self._caller.aio_channel(endpoint, _OPTIONS)
         return self._channels[endpoint]
@@ -174,18 +174,10 @@ class AsyncChannels:
         except grpc.RpcError as error:
             return _failure(error)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()
-
-    async def __aenter__(self) -> AsyncChannels:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def _method(channel: Any, request: Request) -> Any:

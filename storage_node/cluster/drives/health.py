@@ -87,7 +87,10 @@ def why_groups_need(
     for node in view.nodes if any(bucket.coded_of for bucket in view.buckets.values()) else ():
         coding = found.get(node.peer_endpoint)
         if coding is None or not coding.HasField("looked_s_ago") or coding.looked_s_ago >= away_s:
-            return f"{node.peer_endpoint} has not looked at its groups of coded objects since"
+            return (
+                f"{node.peer_endpoint} has not looked at its groups of coded objects since; it does so every "
+                "repair_interval_s"
+            )
         if coding.unsafe_groups:
             return (
                 f"{coding.unsafe_groups} groups of {node.peer_endpoint} have fewer fragments on other drives than it "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 
 import grpc
 
@@ -140,7 +141,7 @@ class ClusterBuckets:
                 raise _not_found(name)
             return remove(map_)
 
-        async with AsyncChannels(self._caller) as channels:  # connecting costs a node as much as answering
+        async with aclosing(AsyncChannels(self._caller)) as channels:  # connecting costs a node as much as answering
             listing = _Listing(view, name, channels)
             if not force:
                 await listing.require_empty()

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
@@ -70,7 +71,7 @@ class MapSync:
         """Run until cancelled."""
         attempts = 0
         in_vain = 0
-        async with AsyncChannels(self._caller) as channels:
+        async with aclosing(AsyncChannels(self._caller)) as channels:
             while True:
                 peers = [] if attempts and self._is_in_touch() else self._peers()
                 random.shuffle(peers)

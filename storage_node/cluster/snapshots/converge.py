@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from ais_loader.errors import BucketNotFound, LoaderError, ObjectDenied, ObjectNotFound, SnapshotNotFound
 from ais_loader.wire.cluster_map import ClusterView
@@ -60,7 +60,7 @@ class Convergence:
         states = [_state(entry) for _, entry in rows]
         owners = (await read(owners_of, view, bucket, names)) if names else []
         answers, _ = await self.ask_owners(view, bucket, cut, names, owners)
-        unsettled = await self.compare(names, states, owners, local, answers)
+        unsettled = await self._node.read(compare_seen, names, states, owners, local, answers)
         counted = count_first(states, owners, local)
         problem = await self.mend(view, bucket, cut, unsettled)
         return pb.SettleResponse(
@@ -98,17 +98,6 @@ class Convergence:
         )
         answers = {node: answer for node, (answer, _) in zip(requests, found, strict=True)}
         return answers, {node for node, (_, version) in zip(requests, found, strict=True) if version == view.version}
-
-    async def compare(
-        self,
-        names: Sequence[str],
-        states: Sequence[State],
-        owners: Sequence[Sequence[int]],
-        local: int,
-        answers: Mapping[int, Answer],
-    ) -> Unsettled:
-        """Compare what owners see with `compare_seen`, on a reader thread."""
-        return await self._node.read(compare_seen, names, states, owners, local, answers)
 
     async def _ask(
         self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str]

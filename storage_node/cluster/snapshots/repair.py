@@ -19,7 +19,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.repair.plan import State, owners_of
 from storage_node.cluster.snapshots.converge import Convergence
-from storage_node.cluster.snapshots.plan import sees_as_much
+from storage_node.cluster.snapshots.plan import compare_seen, sees_as_much
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.retained_replicas import RetainedHere, release, retained_after
@@ -63,7 +63,7 @@ class RetainedRepair:
             states = [State(held[row].record.version, held[row].record.is_tombstone) for row in rows]
             compared, positions = [names[row] for row in rows], [owners[row] for row in rows]
             answers, by_this_map = await self._convergence.ask_owners(view, bucket, cut, compared, positions)
-            unsettled = await self._convergence.compare(compared, states, positions, local, answers)
+            unsettled = await self._node.read(compare_seen, compared, states, positions, local, answers)
             problem = await self._convergence.mend(view, bucket, cut, unsettled)
             if problem:
                 log.info("what snapshots see of bucket %r is not copied for now: %s", bucket.name, problem)
