@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, nullcontext
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -161,8 +160,7 @@ class LocalBatch:
         """Run the batch as one that is gathered: from this node, and the holders of fragments."""
         resources, uuid = self._resources, self._resources.node.membership.node_uuid
         arguments = uuid, self._request, resources.peers.is_failing, resources.loads
-        routing = await resources.node.read(partial(ReplicaRouting, view, *arguments, only_local=True))
-        return await AssembledBatch(self._call, routing).run()
+        return await AssembledBatch(self._call, ReplicaRouting(view, *arguments, only_local=True)).run()
 
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         resources = self._resources

@@ -70,7 +70,8 @@ def assemblers(request: pb.BatchRequest, members: Members, assembly: str, coloca
     """Return the nodes that may assemble a batch, best first; empty if its client does."""
     count, nodes = len(request.name), members.anybody()
     enough = len(nodes) <= DIRECT_TO_NODES or count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
-    if assembly == "auto" and count > 1 and members.view.has_coded(request.bucket):
+    view = members.view
+    if assembly == "auto" and count > 1 and view.has_coded(request.bucket) and not view.has_remote(request.bucket):
         assembly = "target"  # one node asks each holder of fragments once, where each owner would
     if not count or assembly == "direct" or (assembly == "auto" and enough):
         return []
