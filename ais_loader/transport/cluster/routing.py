@@ -72,7 +72,9 @@ def assemblers(request: pb.BatchRequest, members: Members, assembly: str, coloca
     enough = len(nodes) <= DIRECT_TO_NODES or count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
     view = members.view
     if assembly == "auto" and count > 1 and view.has_coded(request.bucket) and not view.has_remote(request.bucket):
-        assembly = "target"  # one node asks each holder of fragments once, where each owner would
+        # One node asks each holder of fragments once, where each owner would. Batches take turns, as it is much work.
+        first = object_hash(b"", request.name[0]) % len(nodes)
+        assembly, nodes = "target", nodes[first:] + nodes[:first]
     if not count or assembly == "direct" or (assembly == "auto" and enough):
         return []
     if assembly == "target" and colocation == "none":
