@@ -212,12 +212,7 @@ class ClusterView:
 
     def has_coded(self, names: Iterable[str]) -> bool:
         """Return whether objects of one of these buckets or snapshots may be coded."""
-        buckets = map(self.to_read, names)
-        return any(known is not None and companion_name(known.uuid) in self.buckets for known in buckets)
-
-    def has_remote(self, names: Iterable[str]) -> bool:
-        """Return whether one of these buckets is a remote one."""
-        return any(known is not None and known.HasField("remote") for known in map(self.to_read, names))
+        return any((known := self.to_read(name)) and companion_name(known.uuid) in self.buckets for name in names)
 
     def bucket_with_uuid(self, bucket_uuid: bytes) -> pb.MapBucket | None:
         return self._by_uuid.get(bucket_uuid)
