@@ -50,7 +50,8 @@ class BatchOptions:
     assembly: Literal["auto", "target", "direct"] = "auto"
     """Where the parts that a cluster's nodes send are put together: "direct" in this process, with a session to each
     node; "target" on one of the nodes, with a single session. "auto" uses "direct" in clusters of up to 64 nodes, and
-    in larger ones if the batch has enough entries for each node. A single store needs neither.
+    in larger ones if the batch has enough entries for each node, but "target" for several entries of an erasure coded
+    bucket. A single store needs neither.
     """
     colocation: Literal["none", "owner", "shard"] = "none"
     """Which node is the "target": with "none" each client chooses one, so that clients spread over the nodes; "owner"

@@ -214,8 +214,7 @@ class ClusterView:
 
     def has_coded(self, names: Iterable[str]) -> bool:
         """Return whether objects of one of these buckets or snapshots may be coded."""
-        buckets = map(self.to_read, names)
-        return any(known is not None and companion_name(known.uuid) in self.buckets for known in buckets)
+        return any((known := self.to_read(name)) and companion_name(known.uuid) in self.buckets for name in names)
 
     def bucket_with_uuid(self, bucket_uuid: bytes) -> pb.MapBucket | None:
         return self._by_uuid.get(bucket_uuid)

@@ -39,21 +39,20 @@ because each batch takes two hops and about 36 requests between nodes instead of
 most 1.3 times as long as with all nodes, because a known failure is not waited for, and a sixth of the entries costs
 four reads instead of one.
 
-Predicted before this run, the first one in which nodes answer ranges of fragments on their event loops: 5 to 7 times as
-long as copies, where it was 9.4.
+Predicted before this run, the first one in which owners answer with places and one node reads the fragments, with 10
+requests between nodes instead of 36: at most 4 times as long as copies, where it was 6.5. A frozen node costs at most
+1.3 times as much as all nodes, and two killed ones at most twice as much.
 """
 
 FINDINGS = """\
-The second prediction was wrong. By turns with the version before, in one run with a cluster of each (1,500 objects,
-30 rounds of 15 batches, load average 31 to 35 from other work), all nodes together needed 54.7 ms of processor time
-for a coded batch before and 32.7 ms after, 1.67 times less, and a batch took 45.2 ms before and 32.2 ms after, 1.40
-times less. Two shorter runs gave 1.82 and 1.46 times less processor time.
+By turns with the version before, in one run with a cluster of each (1,500 objects, 12 rounds of 15 batches, load
+average 30 to 75 from other work, so that times are long): all nodes together needed 46.7 ms of processor time for a
+coded batch before and 20.7 ms after, 2.26 times less, and a batch took 72.0 ms before and 23.9 ms after, 3.0 times
+less. With one node frozen it was 1.9 and 1.8 times less, with one killed 2.0 and 2.0, with two killed 1.6 and 1.3.
 
-What is left is spread. Of a node's time with the interpreter's lock (py-spy, 1,142 samples), a third gathers
-fragments (places them, and keeps a sender, a stream and a task for each holder), a sixth serves the owner's part of
-the batch, an eighth plans ranges and puts them together, and a tenth answers other owners. Reading from four owners
-that have all entries, instead of six, would save another sixth of the processor time (26.8 instead of 32.0 ms in one
-run with a changed client).
+What is left is mostly on the one node that gathers: about half of the processor time of all nodes. It places entries
+twice, by owner and by fragment, and keeps a sender, a stream and a task for each of the ten requests. Five of these
+ask for places; three owners of six have all entries.
 """
 
 

@@ -27,7 +27,7 @@ from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
 from storage_node.context.node import Node
 from storage_node.limits.tasks import results_of, retrieve
 from storage_node.store.checksum import crc32c
-from storage_node.store.format import CatalogEntry, encode_place
+from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch import StoreBatch
 
 _NOTHING = memoryview(b"")
@@ -55,20 +55,11 @@ async def enter_places(objects: CodedObjects, node: Node, request: pb.BatchReque
     positions = [position for position in batch.coded if position not in members]
     if positions[:1] == [0]:
         request.resume_offset = 0  # of its bytes
+    memory = FileIO(os.memfd_create("ais-loader-places", os.MFD_CLOEXEC), "w+")
     if len(positions) <= _FEW:
-        _enter(batch, positions)
+        batch.enter_places(memory, positions)
     else:
-        await node.read(_enter, batch, positions)
-
-
-def _enter(batch: StoreBatch, positions: Sequence[int]) -> None:
-    memory, at = FileIO(os.memfd_create("ais-loader-places", os.MFD_CLOEXEC), "w+"), 0
-    batch.keep(memory)
-    places = [b"" if (entry := batch.record(position)) is None else encode_place(entry) for position in positions]
-    memory.write(b"".join(places))
-    for position, place in zip(positions, places, strict=True):
-        batch.place_coded(position, memory.fileno(), at, place)
-        at += len(place)
+        await node.read(batch.enter_places, memory, positions)
 
 
 class _Wanted(NamedTuple):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, nullcontext
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StaleMap
-from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.coded_entries import enter_places
-from storage_node.batch.gather.assembled_batch import AssembledBatch
-from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.readahead import BatchAhead
 from storage_node.batch.resources import BatchCall, Message, look_up
 from storage_node.limits.fair_scheduler import FrameSlot
@@ -47,8 +43,12 @@ _FEW_FILES = 8
 class LocalBatch:
     """One batch from look-up to END."""
 
-    def __init__(self, call: BatchCall, *, sends_files: bool = False) -> None:
-        """`sends_files`: whether `send` accepts FileFrames."""
+    def __init__(
+        self, call: BatchCall, gathered: Callable[[BatchCall], Awaitable[pb.End | None]], *, sends_files: bool = False
+    ) -> None:
+        """`gathered` runs the batch in the place of this if it has coded entries. `sends_files`: whether `send` accepts
+        FileFrames."""
+        self._gathered = gathered
         self._call, self._resources, self._request = call, call.resources, call.request
         self._sends_files = sends_files and call.request.receiver_checks
         self._cold: ColdEntries[asyncio.Future[Part]] | None = None
@@ -83,8 +83,8 @@ class LocalBatch:
                 self._cold = ColdEntries(batch, cold, tier, asyncio.ensure_future)
             if batch.coded and self._request.coded_places:
                 await self._enter_places(batch)
-            elif batch.coded and view is not None:
-                return await self._gathered(view)
+            elif batch.coded:
+                return await self._gathered(self._call)
             end = await run(batch, ahead)
             self._call.tally.ended(batch, end)
             return end
@@ -156,13 +156,6 @@ class LocalBatch:
             task.cancel()
             await asyncio.wait([task])
         task.result()
-
-    async def _gathered(self, view: ClusterView) -> pb.End | None:
-        """Run the batch as one that is gathered: from this node, and the holders of fragments."""
-        resources, uuid = self._resources, self._resources.node.membership.node_uuid
-        arguments = uuid, self._request, resources.peers.is_failing, resources.loads
-        routing = await resources.node.read(partial(ReplicaRouting, view, *arguments, only_local=True))
-        return await AssembledBatch(self._call, routing).run()
 
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         resources = self._resources

@@ -27,14 +27,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from typing import Protocol, TypeVar
 
-from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
+from ais_loader.errors import InvalidRequest, LoaderError, NodeUnavailable, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
 from storage_node.batch.admission import Busy
 from storage_node.batch.fast_path import answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assembled_batch import AssembledBatch
 from storage_node.batch.gather.fragments import GatheredFragments
-from storage_node.batch.gather.routing import ReplicaRouting
+from storage_node.batch.gather.routing import routing_of
 from storage_node.batch.local_batch import LocalBatch
 from storage_node.batch.resources import BatchCall, BatchResources, Gone, Message
 from storage_node.batch.transformed_batch import TransformedBatch
@@ -432,14 +432,7 @@ class _Session:
         membership = service.node.membership
         view = membership.view if not request.local else None
         if view is not None:
-            routing = await service.node.read(
-                ReplicaRouting,
-                view,
-                membership.node_uuid,
-                request,
-                service.resources.peers.is_failing,
-                service.resources.loads,
-            )
+            routing = await service.node.read(routing_of, service.resources, view, request)
             request.map_version = view.version
             if routing.elsewhere:
                 if request.HasField("whole_up_to"):
@@ -447,7 +440,14 @@ class _Session:
                 return AssembledBatch(call, routing, in_parts=self._lane is not None)
         if request.transform:
             return TransformedBatch(call)
-        return LocalBatch(call, sends_files=self._sends_files)
+        return LocalBatch(call, self._gathered, sends_files=self._sends_files)
+
+    async def _gathered(self, call: BatchCall) -> pb.End | None:
+        """Run a batch that asks no other node for entries, but for the fragments of coded ones."""
+        if (view := call.resources.node.membership.view) is None:
+            raise NodeUnavailable("this node is not part of a cluster, and has no fragments of coded objects")
+        routing = routing_of(call.resources, view, call.request, only_local=True)
+        return await AssembledBatch(call, routing, in_parts=self._lane is not None).run()
 
 
 def _lines_of(node: Node) -> BatchReads | None:

@@ -34,6 +34,8 @@ MEMBERS = {f"m{at:02}": DRAW.randbytes(DRAW.randrange(1, 300_000)) for at in ran
 PART_BYTES = 5 << 20
 PARTS = [DRAW.randbytes(PART_BYTES), DRAW.randbytes(PART_BYTES), DRAW.randbytes(100_001)]
 OBJECTS = SMALL | {"large": DRAW.randbytes(9_000_001), "s.tar": packed_tar(MEMBERS), "parts": b"".join(PARTS)}
+FAR = {f"f{at}": DRAW.randbytes(5000) for at in range(80)}
+"""Objects of a remote bucket. Each door and state reads cold ones."""
 REPLACED = ["s/000", "s/001", "large"]
 """They have other bytes now than in the snapshot."""
 NOW = OBJECTS | {name: b"new " + name.encode() for name in REPLACED}
@@ -45,6 +47,8 @@ class Served(NamedTuple):
     client: Client
     node_url: str
     gateway: str
+    read: set[str]
+    """Objects of the remote bucket that were read."""
 
     def s3(self) -> Any:
         return s3_at(self.gateway, ACCOUNT.access_key, ACCOUNT.secret_key)
@@ -56,17 +60,20 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Served]:
     """Six nodes, and a gateway, with all objects put and coded, but for less than a group on each node."""
-    words = {"coding_delay_s": 0.0, "etl_code": "true", "repair_interval_s": 1.0}
-    arguments = [word for key, value in words.items() for word in ("--set", f"{key}={value}")]
     with ExitStack() as held:
-        folder = held.enter_context(throwaway_folder())
+        folder, far = (held.enter_context(throwaway_folder()) for _ in range(2))
+        words = {"coding_delay_s": 0.0, "etl_code": "true", "repair_interval_s": 1.0, "remote_file_roots": far}
+        arguments = [word for key, value in words.items() for word in ("--set", f"{key}={value}")]
         cluster = held.enter_context(ClusterProcesses(folder, NODES, arguments=arguments))
         client = held.enter_context(connect(cluster.url, options=PATIENT))
         bucket = client.create_bucket(BUCKET, redundancy="rs:4+2")
         clients = Clients(cluster.url, [ACCOUNT])
         held.callback(clients.close)
         gateway = held.enter_context(GatewayThread(clients, {ACCOUNT.access_key: ACCOUNT})).url
-        served = Served(cluster, client, f"node://{folder}/node-0/drive-0", gateway)
+        served = Served(cluster, client, f"node://{folder}/node-0/drive-0", gateway, set())
+        for name, data in FAR.items():
+            (far / name).write_bytes(data)
+        client.create_bucket("far", remote=f"file://{far}", copies=3)
         upload(served.s3())
         bucket.put_many((name, data) for name, data in OBJECTS.items() if name != "parts")
         least_bytes = sum(map(len, OBJECTS.values())) - NODES * 4 * (64 << 10)
@@ -175,6 +182,15 @@ def a_snapshot(served: Served) -> None:
     members_and_their_ranges(served, then.name)
 
 
+def a_batch_with_a_remote_bucket(served: Served, assembly: str) -> None:
+    cold = [name for name in FAR if name not in served.read][:12]
+    served.read.update(cold)
+    pairs = list(zip(cold, shuffled(len(cold), seed=12), strict=True))
+    entries = [entry for far, name in pairs for entry in (Entry("far", far), Entry(BUCKET, name))]
+    found = [item.tobytes() for item in served.client.get_batch(entries, assembly=assembly)]
+    assert found == [data for far, name in pairs for data in (FAR[far], NOW[name])]
+
+
 def inline_transforms(served: Served) -> None:
     names = [*shuffled(30, seed=7), "parts"]
     entries = [Entry(BUCKET, name, etl=etl) for name in names for etl in ("turned", None)]
@@ -233,6 +249,7 @@ DOORS: dict[str, Callable[[Served], None]] = {
     "file": an_object_file,
     "members": members_and_their_ranges,
     "snapshot": a_snapshot,
+    **{f"remote, {how}": partial(a_batch_with_a_remote_bucket, assembly=how) for how in ("auto", "direct", "target")},
     "transforms": inline_transforms,
     "job": a_job_into_a_bucket,
     "s3": the_gateway_for_s3,

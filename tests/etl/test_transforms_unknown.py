@@ -20,10 +20,14 @@ LARGE = seeded_bytes(3 << 20, seed=3)
 NAMES = [f"{at}" for at in range(12)]
 
 
+async def _uncalled(call: BatchCall) -> Any:
+    raise AssertionError("nothing is coded")
+
+
 def ignores_them(call: BatchCall) -> LocalBatch:
     """As protobuf has it of fields that a version does not know."""
     del call.request.transform[:], call.request.transform_index[:]
-    return LocalBatch(call)
+    return LocalBatch(call, _uncalled)
 
 
 def test_what_is_sent_as_it_is_stored_fails_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,12 @@ def assemblers(request: pb.BatchRequest, members: Members, assembly: str, coloca
     """Return the nodes that may assemble a batch, best first; empty if its client does."""
     count, nodes = len(request.name), members.anybody()
     enough = len(nodes) <= DIRECT_TO_NODES or count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
-    if assembly == "auto" and count > 1 and members.view.has_coded(request.bucket):
-        assembly = "target"  # one node asks each holder of fragments once, where each owner would
+    known = [bucket for name in request.bucket if (bucket := members.view.to_read(name)) is not None]
+    is_remote = any(bucket.HasField("remote") for bucket in known)
+    if assembly == "auto" and count > 1 and members.view.has_coded(request.bucket) and not is_remote:
+        # One node asks each holder of fragments once, where each owner would. Batches take turns, as it is much work.
+        first = object_hash(b"", request.name[0]) % len(nodes)
+        assembly, nodes = "target", nodes[first:] + nodes[:first]
     if not count or assembly == "direct" or (assembly == "auto" and enough):
         return []
     if assembly == "target" and colocation == "none":

@@ -9,7 +9,7 @@ from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
 from storage_node.batch.gather.gather import Gather
-from storage_node.batch.gather.routing import ReplicaRouting
+from storage_node.batch.gather.routing import routing_of
 from storage_node.batch.resources import BatchResources
 
 
@@ -22,13 +22,11 @@ class GatheredFragments:
 
     async def frames(self, request: pb.BatchRequest) -> AsyncGenerator[Frame, None]:
         """See `Fetching.frames`."""
-        resources, membership = self._resources, self._resources.node.membership
-        if (view := membership.view) is None:
+        resources = self._resources
+        if (view := resources.node.membership.view) is None:
             raise NodeUnavailable("this node is not part of a cluster, and has no fragments of coded objects")
-        peers, loads = resources.peers, resources.loads
-        routing = ReplicaRouting(view, membership.node_uuid, request, peers.is_failing, loads)
         request.map_version = view.version
-        gather = Gather(resources, request, routing, NodeWaits())
+        gather = Gather(resources, request, routing_of(resources, view, request), NodeWaits())
         gather.start()
         try:
             left = len(request.name)

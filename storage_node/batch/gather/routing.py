@@ -14,10 +14,19 @@ from ais_loader.wire.gather.reorder import Resume
 from ais_loader.wire.gather.replica_choice import Load, NodeLoads, choose, grouped
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.placement import object_hash
+from storage_node.batch.resources import BatchResources
 from storage_node.store.read.frame_plan import check_columns
 
 NO_NODE = -1
 """Stands for this node if the map does not contain it."""
+
+
+def routing_of(
+    resources: BatchResources, view: ClusterView, request: pb.BatchRequest, *, only_local: bool = False
+) -> ReplicaRouting:
+    """Return the nodes to ask for each entry of a batch. Raises InvalidRequest."""
+    own, is_failing = resources.node.membership.node_uuid, resources.peers.is_failing
+    return ReplicaRouting(view, own, request, is_failing, resources.loads, only_local=only_local)
 
 
 class ReplicaRouting:

@@ -7,9 +7,10 @@ arrive: a sender may overdraw its credit by one frame.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, Frame, decode_response
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
@@ -17,8 +18,12 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.coded_entries import enter_places
 from storage_node.batch.fast_path import answer_inline
 from storage_node.batch.resources import BatchResources, look_up
+from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import clock_s
 from storage_node.limits.memory_budget import Credit, MemoryBudget
+from storage_node.limits.tasks import results_of
+from storage_node.remote.cold_entries import cold_entries
+from storage_node.store.read.batch import StoreBatch
 
 _ONE_FRAME_BYTES = 64 << 10
 """Credit for one frame, which may be larger."""
@@ -163,7 +168,8 @@ async def own_frames(
         finally:
             await run.close()
         return
-    if resources.may_answer(tenant, len(part.name)):
+    buckets = resources.remote.buckets.of(part.bucket)
+    if not buckets and resources.may_answer(tenant, len(part.name)):
         answer = answer_inline(resources.node.store, part, 0, resources.node.membership)
         if answer is not None and (frame := decode_response(answer[0]).frame) is not None:
             await credit.spend(answer[1])
@@ -171,6 +177,8 @@ async def own_frames(
             return
     batch = await look_up(resources, tenant, part)
     try:
+        if buckets:
+            await _store_cold(resources, part, batch, buckets)
         if batch.coded:
             await enter_places(resources.coded, resources.node, part, batch)
         for span in batch.spans(MAX_PAYLOAD_BYTES):
@@ -184,3 +192,15 @@ async def own_frames(
             yield frame
     finally:
         batch.close()
+
+
+async def _store_cold(
+    resources: BatchResources, part: pb.BatchRequest, batch: StoreBatch, buckets: Sequence[RemoteBucket | None]
+) -> None:
+    """Store entries of remote buckets that this node does not have, or fail them."""
+    if cold := cold_entries(resources.remote, part, batch, buckets):
+        stored = await results_of(resources.remote.reads.ensure(one.bucket, one.name) for one in cold.values())
+        await resources.node.open_archives(part.tenant, batch.look_up_again, list(cold))
+        for position, problem in zip(cold, stored, strict=True):
+            if isinstance(problem, LoaderError) and batch.status[position]:
+                batch.fail(position, problem)

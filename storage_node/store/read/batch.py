@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from io import FileIO
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
 from storage_node.store.buckets import ObjectCoded
 from storage_node.store.checksum import crc32c
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import CatalogEntry, encode_place
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_members import status_of
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES
@@ -159,10 +160,18 @@ class StoreBatch:
             self._table.fail_too_large(position, size_bytes)
         self._reader.note_change()
 
-    def place_coded(self, position: int, fd: int, start: int, place: bytes) -> None:
-        """Set the bytes of a coded entry to its place, which is in an open file."""
-        self._table.place(position, fd, len(place), crc32c(place), "", start)
-        self._table.kind[position] = pb.CODED
+    def enter_places(self, memory: FileIO, positions: Sequence[int]) -> None:
+        """Set the bytes of coded entries to their places, which are written to this file."""
+        self.keep(memory)
+        for position in positions:
+            entry, (start, length) = self.record(position), self.range_of(position)
+            assert entry is not None
+            place, at = encode_place(entry), memory.tell()
+            memory.write(place)
+            self._table.place(position, memory.fileno(), len(place), crc32c(place), "", at)
+            self._table.kind[position] = pb.CODED
+            if (size_bytes := entry.size_bytes - start if length < 0 else length) > MAX_ITEM_BYTES:
+                self._table.fail_too_large(position, size_bytes)
         self._reader.note_change()
 
     def keep(self, spooled: Closable) -> None:
