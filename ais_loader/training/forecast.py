@@ -18,9 +18,9 @@ from ais_loader.training.cold_reads import ColdReads, Fetch, PartRead, hit_rates
 from ais_loader.training.ledger import begun, step_entries, store_of
 from ais_loader.training.number_batches import fetches_entries
 from ais_loader.training.plan import split_steps
-from ais_loader.training.plan_contents import Part, PlanContents
+from ais_loader.training.plan_contents import PlanPart, PlanContents
 from ais_loader.training.plan_position import PlanPosition
-from ais_loader.training.waiting_model import Door, Pace, wait_s
+from ais_loader.training.waiting_model import Door, LoaderPace, wait_s
 from ais_loader.values.requests import MAX_ENTRIES_PER_REQUEST
 from ais_loader.wire.cold_reads import AHEAD_SHARE
 
@@ -32,7 +32,7 @@ _FREE = Door(0.0, 1e15)
 _METERED = ("gets", "heads", "cloud_bytes")
 
 
-class _Step(NamedTuple):
+class _PlanStep(NamedTuple):
     epoch: int
     turn: int
     """Number of the batch for its rank."""
@@ -162,7 +162,7 @@ def forecast(
         if cold.is_stored:
             models[bucket].keep(cold, -1)
     workers = getattr(loader, "_worker_count", 0)
-    pace = Pace(
+    pace = LoaderPace(
         store=store or _FREE,
         cloud=cloud or _FREE,
         step_s=step_s,
@@ -190,10 +190,10 @@ def forecast(
 
 def _drawn(
     position: PlanPosition, dataset: Any, state: Mapping[str, Any], epochs: int
-) -> tuple[list[_Step], dict[Part, int]]:
+) -> tuple[list[_PlanStep], dict[PlanPart, int]]:
     """Return the steps of all ranks, which take turns, and the numbers of the distinct parts in them."""
-    plan, world_size, numbers = position.bound(state["step"]), state["world_size"], dict[Part, int]()
-    steps: list[_Step] = []
+    plan, world_size, numbers = position.bound(state["step"]), state["world_size"], dict[PlanPart, int]()
+    steps: list[_PlanStep] = []
     for epoch in range(state["epoch"], state["epoch"] + epochs):
         count, start = plan.steps(epoch), state["step"] if epoch == state["epoch"] else 0
         if count is None:
@@ -202,16 +202,16 @@ def _drawn(
             mine = split_steps(count, start=start, rank=rank, world_size=world_size, tail=position._tail)
             for turn, step in enumerate(mine):
                 entries = step_entries(dataset, plan.batch(epoch, step % count))
-                parts = [numbers.setdefault(part, len(numbers)) for entry in entries for part in Part.all_of(entry)]
-                steps.append(_Step(epoch, turn, parts))
+                parts = [numbers.setdefault(part, len(numbers)) for entry in entries for part in PlanPart.all_of(entry)]
+                steps.append(_PlanStep(epoch, turn, parts))
     return sorted(steps, key=lambda one: one[:2]), numbers
 
 
 def _counted(
-    steps: Sequence[tuple[int, _Step]],
+    steps: Sequence[tuple[int, _PlanStep]],
     known: Sequence[tuple[str, int | None, PartRead | None]],
     models: Mapping[str, ColdReads],
-    pace: Pace,
+    pace: LoaderPace,
 ) -> EpochForecast:
     """Return the figures of one epoch."""
     rounds: dict[int, tuple[int, list[Fetch]]] = {}
@@ -250,10 +250,10 @@ def _limits(client: Client) -> tuple[dict[str, int], int]:
     return {name: int(text) for name, text in limits.items() if text.isdecimal()}, len(nodes)
 
 
-def _probed(client: Client, contents: PlanContents, parts: Sequence[Part]) -> tuple[Door, Door]:
+def _probed(client: Client, contents: PlanContents, parts: Sequence[PlanPart]) -> tuple[Door, Door]:
     """Measure the store, and remote storage behind it: read the first batch while it is cold, and again."""
 
-    def read(*wanted: Part) -> float:
+    def read(*wanted: PlanPart) -> float:
         return _took_s(lambda: list(client.get_batch([part.entry() for part in wanted], on_error="placeholder")))
 
     sizes = {part: contents.read(part)[0] or 0 for part in parts}

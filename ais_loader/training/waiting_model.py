@@ -20,7 +20,7 @@ class Door(NamedTuple):
     bytes_per_s: float
 
 
-class Pace(NamedTuple):
+class LoaderPace(NamedTuple):
     store: Door
     cloud: Door
     step_s: float
@@ -34,7 +34,7 @@ class Pace(NamedTuple):
     """Requests to remote storage at a time, and those of them for which no reader waits."""
 
 
-def wait_s(rounds: Iterable[tuple[int, Sequence[Fetch]]], pace: Pace) -> float:
+def wait_s(rounds: Iterable[tuple[int, Sequence[Fetch]]], pace: LoaderPace) -> float:
     """Return how long the trainer waits for all batches. A round is its bytes, and what is fetched for it."""
     taken, ended = list[float](), list[float]()
     slots, slots_ahead = [0.0] * pace.requests, [0.0] * max(1, pace.requests_ahead)

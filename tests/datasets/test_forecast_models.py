@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ais_loader.training.cold_reads import ColdObject, ColdReads, Fetch, PartRead, hit_rates
-from ais_loader.training.waiting_model import Door, Pace, wait_s
+from ais_loader.training.waiting_model import Door, LoaderPace, wait_s
 from ais_loader.wire.cold_reads import later_ranges
 
 LIMITS = {"remote_large_object_bytes": 100, "remote_range_bytes": 30, "remote_ranges_per_object": 2}
@@ -100,9 +100,9 @@ def test_parts_of_an_object_are_counted_until_it_is_fetched() -> None:
 # -- waiting
 
 
-def pace(**changed: object) -> Pace:
+def pace(**changed: object) -> LoaderPace:
     fields = {"step_s": 0.0, "in_flight": 1, "threads": 0, "ahead": 0, "requests": 64, "requests_ahead": 32}
-    return Pace(**{"store": Door(0.0, 1e12), "cloud": Door(2.0, 1e12), **fields, **changed})  # type: ignore[arg-type]
+    return LoaderPace(**{"store": Door(0.0, 1e12), "cloud": Door(2.0, 1e12), **fields, **changed})  # type: ignore[arg-type]
 
 
 COLD = [(1000, [Fetch(1, 0, 1, 1000)] * 4)] * 12
