@@ -18,11 +18,10 @@ from ais_loader.training.cold_reads import ColdReads, Fetch, PartRead, hit_rates
 from ais_loader.training.ledger import begun, step_entries, store_of
 from ais_loader.training.number_batches import fetches_entries
 from ais_loader.training.plan import split_steps
-from ais_loader.training.plan_contents import PlanPart, PlanContents
+from ais_loader.training.plan_contents import PlanContents, PlanPart
 from ais_loader.training.plan_position import PlanPosition
 from ais_loader.training.waiting_model import Door, LoaderPace, wait_s
 from ais_loader.values.requests import MAX_ENTRIES_PER_REQUEST
-from ais_loader.wire.cold_reads import AHEAD_SHARE
 
 _SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
 _PROBES = 3
@@ -156,8 +155,7 @@ def forecast(
     models: dict[str, ColdReads] = {}
     for bucket, remote in contents.remotes.items():
         budget = remote.cache_bytes * nodes if cache_bytes is None else cache_bytes
-        ahead_bytes = budget // AHEAD_SHARE if ahead else 0  # they take the room of copies
-        models[bucket] = ColdReads(limits, budget - ahead_bytes, is_ahead=ahead > 0)
+        models[bucket] = ColdReads(limits, budget, is_ahead=ahead > 0)
     for (bucket, _), cold in contents.cold.items():
         if cold.is_stored:
             models[bucket].keep(cold, -1)

@@ -57,8 +57,9 @@ def test_with_the_plan_no_cache_fetches_less(order: list[int], slots: int) -> No
         return 1 + min(fewest(at + 1, larger - {one}) for one in larger)
 
     plan = [[number] for number in order]
-    assert misses(plan, [10] * 6, 10 * slots, is_ahead=True) == fewest(0, frozenset())
-    assert misses(plan, [10] * 6, 10 * slots, is_ahead=False) >= fewest(0, frozenset())
+    # An eighth is for what is fetched ahead.
+    assert misses(plan, [7] * 6, 8 * slots, is_ahead=True) == fewest(0, frozenset())
+    assert misses(plan, [7] * 6, 7 * slots, is_ahead=False) >= fewest(0, frozenset())
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.lists(st.integers(1, 9), min_size=6, max_size=6))
@@ -137,3 +138,11 @@ def test_the_rate_bounds_the_bytes_of_all_requests() -> None:
     cloud = Door(0.0, 1000)
     assert wait_s(COLD, pace(cloud=cloud)) == approx(48)
     assert wait_s(COLD, pace(cloud=cloud, ahead=12, step_s=3.0)) == approx(48 - 11 * 3)
+
+
+def test_a_full_cache_holds_fetches_ahead_back() -> None:
+    held = [(1000, [Fetch(1, 0, 1, 1000, most_ahead_bytes=2000)] * 4)] * 12
+    assert wait_s(held, pace(ahead=12, requests_ahead=48)) == approx(24)  # two of four objects are urgent in each step
+    two = [(1000, [Fetch(1, 0, 1, 1000, most_ahead_bytes=4000)] * 2)] * 12
+    assert wait_s(two, pace(ahead=12)) == approx(12)
+    assert wait_s(two, pace(ahead=12, step_s=3.0)) == approx(2)
