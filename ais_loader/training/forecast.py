@@ -47,7 +47,7 @@ class EpochForecast:
     entries: int
     """Number of entries, of which one of several ranges counts as so many."""
     requests: int
-    """Requests for batches to the store."""
+    """Requests for batches to the store, by datasets of the same options."""
     payload_bytes: int
     """Bytes of all entries; of a transform's, before it."""
     gets: int
@@ -110,8 +110,8 @@ def forecast(
     *,
     epochs: int = 1,
     step_s: float = 0.0,
-    store: Door | None = None,
-    cloud: Door | None = None,
+    store: tuple[float, float] | None = None,
+    cloud: tuple[float, float] | None = None,
     cache_bytes: int | None = None,
 ) -> Forecast:
     """Return what the next epochs of a loader request, and how long its trainer waits.
@@ -121,16 +121,19 @@ def forecast(
         state: The position to begin at, which also has the number of ranks; by default that of the loader.
         epochs: The number of epochs, of which the first may have begun.
         step_s: The time of a training step, in seconds.
-        store, cloud: Latency and rate of the store, and of remote storage behind it. Those that are not given are
-            measured: the first batch is read, and is stored from then on. Nothing else is read.
+        store, cloud: Latency in seconds, and bytes per second, of the store, and of remote storage behind it. Those
+            that are not given are measured: the first batch is read, and is stored from then on.
         cache_bytes: The most bytes of copies of each remote bucket; by default the bucket's own, on all nodes.
 
     Sizes come from the store, those of cold objects from an inventory, a listing, or one HEAD each. Raises
     InvalidRequest, for instance for an epoch without an end, and the errors of reading.
     """
-    for door in (store or _FREE, cloud or _FREE):
-        if not (0 <= door.latency_s < math.inf and 0 < door.bytes_per_s < math.inf and 0 <= step_s < math.inf):
-            raise InvalidRequest(f"{door}, step_s={step_s}: need times of 0 or more, and a rate above 0")
+    for latency_s, bytes_per_s in (store or _FREE, cloud or _FREE):
+        if not (0 <= latency_s < math.inf and 0 < bytes_per_s < math.inf and 0 <= step_s < math.inf):
+            wrong = f"store={store}, cloud={cloud}, step_s={step_s}"
+            raise InvalidRequest(f"forecast: {wrong}: need times of 0 or more, and rates above 0")
+    if cache_bytes is not None:
+        whole_number("forecast", "cache_bytes", cache_bytes, 0)
     own: Any = loader if hasattr(loader, "state_dict") else getattr(loader, "batch_sampler", None)
     state = own.state_dict() if state is None and hasattr(own, "state_dict") else state or {}
     position, dataset = begun(loader, state)
@@ -161,8 +164,8 @@ def forecast(
             models[bucket].keep(cold, -1)
     workers = getattr(loader, "_worker_count", 0)
     pace = LoaderPace(
-        store=store or _FREE,
-        cloud=cloud or _FREE,
+        store=Door(*(store or _FREE)),
+        cloud=Door(*(cloud or _FREE)),
         step_s=step_s,
         in_flight=min(getattr(loader, "_in_flight", 1), 2 * workers or sys.maxsize),
         threads=0 if of.is_remote else workers or getattr(loader, "_threads", 1),
