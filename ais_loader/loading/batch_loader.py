@@ -349,8 +349,11 @@ class BatchLoader(Closing):
         return explained(self._summary)
 
     def forecast(self, state: Mapping[str, Any] | None = None, **options: Any) -> Forecast:
-        """Return the requests, bytes and waiting of the next epochs: `ais_loader.training.forecast.forecast` with this
-        loader."""
+        """Return the requests, bytes and waiting of the next epochs, before they run.
+
+        The options are those of `ais_loader.training.forecast.forecast`: epochs, step_s, store, cloud, cache_bytes.
+        Raises InvalidRequest, and the errors of reading.
+        """
         from ais_loader.training.forecast import forecast
 
         return forecast(self, state, **options)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ais_loader.wire.cold_reads import is_whole, later_ranges, near_ranges
+from ais_loader.wire.cold_reads import AHEAD_SHARE, is_whole, later_ranges, near_ranges
 
 
 class Fetch(NamedTuple):
@@ -25,6 +25,8 @@ class Fetch(NamedTuple):
     waves: int
     size_bytes: int
     is_whole: bool = True
+    most_ahead_bytes: float = math.inf
+    """The most bytes that are fetched ahead and not read yet, with these: a cache is full."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +62,8 @@ class ColdReads:
     def __init__(self, limits: Mapping[str, int], cache_bytes: int, *, is_ahead: bool) -> None:
         self._large, self._range = limits["remote_large_object_bytes"], limits["remote_range_bytes"]
         self._at_once, self._is_ahead = limits["remote_ranges_per_object"], is_ahead
-        self._cache_bytes, self._kept_bytes = cache_bytes or math.inf, 0
+        self._ahead_bytes = cache_bytes // AHEAD_SHARE if is_ahead else 0  # they take the room of copies
+        self._cache_bytes, self._kept_bytes = cache_bytes - self._ahead_bytes or math.inf, 0
         self._ranks: dict[ColdObject, float] = {}
         """The copies, by their places in the order of eviction."""
         self._order: list[tuple[float, int, ColdObject]] = []
@@ -95,7 +98,9 @@ class ColdReads:
                 is_part = not is_whole(of.size_bytes, self._large, of.requested_bytes) and stop - start <= self._large
             if not is_part:
                 later = len(later_ranges(of.size_bytes, self._large, self._range))
-                found.append(Fetch(1 + later, 0, waves[of] + math.ceil(later / self._at_once), of.size_bytes))
+                most_bytes = math.inf if self._kept_bytes + of.size_bytes <= self._cache_bytes else self._ahead_bytes
+                all_waves = waves[of] + math.ceil(later / self._at_once)
+                found.append(Fetch(1 + later, 0, all_waves, of.size_bytes, most_ahead_bytes=most_bytes))
                 of.requested_bytes = None
                 self.keep(of, step)
             elif is_member:

@@ -18,11 +18,10 @@ from ais_loader.training.cold_reads import ColdReads, Fetch, PartRead, hit_rates
 from ais_loader.training.ledger import begun, step_entries, store_of
 from ais_loader.training.number_batches import fetches_entries
 from ais_loader.training.plan import split_steps
-from ais_loader.training.plan_contents import Part, PlanContents
+from ais_loader.training.plan_contents import PlanContents, PlanPart
 from ais_loader.training.plan_position import PlanPosition
-from ais_loader.training.waiting_model import Door, Pace, wait_s
+from ais_loader.training.waiting_model import Door, LoaderPace, wait_s
 from ais_loader.values.requests import MAX_ENTRIES_PER_REQUEST
-from ais_loader.wire.cold_reads import AHEAD_SHARE
 
 _SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
 _PROBES = 3
@@ -32,7 +31,7 @@ _FREE = Door(0.0, 1e15)
 _METERED = ("gets", "heads", "cloud_bytes")
 
 
-class _Step(NamedTuple):
+class _PlanStep(NamedTuple):
     epoch: int
     turn: int
     """Number of the batch for its rank."""
@@ -48,7 +47,7 @@ class EpochForecast:
     entries: int
     """Number of entries, of which one of several ranges counts as so many."""
     requests: int
-    """Requests for batches to the store."""
+    """Requests for batches to the store, by datasets of the same options."""
     payload_bytes: int
     """Bytes of all entries; of a transform's, before it."""
     gets: int
@@ -111,8 +110,8 @@ def forecast(
     *,
     epochs: int = 1,
     step_s: float = 0.0,
-    store: Door | None = None,
-    cloud: Door | None = None,
+    store: tuple[float, float] | None = None,
+    cloud: tuple[float, float] | None = None,
     cache_bytes: int | None = None,
 ) -> Forecast:
     """Return what the next epochs of a loader request, and how long its trainer waits.
@@ -122,16 +121,19 @@ def forecast(
         state: The position to begin at, which also has the number of ranks; by default that of the loader.
         epochs: The number of epochs, of which the first may have begun.
         step_s: The time of a training step, in seconds.
-        store, cloud: Latency and rate of the store, and of remote storage behind it. Those that are not given are
-            measured: the first batch is read, and is stored from then on. Nothing else is read.
+        store, cloud: Latency in seconds, and bytes per second, of the store, and of remote storage behind it. Those
+            that are not given are measured: the first batch is read, and is stored from then on.
         cache_bytes: The most bytes of copies of each remote bucket; by default the bucket's own, on all nodes.
 
     Sizes come from the store, those of cold objects from an inventory, a listing, or one HEAD each. Raises
     InvalidRequest, for instance for an epoch without an end, and the errors of reading.
     """
-    for door in (store or _FREE, cloud or _FREE):
-        if not (0 <= door.latency_s < math.inf and 0 < door.bytes_per_s < math.inf and 0 <= step_s < math.inf):
-            raise InvalidRequest(f"{door}, step_s={step_s}: need times of 0 or more, and a rate above 0")
+    for latency_s, bytes_per_s in (store or _FREE, cloud or _FREE):
+        if not (0 <= latency_s < math.inf and 0 < bytes_per_s < math.inf and 0 <= step_s < math.inf):
+            wrong = f"store={store}, cloud={cloud}, step_s={step_s}"
+            raise InvalidRequest(f"forecast: {wrong}: need times of 0 or more, and rates above 0")
+    if cache_bytes is not None:
+        whole_number("forecast", "cache_bytes", cache_bytes, 0)
     own: Any = loader if hasattr(loader, "state_dict") else getattr(loader, "batch_sampler", None)
     state = own.state_dict() if state is None and hasattr(own, "state_dict") else state or {}
     position, dataset = begun(loader, state)
@@ -156,15 +158,14 @@ def forecast(
     models: dict[str, ColdReads] = {}
     for bucket, remote in contents.remotes.items():
         budget = remote.cache_bytes * nodes if cache_bytes is None else cache_bytes
-        ahead_bytes = budget // AHEAD_SHARE if ahead else 0  # they take the room of copies
-        models[bucket] = ColdReads(limits, budget - ahead_bytes, is_ahead=ahead > 0)
+        models[bucket] = ColdReads(limits, budget, is_ahead=ahead > 0)
     for (bucket, _), cold in contents.cold.items():
         if cold.is_stored:
             models[bucket].keep(cold, -1)
     workers = getattr(loader, "_worker_count", 0)
-    pace = Pace(
-        store=store or _FREE,
-        cloud=cloud or _FREE,
+    pace = LoaderPace(
+        store=Door(*(store or _FREE)),
+        cloud=Door(*(cloud or _FREE)),
         step_s=step_s,
         in_flight=min(getattr(loader, "_in_flight", 1), 2 * workers or sys.maxsize),
         threads=0 if of.is_remote else workers or getattr(loader, "_threads", 1),
@@ -190,10 +191,10 @@ def forecast(
 
 def _drawn(
     position: PlanPosition, dataset: Any, state: Mapping[str, Any], epochs: int
-) -> tuple[list[_Step], dict[Part, int]]:
+) -> tuple[list[_PlanStep], dict[PlanPart, int]]:
     """Return the steps of all ranks, which take turns, and the numbers of the distinct parts in them."""
-    plan, world_size, numbers = position.bound(state["step"]), state["world_size"], dict[Part, int]()
-    steps: list[_Step] = []
+    plan, world_size, numbers = position.bound(state["step"]), state["world_size"], dict[PlanPart, int]()
+    steps: list[_PlanStep] = []
     for epoch in range(state["epoch"], state["epoch"] + epochs):
         count, start = plan.steps(epoch), state["step"] if epoch == state["epoch"] else 0
         if count is None:
@@ -202,16 +203,16 @@ def _drawn(
             mine = split_steps(count, start=start, rank=rank, world_size=world_size, tail=position._tail)
             for turn, step in enumerate(mine):
                 entries = step_entries(dataset, plan.batch(epoch, step % count))
-                parts = [numbers.setdefault(part, len(numbers)) for entry in entries for part in Part.all_of(entry)]
-                steps.append(_Step(epoch, turn, parts))
+                parts = [numbers.setdefault(part, len(numbers)) for entry in entries for part in PlanPart.all_of(entry)]
+                steps.append(_PlanStep(epoch, turn, parts))
     return sorted(steps, key=lambda one: one[:2]), numbers
 
 
 def _counted(
-    steps: Sequence[tuple[int, _Step]],
+    steps: Sequence[tuple[int, _PlanStep]],
     known: Sequence[tuple[str, int | None, PartRead | None]],
     models: Mapping[str, ColdReads],
-    pace: Pace,
+    pace: LoaderPace,
 ) -> EpochForecast:
     """Return the figures of one epoch."""
     rounds: dict[int, tuple[int, list[Fetch]]] = {}
@@ -250,10 +251,10 @@ def _limits(client: Client) -> tuple[dict[str, int], int]:
     return {name: int(text) for name, text in limits.items() if text.isdecimal()}, len(nodes)
 
 
-def _probed(client: Client, contents: PlanContents, parts: Sequence[Part]) -> tuple[Door, Door]:
+def _probed(client: Client, contents: PlanContents, parts: Sequence[PlanPart]) -> tuple[Door, Door]:
     """Measure the store, and remote storage behind it: read the first batch while it is cold, and again."""
 
-    def read(*wanted: Part) -> float:
+    def read(*wanted: PlanPart) -> float:
         return _took_s(lambda: list(client.get_batch([part.entry() for part in wanted], on_error="placeholder")))
 
     sizes = {part: contents.read(part)[0] or 0 for part in parts}

@@ -18,7 +18,7 @@ _BLOCK_BYTES = 512
 """Headers of a tar have as many bytes, and members are padded to a multiple."""
 
 
-class Part(NamedTuple):
+class PlanPart(NamedTuple):
     """One request of an entry: an object or a member, or a range of it. `length` -1: to its end."""
 
     bucket: str
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     length: int
 
     @classmethod
-    def all_of(cls, entry: Entry) -> list[Part]:
+    def all_of(cls, entry: Entry) -> list[PlanPart]:
         """Return the parts of an entry. A transform reads the whole of what it names."""
         ranges = ((0, None),) if entry.etl is not None else entry.ranges or ((entry.start, entry.length),)
         place = entry.bucket, entry.name, entry.member or ""
@@ -46,7 +46,7 @@ class PlanContents:
         infos: All objects; None for those that do not exist.
     """
 
-    def __init__(self, client: Client, large_bytes: int, parts: Iterable[Part], *, is_ahead: bool) -> None:
+    def __init__(self, client: Client, large_bytes: int, parts: Iterable[PlanPart], *, is_ahead: bool) -> None:
         """`is_ahead`: archives are fetched as a whole, and it does not matter where their members are."""
         self._client, self._large, self._is_ahead = client, large_bytes, is_ahead
         self._members: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
@@ -68,7 +68,7 @@ class PlanContents:
                         validated = remote.validate_after_s == 0
                         self.cold[bucket, name] = ColdObject(info.size_bytes, info.is_stored, validated)
 
-    def read(self, part: Part) -> tuple[int | None, PartRead | None]:
+    def read(self, part: PlanPart) -> tuple[int | None, PartRead | None]:
         """Return the bytes of a part, None if they are not known; and the read of a remote object, if it is one."""
         info, cold, at = self.infos[part[:2]], self.cold.get(part[:2]), 0
         size_bytes = 0 if info is None else info.size_bytes

@@ -6,6 +6,8 @@ A door delays each request by its latency, and delivers the bytes of all of them
 from __future__ import annotations
 
 import heapq
+import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ class Door(NamedTuple):
     bytes_per_s: float
 
 
-class Pace(NamedTuple):
+class LoaderPace(NamedTuple):
     store: Door
     cloud: Door
     step_s: float
@@ -34,12 +36,14 @@ class Pace(NamedTuple):
     """Requests to remote storage at a time, and those of them for which no reader waits."""
 
 
-def wait_s(rounds: Iterable[tuple[int, Sequence[Fetch]]], pace: Pace) -> float:
+def wait_s(rounds: Iterable[tuple[int, Sequence[Fetch]]], pace: LoaderPace) -> float:
     """Return how long the trainer waits for all batches. A round is its bytes, and what is fetched for it."""
     taken, ended = list[float](), list[float]()
     slots, slots_ahead = [0.0] * pace.requests, [0.0] * max(1, pace.requests_ahead)
     half_s, stride = pace.store.latency_s / 2, max(1, pace.ahead // RENEWED_PARTS)
     free_s = cloud_free_s = waited_s = 0.0
+    unread, unread_bytes = deque[tuple[int, int]](), 0
+    """Rounds and sizes of what was fetched ahead."""
     for number, (size_bytes, fetches) in enumerate(rounds):
         asked_s = taken[number - pace.in_flight] if number >= pace.in_flight else 0.0
         if 0 < pace.threads <= number:
@@ -48,6 +52,10 @@ def wait_s(rounds: Iterable[tuple[int, Sequence[Fetch]]], pace: Pace) -> float:
         told_s = taken[told - 1] if told > 0 and pace.ahead else 0.0
         arrived_s = asked_s + 2 * half_s
         for fetch in fetches:
+            while unread and unread_bytes + fetch.size_bytes > fetch.most_ahead_bytes:
+                read_by, read_bytes = unread.popleft()
+                told_s = max(told_s, taken[read_by] if read_by < number else math.inf)
+                unread_bytes -= read_bytes
             begin_s, ahead_s = max(asked_s + half_s, slots[0]), max(told_s + half_s, slots[0], slots_ahead[0])
             is_ahead = bool(pace.ahead) and fetch.is_whole and ahead_s < begin_s
             end_s = (ahead_s if is_ahead else begin_s) + pace.cloud.latency_s * fetch.waves
@@ -56,6 +64,8 @@ def wait_s(rounds: Iterable[tuple[int, Sequence[Fetch]]], pace: Pace) -> float:
             heapq.heapreplace(slots, end_s)
             if is_ahead:
                 heapq.heapreplace(slots_ahead, end_s)
+                unread.append((number, fetch.size_bytes))
+                unread_bytes += fetch.size_bytes
             arrived_s = max(arrived_s, end_s + half_s)
         free_s = max(free_s, arrived_s) + size_bytes / pace.store.bytes_per_s
         ended.append(free_s)

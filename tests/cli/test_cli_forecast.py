@@ -18,6 +18,7 @@ from ais_loader.training.forecast import forecast
 from ais_loader.training.waiting_model import Door
 from tests.cli.kit import Run
 
+pytestmark = pytest.mark.parametrize("url", ["embedded"], indirect=True)  # each command names its store
 SIZES = [50 + 7 * at for at in range(20)]
 LOADER = """
 from ais_loader import BatchLoader, MapDataset, ShufflePlan
@@ -92,6 +93,14 @@ def test_what_cannot_be_forecast_is_refused(run: Run, speech: Client, program: s
         BatchLoader({"a": dataset}, endless).forecast()
     with pytest.raises(InvalidRequest, match="epochs=0"):
         BatchLoader(dataset, ShufflePlan(20, 4)).forecast(epochs=0)
+    for options, told in (
+        ({"store": (0.1, 0)}, "rates above 0"),
+        ({"cloud": (-1, 5)}, "times of 0 or more"),
+        ({"step_s": float("nan")}, "times of 0 or more"),
+        ({"cache_bytes": -1}, "cache_bytes=-1"),
+    ):
+        with pytest.raises(InvalidRequest, match=told):
+            BatchLoader(dataset, ShufflePlan(20, 4)).forecast(**options)
     with pytest.raises(InvalidRequest, match="need a BatchLoader of a plan"):
         forecast([[1]])
     with pytest.raises(InvalidRequest, match="need datasets of ais_loader, of one store"):
