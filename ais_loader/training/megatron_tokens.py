@@ -22,7 +22,7 @@ from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\0\0"
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""By code. 6 and 7 are floats, which were exchanged between versions of Megatron."""
+"""Types of tokens by their code. 6 and 7 are floats, which were exchanged between versions of Megatron."""
 _LENGTHS, _POINTERS, _DOCUMENTS, _MODES = range(4)
 _COLUMN_TYPES = tuple(map(np.dtype, ("<i4", "<i8", "<i8", "i1")))
 _PAGE = 1024
