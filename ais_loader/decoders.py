@@ -163,14 +163,22 @@ def example(item: Item) -> dict[str, npt.NDArray[Any]] | None:
     Returns an array of shape (n,) for each feature: float32, int64, or objects of type bytes. A feature without values
     has n = 0.
 
-    Raises google.protobuf.message.DecodeError if it is no such message.
+    Raises ValueError if it is no such message.
     """
+    from google.protobuf.message import DecodeError
+
     from ais_loader.wire.generated.ais_formats_pb2 import Example
 
     if not item.ok:
         return None
+    try:
+        message = Example.FromString(item.tobytes())
+    except DecodeError as error:
+        raise ValueError(f"not a tf.train.Example: {error}") from None
+    if item.data and not message.HasField("features"):  # almost any bytes are a message of other fields
+        raise ValueError("not a tf.train.Example: it has no features")
     found: dict[str, npt.NDArray[Any]] = {}
-    for name, feature in Example.FromString(item.tobytes()).features.feature.items():
+    for name, feature in message.features.feature.items():
         if feature.HasField("float_list"):
             found[name] = np.array(feature.float_list.value, np.float32)
         elif feature.HasField("int64_list"):

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from ais_loader.errors import ArchiveDamaged, ArchiveError, ArchiveUnsupported, LibraryMissing
 from ais_loader.extras import needs
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import read_ranges
+from ais_loader.objects.range_table import place, read_ranges
 from ais_loader.values.entry import ObjectInfo
 
 _BLOCK_BYTES = 1 << 16
@@ -110,7 +110,7 @@ def _chunks_of(info: ObjectInfo, data: bytes, footer_at: int) -> ArrayRecordChun
     except (ArchiveDamaged, DecodeError, ValueError) as error:
         raise _damaged(info, f"its footer: {error}") from None
     except ArchiveError as error:
-        raise type(error)(f"ais://{info.bucket}/{info.name}: {error}") from None
+        raise type(error)(f"{place(info)}: {error}") from None
     bounds = np.array([*(one.offset for one in chunks), footer_at], np.int64)
     stops = np.array([one.records for one in chunks], np.int64).cumsum()
     if total.version != 1 or (np.diff(bounds) <= 0).any() or (stops.item(-1) if len(stops) else 0) != total.records:
@@ -119,7 +119,7 @@ def _chunks_of(info: ObjectInfo, data: bytes, footer_at: int) -> ArrayRecordChun
 
 
 def _damaged(info: ObjectInfo, why: str) -> ArchiveDamaged:
-    return ArchiveDamaged(f"ais://{info.bucket}/{info.name}: an array_record file that is damaged or truncated: {why}")
+    return ArchiveDamaged(f"{place(info)}: an array_record file that is damaged or truncated: {why}")
 
 
 def _without_block_headers(data: memoryview, start: int) -> memoryview:

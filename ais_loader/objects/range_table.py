@@ -139,6 +139,11 @@ def described(client: Client, entries: Iterable[Any], bucket: str | None) -> lis
     return [_checked(found[entry.bucket, entry.name], entry) for entry in wanted]
 
 
+def place(info: ObjectInfo) -> str:
+    """Return the URL of an object, for errors."""
+    return f"ais://{info.bucket}/{info.name}"
+
+
 def foreign(objects: Sequence[ObjectInfo], one: ObjectInfo, found: str, need: str, usual: str) -> InvalidRequest:
     """Return the error for an object that is something else, with the pattern that leaves it out.
 
@@ -148,7 +153,7 @@ def foreign(objects: Sequence[ObjectInfo], one: ObjectInfo, found: str, need: st
     del endings[os.path.splitext(one.name)[1]], endings[""]
     pattern = f"*{endings.most_common(1)[0][0]}" if endings else usual
     return InvalidRequest(
-        f"ais://{one.bucket}/{one.name}: {found}, and not {need}; store it as such, or leave it out with "
+        f"{place(one)}: {found}, and not {need}; store it as such, or leave it out with "
         f"Bucket.entries(prefix, pattern={pattern!r})"
     )
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ais_loader.errors import ArchiveDamaged
 from ais_loader.objects.client import Client
 from ais_loader.objects.kept_index import Piece, bounds_index, kept_indexes, object_pieces
+from ais_loader.objects.range_table import place
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.line_index import TF_RECORDS
@@ -67,7 +68,7 @@ def _bounds_of(info: ObjectInfo, pieces: Iterator[Piece]) -> npt.NDArray[np.int6
             length = _length(rest[at : at + _HEADER.size])
             if length is None:
                 raise ArchiveDamaged(
-                    f"ais://{info.bucket}/{info.name}: no record at byte {bounds[-1]:,}: its length does not match its "
+                    f"{place(info)}: no record at byte {bounds[-1]:,}: its length does not match its "
                     "checksum; the file is damaged, compressed (store it unpacked), or no TFRecord file"
                 )
             bounds.append(bounds[-1] + _HEADER.size + length + _FOOTER.size)
@@ -75,7 +76,7 @@ def _bounds_of(info: ObjectInfo, pieces: Iterator[Piece]) -> npt.NDArray[np.int6
         rest, begin = rest[cut:], begin + cut
     if bounds[-1] != info.size_bytes:
         raise ArchiveDamaged(
-            f"ais://{info.bucket}/{info.name}: truncated: record {max(0, len(bounds) - 2)}, from byte "
+            f"{place(info)}: truncated: record {max(0, len(bounds) - 2)}, from byte "
             f"{bounds[-2] if len(bounds) > 1 else 0:,}, does not end with the file's {info.size_bytes:,} bytes"
         )
     return np.array(bounds, np.int64)

@@ -36,6 +36,8 @@ class Lines(RangeDataset):
     memory per line, which forked workers share.
     """
 
+    _keeps_indexes = True
+
     def __init__(
         self,
         client_or_url: ClientOrUrl,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ais_loader.errors import ArchiveDamaged, InvalidRequest
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import RangeTable, described, pin_of, read_ranges, text_column
+from ais_loader.objects.range_table import RangeTable, described, pin_of, place, read_ranges, text_column
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
 from ais_loader.training.range_dataset import RangeDataset
 from ais_loader.training.token_windows import Tokens, count_of
@@ -22,7 +22,7 @@ from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\0\0"
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""By code. 6 and 7 are floats, which were exchanged between versions of Megatron."""
+"""Types of tokens by their code. 6 and 7 are floats, which were exchanged between versions of Megatron."""
 _LENGTHS, _POINTERS, _DOCUMENTS, _MODES = range(4)
 _COLUMN_TYPES = tuple(map(np.dtype, ("<i4", "<i8", "<i8", "i1")))
 _PAGE = 1024
@@ -99,7 +99,7 @@ class MegatronTokens(RangeDataset):
             decode = _MegatronTokens(stored, as_tensor=as_tensor)
             if modal := [one.index for one in files if one.counts[_MODES] and (unit, sequence_length) != _SEQUENCES]:
                 raise InvalidRequest(
-                    f"ais://{modal[0].bucket}/{modal[0].name}: multimodal, with a mode for each sequence, which "
+                    f"{place(modal[0])}: multimodal, with a mode for each sequence, which "
                     "a sample of several would mix: leave out unit and sequence_length"
                 )
             if sequence_length is None:
@@ -135,7 +135,7 @@ class _File:
         return self.index, start + first * sizes[column], min(_PAGE, self.counts[column] - first) * sizes[column]
 
     def damaged(self, why: str) -> ArchiveDamaged:
-        return ArchiveDamaged(f"ais://{self.index.bucket}/{self.index.name}: {why}")
+        return ArchiveDamaged(f"{place(self.index)}: {why}")
 
 
 def _files(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) -> list[_File]:
@@ -143,7 +143,7 @@ def _files(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) -> l
     for info in objects:
         if not info.name.endswith((".bin", ".idx")):
             raise InvalidRequest(
-                f"ais://{info.bucket}/{info.name}: need files of Megatron, x.bin or x.idx; leave it out with "
+                f"{place(info)}: need files of Megatron, x.bin or x.idx; leave it out with "
                 "Bucket.entries(prefix, pattern='*.bin')"
             )
         known[info.bucket, info.name] = info
@@ -157,19 +157,20 @@ def _files(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) -> l
     for file in files:
         if file.code != files[0].code:
             raise InvalidRequest(
-                f"ais://{file.index.bucket}/{file.index.name}: tokens of {_DTYPES[file.code]}, and "
+                f"{place(file.index)}: tokens of {_DTYPES[file.code]}, and "
                 f"{_DTYPES[files[0].code]} in {files[0].index.name}: make a dataset of each, and `concat` them"
             )
     return files
 
 
 def _file(tokens: ObjectInfo, index: ObjectInfo, head: bytes) -> _File:
-    place = f"ais://{index.bucket}/{index.name}"
     if not head.startswith(_MAGIC) or len(head) < _HEADER.size:
-        raise InvalidRequest(f"{place}: not an index of Megatron, which begins with {_MAGIC!r}")
+        raise InvalidRequest(f"{place(index)}: not an index of Megatron, which begins with {_MAGIC!r}")
     _, version, code, sequences, bounds = _HEADER.unpack(head)
     if version != 1 or code not in _DTYPES:
-        raise InvalidRequest(f"{place}: version {version}, type {code}; need version 1, and tokens that are integers")
+        raise InvalidRequest(
+            f"{place(index)}: version {version}, type {code}; need version 1, and tokens that are integers"
+        )
     modes = index.size_bytes - _HEADER.size - 12 * sequences - 8 * bounds
     file = _File(tokens, index, code, (sequences, sequences, bounds, modes))
     if modes not in (0, sequences):

@@ -13,7 +13,7 @@ from ais_loader.errors import ArchiveDamaged, InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import RangeTable, read_ranges, text_column
+from ais_loader.objects.range_table import RangeTable, place, read_ranges, text_column
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.sample_parts import Within
@@ -170,7 +170,7 @@ def _footers(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) ->
         try:
             footers.append(_opened(info.size_bytes, [(info.size_bytes - len(tail), tail)]).metadata)
         except (pyarrow.ArrowException, OSError) as error:
-            raise ArchiveDamaged(f"{_place(info)}: a footer that cannot be read: {error}").caused_by(error) from None
+            raise ArchiveDamaged(f"{place(info)}: a footer that cannot be read: {error}").caused_by(error) from None
     return footers
 
 
@@ -182,10 +182,10 @@ def _read_ends(client: Client, objects: Sequence[ObjectInfo], sizes: Sequence[in
 def _footer_bytes(info: ObjectInfo, tail: bytes) -> int:
     """Return the size of a file's footer, with the 8 bytes behind it."""
     if tail.endswith(b"PARE"):
-        raise InvalidRequest(f"{_place(info)}: an encrypted Parquet file, which cannot be read here")
+        raise InvalidRequest(f"{place(info)}: an encrypted Parquet file, which cannot be read here")
     size = int.from_bytes(tail[-8:-4], "little") + 8
     if len(tail) < 12 or not tail.endswith(b"PAR1") or size > info.size_bytes:
-        raise InvalidRequest(f"{_place(info)}: no Parquet file, or a truncated one: its end is not that of one")
+        raise InvalidRequest(f"{place(info)}: no Parquet file, or a truncated one: its end is not that of one")
     return size
 
 
@@ -193,11 +193,11 @@ def _leaves(info: ObjectInfo, footer: pyarrow.parquet.FileMetaData, columns: lis
     """Return the numbers of the columns to read, in which structs and lists are resolved."""
     paths = [footer.schema.column(at).path for at in range(footer.num_columns)]
     if not paths:
-        raise InvalidRequest(f"{_place(info)}: a Parquet file without columns")
+        raise InvalidRequest(f"{place(info)}: a Parquet file without columns")
     for name in columns or ():
         if not any(path == name or path.startswith(f"{name}.") for path in paths):
             known = ", ".join(dict.fromkeys(path.partition(".")[0] for path in paths))
-            raise InvalidRequest(f"{_place(info)}: no column {name!r}; its columns are {known}")
+            raise InvalidRequest(f"{place(info)}: no column {name!r}; its columns are {known}")
     return [
         at
         for at, path in enumerate(paths)
@@ -208,7 +208,3 @@ def _leaves(info: ObjectInfo, footer: pyarrow.parquet.FileMetaData, columns: lis
 def _start_of(chunk: Any) -> int:
     starts = (chunk.dictionary_page_offset, chunk.data_page_offset)
     return int(min(start for start in starts if start))  # some writers say 0 where there is no dictionary
-
-
-def _place(info: ObjectInfo) -> str:
-    return f"ais://{info.bucket}/{info.name}"

@@ -20,6 +20,9 @@ Find: TypeAlias = Callable[[Client, list[ObjectInfo]], tuple[RangeTable, Decode]
 class RangeDataset(MapDataset):
     """A map-style dataset of parts of objects, in the versions that the objects had when it was made."""
 
+    _keeps_indexes = False
+    """Whether `find` keeps what it finds, if the store can be written to."""
+
     def __init__(
         self,
         client_or_url: ClientOrUrl,
@@ -37,8 +40,7 @@ class RangeDataset(MapDataset):
             )
         reader = ProcessClient(client_or_url, retry_s)
         listed = entry_sequence(reader, entries, bucket, False)
-        # An index is kept if the store can be written to.
-        with reader.opened("a" if reader.is_shared else "r") as client:
+        with reader.opened("a" if self._keeps_indexes and reader.is_shared else "r") as client:
             table, decode = find(client, described(client, listed, bucket))
         super().__init__(client_or_url, table, decode, timeout_s=timeout_s, retry_s=retry_s, **options)
 

@@ -34,6 +34,8 @@ class Records(RangeDataset):
     list their chunks. All else is as in a MapDataset, also `+` and `concat`.
     """
 
+    _keeps_indexes = True
+
     def __init__(
         self,
         client_or_url: ClientOrUrl,

@@ -58,7 +58,9 @@ class SampleParts:
     @classmethod
     def of(cls, samples: Sequence[Any], numbers: Sequence[int] | None = None) -> SampleParts | None:
         """Return the parts of these samples, or None if each is one entry, and all of it."""
-        return cls(samples, numbers) if any(has_parts(one) or is_part(one) for one in samples) else None
+        kinds = set(map(type, samples))
+        several = any(issubclass(kind, (tuple, dict)) for kind in kinds)
+        return cls(samples, numbers) if several or (Entry in kinds and any(map(is_part, samples))) else None
 
     def items(self, batch: Batch) -> Iterator[Any]:
         """Yield the items of each sample, in the form of the sample."""

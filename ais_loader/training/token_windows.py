@@ -15,7 +15,7 @@ from ais_loader.extras import needs
 from ais_loader.file_formats import HEAD_BYTES, format_of, is_text
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import RangeTable, foreign, read_ranges
+from ais_loader.objects.range_table import RangeTable, foreign, place, read_ranges
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.take_samples import OnBatch
@@ -177,7 +177,7 @@ def _arrays(
         elif stored.itemsize > 1 and is_text(head) and is_text(begin):  # bytes of text may be tokens
             found = "text"
         if info.name.lower().endswith(".npz"):
-            raise InvalidRequest(f"{_place(info)}: an .npz file is an archive of arrays; store each as an .npy file")
+            raise InvalidRequest(f"{place(info)}: an .npz file is an archive of arrays; store each as an .npy file")
         if found is not None:
             raise foreign(objects, info, found, f"an array of {stored.name} tokens", "*.bin")
         arrays.append(_raw_array(info, stored, header_bytes or 0))
@@ -201,7 +201,7 @@ def _raw_array(info: ObjectInfo, stored: np.dtype[Any], header_bytes: int) -> _A
     if rest or tokens < 0:
         behind = f" behind a header of {header_bytes:,}" if header_bytes else ""
         raise InvalidRequest(
-            f"{_place(info)}: its {info.size_bytes:,} bytes{behind} are no multiple of the {stored.itemsize} bytes of "
+            f"{place(info)}: its {info.size_bytes:,} bytes{behind} are no multiple of the {stored.itemsize} bytes of "
             f"a {stored.name} token"
         )
     return _Array(header_bytes, tokens)
@@ -219,21 +219,17 @@ def _npy_array(info: ObjectInfo, head: bytes, stored: np.dtype[Any]) -> _Array:
         else:
             raise ValueError(f"format {version[0]}.{version[1]}, which arrays of integers do not need")
     except ValueError as error:
-        raise InvalidRequest(f"{_place(info)}: not an .npy file with a header that can be read: {error}") from None
+        raise InvalidRequest(f"{place(info)}: not an .npy file with a header that can be read: {error}") from None
     if is_fortran:
-        raise InvalidRequest(f"{_place(info)}: in Fortran order; store it in C order, and with one dimension")
+        raise InvalidRequest(f"{place(info)}: in Fortran order; store it in C order, and with one dimension")
     if len(shape) != 1:
-        raise InvalidRequest(f"{_place(info)}: an array of shape {shape}; need one dimension, the tokens")
+        raise InvalidRequest(f"{place(info)}: an array of shape {shape}; need one dimension, the tokens")
     if found != stored:
-        raise InvalidRequest(f"{_place(info)}: an array of {found.str}; need dtype={stored.str!r}")
+        raise InvalidRequest(f"{place(info)}: an array of {found.str}; need dtype={stored.str!r}")
     start_bytes, tokens = file.tell(), int(shape[0])
     if start_bytes + tokens * stored.itemsize != info.size_bytes:
         raise InvalidRequest(
-            f"{_place(info)}: {info.size_bytes:,} bytes; its header says {start_bytes:,} and {tokens:,} tokens of "
+            f"{place(info)}: {info.size_bytes:,} bytes; its header says {start_bytes:,} and {tokens:,} tokens of "
             f"{stored.itemsize} bytes"
         )
     return _Array(start_bytes, tokens)
-
-
-def _place(info: ObjectInfo) -> str:
-    return f"ais://{info.bucket}/{info.name}"
