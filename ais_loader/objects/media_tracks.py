@@ -40,7 +40,7 @@ _BLOCK_HEAD_BYTES = 64
 _AS_IN_TABLES = {"fflags": "+noparse+nofillin", "analyzeduration": "1"}
 """libavformat returns what the tables say, whatever the packets contain, and reads few packets at first."""
 _TAIL_PACKETS, _TAIL_S = 64, 1
-"""What is decoded of the end of audio, to learn where it ends."""
+"""The end of audio is decoded, to learn how many samples there are."""
 _FRAGMENTED = (b"mvex", b"moof")
 
 
