@@ -132,7 +132,7 @@ def _samples(part: Part, item: Item) -> AudioSamples:
     track, first_wanted, stop_wanted = part.track, part.wanted[0], part.wanted[-1] + 1
     origin = Fraction(*track.origin)
     slack = math.ceil(Fraction(*track.unit) * track.rate_hz)
-    data, filled, at = None, 0, None
+    data, at, reached = None, None, first_wanted
     for frame in _decoded(part, item):
         if frame.pts is None or frame.sample_rate != track.rate_hz:
             raise MediaError(f"samples at {frame.sample_rate} Hz without a time; need {track.rate_hz}")
@@ -149,10 +149,10 @@ def _samples(part: Part, item: Item) -> AudioSamples:
         first, stop = max(at, first_wanted), min(at + frame.samples, stop_wanted)
         if first < stop:
             data[:, first - first_wanted : stop - first_wanted] = _floats(frame)[:, first - at : stop - at]
-            filled += stop - first
+            reached = stop if first <= reached else reached
         at += frame.samples
-    if data is None or filled != len(part.wanted):
-        raise MediaError(f"{filled:,} of {len(part.wanted):,} samples can be decoded from sample {first_wanted:,}")
+    if data is None or reached != stop_wanted:
+        raise MediaError(f"samples {reached:,} to {stop_wanted:,} cannot be decoded")
     return AudioSamples(data, track.rate_hz)
 
 
@@ -182,6 +182,7 @@ def _decoded(part: Part, item: Item) -> Iterator[Any]:
             packet = av.Packet(len(content))  # not of the bytes themselves, behind which decoders may read
             packet.update(content)
             packet.pts, packet.time_base = int(track.ticks[number]), Fraction(*track.unit)
+            packet.is_keyframe = bool(track.flags[number] & 1)
             with contextlib.suppress(av.error.InvalidDataError):
                 yield from context.decode(packet)
         with contextlib.suppress(av.error.InvalidDataError, av.error.EOFError):
