@@ -55,7 +55,7 @@ class Track:
     stream: int
     """The number of the track in its file."""
     extradata: npt.NDArray[np.uint8]
-    """What the decoder needs before the first packet."""
+    """Configuration of the decoder."""
     head: npt.NDArray[np.uint8]
     """The first bytes of a file that divides packets, and so has to be read by its container's own reader."""
     starts: Numbers

@@ -33,6 +33,8 @@ _PAGED = ("ogg", "mpegts")
 """Containers that divide packets into pages."""
 _TIMED = ("matroska,webm", "flac")
 """Containers that say how long their tracks are, and may end anywhere."""
+_REORDERED = ("h264", "hevc")
+"""Codecs in whose packets libavformat does not see the order of frames."""
 _SHORT_S = 0.25
 """How much less there may be."""
 _BLOCK_HEAD_BYTES = 64
@@ -40,7 +42,7 @@ _BLOCK_HEAD_BYTES = 64
 _AS_IN_TABLES = {"fflags": "+noparse+nofillin", "analyzeduration": "1"}
 """libavformat returns what the tables say, whatever the packets contain, and reads few packets at first."""
 _TAIL_PACKETS, _TAIL_S = 64, 1
-"""What is decoded of the end of audio, to learn where it ends."""
+"""The end of audio is decoded, to learn how many samples there are."""
 _FRAGMENTED = (b"mvex", b"moof")
 
 
@@ -132,15 +134,20 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
         if not len(starts):
             raise MediaError(f"its {kind} track has no packets")
         context, is_audio = stream.codec_context, kind == "audio"
+        if container.format.name == "avi" and context.codec.name in _REORDERED and context.has_b_frames:
+            raise MediaError("frames out of order, whose times AVI does not tell: convert it to MP4 or Matroska")
+        durations[durations == 0] = max(1, int(np.ptp(ticks)) // len(ticks))
         unit, start, samples, rate_hz = stream.time_base, origin, 0, 0
         if counts and is_audio:  # ticks of a millisecond do not say where samples are
             rate_hz = context.sample_rate
             stops = round((Fraction(stream.start_time or 0) * unit - origin) * rate_hz) + np.cumsum(counts)
-            ticks = np.append(stops[0] - round(int(durations[0]) * unit * rate_hz), stops[:-1])
+            ticks = np.append(stops[0] - counts[min(1, len(counts) - 1)], stops[:-1])  # the first may be cut
             unit, start, samples = Fraction(1, rate_hz), Fraction(0), int(stops[-1])
         elif is_audio:
             frames = _last_frames(stream, tail, int(ticks[-1]), data)
             for frame in frames:
+                if frame.pts is None:
+                    raise MediaError("samples that have no time: convert it to WAV or FLAC")
                 rate_hz = frame.sample_rate
                 samples = round((frame.pts * frame.time_base - origin) * rate_hz) + frame.samples
         index[kind] = Track(

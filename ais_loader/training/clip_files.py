@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-import av
 import numpy as np
 
+from ais_loader.extras import needs
 from ais_loader.objects.media_index import Track
+
+with needs("av", "audio and video by time"):
+    import av
 
 _START_CODE = b"\0\0\0\1"
 _HEVC_SETS = 22

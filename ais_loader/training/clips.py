@@ -11,10 +11,9 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 
 from ais_loader.errors import InvalidRequest, RangeError
-from ais_loader.extras import needs
 from ais_loader.objects.media_index import MediaIndex, media_indexes
 from ais_loader.objects.range_table import described, pin_of
-from ais_loader.training.clip_parts import decoded_part, part_entry
+from ais_loader.training.clip_parts import part_entry
 from ais_loader.training.datasets import MapDataset
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
 from ais_loader.training.sample_parts import flat_entries, mapped
@@ -121,6 +120,9 @@ class Clips(MapDataset):
         for a file that is no audio or video or is truncated, ObjectNotFound, MissingExtra without PyAV, TypeError, and
         the errors of reading.
         """
+        from ais_loader.training.clip_decoding import PartDecoder
+
+        decoder = PartDecoder(pixel_format, device)
         if isinstance(clips, (str, bytes, Mapping)):
             raise TypeError(
                 f"clips is a {type(clips).__name__}; need a sequence of clips, or of tuples or dicts of them"
@@ -136,7 +138,7 @@ class Clips(MapDataset):
         super().__init__(
             client_or_url,
             _ClipTable(objects, indexes, samples, [number_of[source] for source in wanted]),
-            PartDecoder(pixel_format, device),
+            decoder,
             transform=transform,
             on_error=on_error,
             timeout_s=timeout_s,
@@ -193,24 +195,6 @@ class _ClipPart:
     number: int
     track: str
     wanted: range | tuple[int, ...]
-
-
-class PartDecoder:
-    """Decoder of items whose entries carry parts of tracks, to VideoFrames and AudioSamples."""
-
-    def __init__(self, pixel_format: str, device: str | None) -> None:
-        with needs("av", "audio and video by time"):
-            import av
-        try:
-            av.VideoFormat(pixel_format)
-        except ValueError:
-            raise InvalidRequest(f"pixel_format={pixel_format!r}: FFmpeg has no such format") from None
-        if device is not None and pixel_format != "rgb24":
-            raise InvalidRequest(f"pixel_format={pixel_format!r}: torchcodec, which device={device!r} takes, has RGB")
-        self._pixel_format, self._device = pixel_format, device
-
-    def __call__(self, sample: Any) -> Any:
-        return mapped(sample, lambda item: decoded_part(item, self._pixel_format, self._device) if item.ok else None)
 
 
 def _clip(given: Any) -> Clip:

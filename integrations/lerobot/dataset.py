@@ -20,7 +20,8 @@ from ais_loader.extras import needs
 from ais_loader.objects.client import Client
 from ais_loader.objects.media_index import media_indexes
 from ais_loader.objects.range_table import described, pin_of
-from ais_loader.training.clip_parts import decoded_part, part_entry
+from ais_loader.training.clip_decoding import PartDecoder
+from ais_loader.training.clip_parts import part_entry
 from ais_loader.training.datasets import MapDataset
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
 from ais_loader.training.take_samples import OnBatch
@@ -84,7 +85,7 @@ class LeRobotDataset(MapDataset):
             except KeyError as error:
                 raise InvalidRequest(f"{files.url}meta/: {error} is missing, which LeRobot's format 3 has") from None
         self.info = table.info
-        """What `meta/info.json` says."""
+        """Content of `meta/info.json`."""
         super().__init__(
             client_or_url,
             table,
@@ -229,7 +230,7 @@ class _FrameDecoder:
     """Decoder of the items of a row's cameras to a sample."""
 
     def __init__(self, table: _FrameTable, return_uint8: bool) -> None:
-        self._table, self._return_uint8 = table, return_uint8
+        self._table, self._return_uint8, self._decode = table, return_uint8, PartDecoder()
 
     def __call__(self, items: Mapping[str, Item]) -> dict[str, Any] | None:
         if not all(item.ok for item in items.values()):
@@ -238,7 +239,7 @@ class _FrameDecoder:
         row = next(iter(items.values())).entry.opaque.label
         sample: dict[str, Any] = {}
         for key, item in items.items():
-            images = decoded_part(item, "rgb24").data
+            images = self._decode(item).data
             images = images if self._return_uint8 else images.astype(np.float32) / 255
             sample[key] = images[0] if len(images) == 1 else images
         for key, column in table.columns.items():

@@ -37,6 +37,10 @@ VIDEOS: dict[str, dict[str, Any]] = {
     },
     "av1.mp4": {"codec": "libsvtav1", "options": {"preset": "12"}},
     "key_frames.mov": {"codec": "mjpeg", "pixels": "yuvj420p"},
+    "lossless.mov": {"codec": "png", "pixels": "rgb24"},
+    "no_durations.flv": {"codec": "flv1"},
+    "ten_bits.mp4": {"codec": "libx264", "pixels": "yuv420p10le"},
+    "palette.gif": {"codec": "gif", "pixels": "rgb8", "rate": 10},
     "broadcast.ts": {"codec": "libx264", "options": {"bf": "3"}},
 }
 SOUNDS: dict[str, dict[str, Any]] = {
@@ -52,6 +56,9 @@ SOUNDS: dict[str, dict[str, Any]] = {
     "a.m4a": {"codec": "aac", "options": {"aac_pns": "0"}},
     "a.aac": {"codec": "aac", "options": {"aac_pns": "0"}},
     "opus.webm": {"codec": "libopus"},
+    "aac.mkv": {"codec": "aac", "options": {"aac_pns": "0"}},
+    "law.wav": {"codec": "pcm_mulaw", "rate_hz": 8_000, "layout": "mono"},
+    "linear.mov": {"codec": "pcm_s16le"},
 }
 _FORMATS = {"mkv": "matroska", "ts": "mpegts", "m4a": "mp4", "aac": "adts", "opus": "ogg"}
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 from datasets_kit import RecordingTransport
-from media_kit import SOUNDS, VIDEOS, boxes, media, video, whole_sound, whole_video
+from media_kit import SOUNDS, VIDEOS, boxes, media, sound, video, whole_sound, whole_video
 
 from ais_loader import BatchLoader, Bucket, Client, Clip, Clips, Entry, errors
 from ais_loader.objects.media_index import decode_tracks, encode_tracks
@@ -300,6 +300,8 @@ def test_files_that_are_no_media_or_are_cut(local_films: Bucket) -> None:
         "cut.wav": (media("a.wav")[:-1000], "truncated"),
         "cut.avi": (media("plain.avi")[:-3000], "truncated"),
         "cut.webm": (media("vp9.webm")[:-3000], "truncated"),
+        "order.avi": (video("order.avi", "libx264", options={"bf": "2"}), "frames out of order"),
+        "adaptive.wav": (sound("adaptive.wav", "adpcm_ima_wav"), "samples that have no time"),
         "subtitles.srt": (b"1\n00:00:00,000 --> 00:00:01,000\nHello\n", "neither audio nor video"),
     }
     for name, (content, message) in bad.items():

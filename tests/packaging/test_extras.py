@@ -60,7 +60,7 @@ print(json.dumps(ended))
 PUBLIC_NAMES = """
 import ais_loader
 found = {}
-of_torch = "BatchLoader", "Lines", "MapDataset", "MegatronTokens", "ParquetRows", "Records"
+of_torch = "BatchLoader", "Clip", "Clips", "Lines", "MapDataset", "MegatronTokens", "ParquetRows", "Records"
 of_torch += "TokenWindows", "concat", "drop_placeholders"
 for name in {*ais_loader.__all__, *of_torch}:
     try:
@@ -146,6 +146,11 @@ OF_PACKAGE = {
         "the speech example": "import examples.speech.train",
         "decoders.audio": f"{READ}; from ais_loader import decoders; [decoders.audio(item) for item in found]",
     },
+    "av": {
+        "Clips": f"{READ}; ais_loader.Clips(store, ['ais://b/a'])",
+        "LeRobotDataset": "import ais_loader.integrations.lerobot",
+    },
+    "torchcodec": {},
     "hdrh": {"a measurement": "from ais_loader.bench.tally import BenchTally; BenchTally()"},
     "PIL": {"decoders.image": f"{READ}; from ais_loader import decoders; [decoders.image(item) for item in found]"},
 }
@@ -210,7 +215,7 @@ def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(pack
     }
     cases = OF_PACKAGE[package] | everything
     # Importing torch takes longer than all the rest: it is there where a case needs it.
-    packages = [package] if package == "rocksdict" else [package, "torch"]
+    packages = [package] if package in ("rocksdict", "av") else [package, "torch"]
     told = run_without(packages, CASES, [str(folder), json.dumps(cases)])
     assert all(line.startswith("made a new store at ") for line in told.stderr.splitlines()), told.stderr
     ended = json.loads(told.stdout)
@@ -219,7 +224,7 @@ def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(pack
         assert kind == RAISED.get(case, "MissingExtra"), f"{case}: {kind} {text}"
         assert_named(package, text)
     ranges = ["Lines", "MegatronTokens", "ParquetRows", "Records", "TokenWindows"]
-    needing = ["BatchLoader", "MapDataset", *ranges, "concat", "drop_placeholders"] if "torch" in packages else []
+    needing = ["BatchLoader", "Clip", "Clips", "MapDataset", *ranges, "concat", "drop_placeholders"] if "torch" in packages else []
     assert ast.literal_eval(ended["public names"][1]) == dict.fromkeys(needing, "torch")
     assert ended["import *"] == ["", "'grpc://127.0.0.1:1'"]
     assert ended["dir"] == ["", "set()"]
