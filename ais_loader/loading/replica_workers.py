@@ -79,6 +79,8 @@ class ReplicaWorkers:
         self._failed: Exception | None = None
         self._kept: deque[tuple[int, Parcel, SlotReader]] = deque(maxlen=2 * in_flight)
         """The latest batches, with where they are: others may lack them when the reader dies."""
+        self._seen: set[int] = set()
+        """Replicas that had begun when this one met a reader."""
         self._closed = threading.Event()
         self._conn: Connection | None = None
         self._reader: _Reader | None = None
@@ -159,15 +161,20 @@ class ReplicaWorkers:
                 self._told = f"process {pid} reads for the replicas of this host"
                 return _connection(sock)
             sock.close()
-            is_expected = partial(replicas.is_expected, iteration=self._iteration, has_begun=bool(self._kept))
-            if time.monotonic() > turn_s or not any(map(is_expected, range(replicas.index))):
+            if time.monotonic() > turn_s or not any(map(self._is_expected, range(replicas.index))):
                 with contextlib.suppress(OSError):  # another replica was faster
-                    self._reader = _Reader(replicas, self._start, self._in_flight, is_expected, self._copied)
+                    self._reader = _Reader(replicas, self._start, self._in_flight, self._is_expected, self._copied)
         return None
+
+    def _is_expected(self, index: int, is_late: bool = False) -> bool:
+        """Whether a replica is in this iteration, or may still begin it."""
+        has_begun = is_late or index in self._seen or bool(self._kept)
+        return self._replicas.is_expected(index, self._iteration, has_begun=has_begun)
 
     def _listen(self, conn: Connection) -> None:
         """Receive batches until the reader has ended."""
         slots = SlotReader(shared_as=self._replicas.index)
+        self._seen |= {one for one in range(self._replicas.count) if self._is_expected(one, is_late=True)}
         with self._lock:
             _send(conn, (self._replicas.index, min(self._unanswered, default=self._drawn)))
             for asked, _ in self._unanswered.values():
@@ -212,7 +219,7 @@ class _Reader:
         replicas: Replicas,
         start: Callable[[], Workers],
         in_flight: int,
-        is_expected: Callable[..., bool],
+        is_expected: Callable[[int, bool], bool],
         copied: Callable[[int], Parcel | None],
     ) -> None:
         """`copied`: Returns a batch that this replica has had. Raises OSError if another process reads."""
@@ -280,8 +287,8 @@ class _Reader:
                     sock, _ = self._listener.accept()
                     if _peer_of(sock) is not None:
                         self._conns[_connection(sock)] = _Member()
-            late = {"has_begun": True} if time.monotonic() > self._awaited_until_s else {}
-            self._awaited = {one for one in self._awaited if self._is_expected(one, **late)}
+            is_late = time.monotonic() > self._awaited_until_s
+            self._awaited = {one for one in self._awaited if self._is_expected(one, is_late)}
             self._begin()
 
     def _hear(self, conn: Connection, message: Any) -> None:
