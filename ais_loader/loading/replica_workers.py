@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import os
 import pickle
 import re
@@ -46,6 +47,7 @@ _LOOK_S = 0.02
 _SEND_S = 10
 """Time after which a process that takes nothing from its socket is given up."""
 _PEER = struct.Struct("3i")
+log = logging.getLogger(__name__)
 
 
 class _Asked(NamedTuple):
@@ -54,7 +56,7 @@ class _Asked(NamedTuple):
     ticket: int
     named: str
     drawn: dict[str, Any]
-    """What it is, the same for all replicas."""
+    """Its name and the digest of its numbers, the same for all replicas."""
     data: bytes
     """The pickled work and seed."""
 
@@ -67,7 +69,7 @@ class ReplicaWorkers:
     ) -> None:
         """
         Args:
-            described: What is read. All replicas raise InvalidRequest if one of them differs.
+            described: The plan and the place in it. All replicas raise InvalidRequest if one of them differs.
             start: Starts the workers, if this replica reads.
         """
         replicas.begin()
@@ -260,7 +262,7 @@ class _Reader:
         """End. What was sent can still be received."""
         self._closed = True
         self._listener.shutdown(socket.SHUT_RDWR)
-        if self._thread is not threading.current_thread():
+        if wait and self._thread is not threading.current_thread():
             self._thread.join()
         if self._workers is not None and not keeps_workers:
             self._workers.close(wait=wait)
@@ -275,21 +277,31 @@ class _Reader:
     # -- in the thread
 
     def _run(self) -> None:
-        while not self._closed:
-            for ready in wait([self._listener, *self._conns], _LOOK_S if self._awaited else None):
-                if isinstance(ready, Connection):
-                    try:
-                        self._hear(ready, ready.recv())
-                    except (EOFError, OSError):
-                        self._drop(ready, has_died=not self._conns[ready].stands_still)
-                    continue
-                with contextlib.suppress(OSError):  # closed
-                    sock, _ = self._listener.accept()
-                    if _peer_of(sock) is not None:
-                        self._conns[_connection(sock)] = _Member()
-            is_late = time.monotonic() > self._awaited_until_s
-            self._awaited = {one for one in self._awaited if self._is_expected(one, is_late)}
-            self._begin()
+        try:
+            while not self._closed:
+                self._look()
+        except Exception:  # of the system: there are no more descriptors, for instance
+            log.exception("%s no longer reads", self._replicas)
+            self._listener.shutdown(socket.SHUT_RDWR)
+            for conn in self._conns:
+                hang_up(conn)
+
+    def _look(self) -> None:
+        """Wait for messages, and begin what can begin."""
+        for ready in wait([self._listener, *self._conns], _LOOK_S if self._awaited else None):
+            if isinstance(ready, Connection):
+                try:
+                    self._hear(ready, ready.recv())
+                except (EOFError, OSError):
+                    self._drop(ready, has_died=not self._conns[ready].stands_still)
+                continue
+            with contextlib.suppress(OSError):  # closed
+                sock, _ = self._listener.accept()
+                if _peer_of(sock) is not None:
+                    self._conns[_connection(sock)] = _Member()
+        is_late = time.monotonic() > self._awaited_until_s
+        self._awaited = {one for one in self._awaited if self._is_expected(one, is_late)}
+        self._begin()
 
     def _hear(self, conn: Connection, message: Any) -> None:
         member = self._conns[conn]
@@ -323,13 +335,14 @@ class _Reader:
             differ = filter(None, map(partial(first_difference, one.drawn), (a.drawn for a in asked.values()), words))
             if (told := next(differ, None)) is not None:
                 self._send(ticket, 0.0, packed_error(InvalidRequest(_DIFFER + told)), asked)
-            elif (parcel := self._copied(ticket)) is not None:
-                self._send(ticket, 0.0, parcel, asked)
             else:
                 self._read(one, asked)
 
     def _read(self, one: _Asked, asked: Iterable[int]) -> None:
         try:
+            if (parcel := self._copied(one.ticket)) is not None:
+                self._send(one.ticket, 0.0, parcel, asked)
+                return
             if self._workers is None:
                 self._workers = self._start()
             work, seed = pickle.loads(one.data)

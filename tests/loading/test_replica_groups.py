@@ -125,6 +125,8 @@ def refused(folder: Path, given: Any, epochs: int, options: dict[str, Any], plan
         "another place in a group": {"replicas": half, "rank": rank % 2, "world_size": 2},
         "a group that not all have": {"replicas": (low, low, high, high)[rank]},
         "another seed in another group": {"replicas": half, "plan": ShufflePlan(COUNT, 8, seed=rank // 2)},
+        "a sampler that decides by itself": {"replicas": half, "plan": [[rank // 2, 5]]},
+        "a sampler of the rank": {"replicas": half, "plan": [[rank, 5]]},
         "one without replicas": {"replicas": half} if rank else None,
     }
     found = {}
@@ -143,6 +145,7 @@ def refused(folder: Path, given: Any, epochs: int, options: dict[str, Any], plan
     torch.distributed.barrier()
 
 
+@pytest.mark.slow
 def test_groups_that_do_not_fit_are_refused_by_all_ranks(tmp_path: Path) -> None:
     with processes("fork", tmp_path, 4, 1, {}, refused) as ranks:
         for rank in ranks:
@@ -153,12 +156,14 @@ def test_groups_that_do_not_fit_are_refused_by_all_ranks(tmp_path: Path) -> None
         "another place in a group": "need the same group, rank and world_size",
         "a group that not all have": "need the same group, rank and world_size",
         "another seed in another group": "reads another plan",
+        "a sampler that decides by itself": "5]",
+        "a sampler of the rank": "they differ: digest of its numbers",
         "one without replicas": "rank 0 of 4 has not made its loader of replicas within 2 s",
     }
     for rank, texts in enumerate(found):
         for case, text in texts.items():
             assert wanted[case] in text, f"rank {rank}, {case}: {text}"
-        assert len(texts) == (4 if rank else 3)
+        assert len(texts) == (6 if rank else 5)
 
 
 @pytest.mark.slow
