@@ -483,9 +483,9 @@ class _Iteration:
     def _workers(self, in_flight: int) -> Workers:
         if (replicas := self._replicas) is None or replicas.count == 1:
             return self._start_workers()
-        described = {"rank and world_size": self._position.place()}
+        described: dict[str, Any] = {}
         if isinstance(self._position, PlanPosition):
-            described |= self._position.described()
+            described = {"rank and world_size": self._position.place()} | self._position.described()
         return ReplicaWorkers(replicas, described, self._start_workers, in_flight)
 
     def _start_workers(self) -> Workers:

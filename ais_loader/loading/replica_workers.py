@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import os
 import pickle
 import re
@@ -46,6 +47,7 @@ _LOOK_S = 0.02
 _SEND_S = 10
 """Time after which a process that takes nothing from its socket is given up."""
 _PEER = struct.Struct("3i")
+log = logging.getLogger(__name__)
 
 
 class _Asked(NamedTuple):
@@ -54,7 +56,7 @@ class _Asked(NamedTuple):
     ticket: int
     named: str
     drawn: dict[str, Any]
-    """What it is, the same for all replicas."""
+    """Its name and the digest of its numbers, the same for all replicas."""
     data: bytes
     """The pickled work and seed."""
 
@@ -67,7 +69,7 @@ class ReplicaWorkers:
     ) -> None:
         """
         Args:
-            described: What is read. All replicas raise InvalidRequest if one of them differs.
+            described: The plan and the place in it. All replicas raise InvalidRequest if one of them differs.
             start: Starts the workers, if this replica reads.
         """
         replicas.begin()
@@ -79,6 +81,8 @@ class ReplicaWorkers:
         self._failed: Exception | None = None
         self._kept: deque[tuple[int, Parcel, SlotReader]] = deque(maxlen=2 * in_flight)
         """The latest batches, with where they are: others may lack them when the reader dies."""
+        self._seen: set[int] = set()
+        """Replicas that had begun when this one met a reader."""
         self._closed = threading.Event()
         self._conn: Connection | None = None
         self._reader: _Reader | None = None
@@ -159,15 +163,20 @@ class ReplicaWorkers:
                 self._told = f"process {pid} reads for the replicas of this host"
                 return _connection(sock)
             sock.close()
-            is_expected = partial(replicas.is_expected, iteration=self._iteration, has_begun=bool(self._kept))
-            if time.monotonic() > turn_s or not any(map(is_expected, range(replicas.index))):
+            if time.monotonic() > turn_s or not any(map(self._is_expected, range(replicas.index))):
                 with contextlib.suppress(OSError):  # another replica was faster
-                    self._reader = _Reader(replicas, self._start, self._in_flight, is_expected, self._copied)
+                    self._reader = _Reader(replicas, self._start, self._in_flight, self._is_expected, self._copied)
         return None
+
+    def _is_expected(self, index: int, is_late: bool = False) -> bool:
+        """Whether a replica is in this iteration, or may still begin it."""
+        has_begun = is_late or index in self._seen or bool(self._kept)
+        return self._replicas.is_expected(index, self._iteration, has_begun=has_begun)
 
     def _listen(self, conn: Connection) -> None:
         """Receive batches until the reader has ended."""
         slots = SlotReader(shared_as=self._replicas.index)
+        self._seen |= {one for one in range(self._replicas.count) if self._is_expected(one, is_late=True)}
         with self._lock:
             _send(conn, (self._replicas.index, min(self._unanswered, default=self._drawn)))
             for asked, _ in self._unanswered.values():
@@ -212,7 +221,7 @@ class _Reader:
         replicas: Replicas,
         start: Callable[[], Workers],
         in_flight: int,
-        is_expected: Callable[..., bool],
+        is_expected: Callable[[int, bool], bool],
         copied: Callable[[int], Parcel | None],
     ) -> None:
         """`copied`: Returns a batch that this replica has had. Raises OSError if another process reads."""
@@ -253,7 +262,7 @@ class _Reader:
         """End. What was sent can still be received."""
         self._closed = True
         self._listener.shutdown(socket.SHUT_RDWR)
-        if self._thread is not threading.current_thread():
+        if wait and self._thread is not threading.current_thread():
             self._thread.join()
         if self._workers is not None and not keeps_workers:
             self._workers.close(wait=wait)
@@ -268,21 +277,31 @@ class _Reader:
     # -- in the thread
 
     def _run(self) -> None:
-        while not self._closed:
-            for ready in wait([self._listener, *self._conns], _LOOK_S if self._awaited else None):
-                if isinstance(ready, Connection):
-                    try:
-                        self._hear(ready, ready.recv())
-                    except (EOFError, OSError):
-                        self._drop(ready, has_died=not self._conns[ready].stands_still)
-                    continue
-                with contextlib.suppress(OSError):  # closed
-                    sock, _ = self._listener.accept()
-                    if _peer_of(sock) is not None:
-                        self._conns[_connection(sock)] = _Member()
-            late = {"has_begun": True} if time.monotonic() > self._awaited_until_s else {}
-            self._awaited = {one for one in self._awaited if self._is_expected(one, **late)}
-            self._begin()
+        try:
+            while not self._closed:
+                self._look()
+        except Exception:  # of the system: there are no more descriptors, for instance
+            log.exception("%s no longer reads", self._replicas)
+            self._listener.shutdown(socket.SHUT_RDWR)
+            for conn in self._conns:
+                hang_up(conn)
+
+    def _look(self) -> None:
+        """Wait for messages, and begin what can begin."""
+        for ready in wait([self._listener, *self._conns], _LOOK_S if self._awaited else None):
+            if isinstance(ready, Connection):
+                try:
+                    self._hear(ready, ready.recv())
+                except (EOFError, OSError):
+                    self._drop(ready, has_died=not self._conns[ready].stands_still)
+                continue
+            with contextlib.suppress(OSError):  # closed
+                sock, _ = self._listener.accept()
+                if _peer_of(sock) is not None:
+                    self._conns[_connection(sock)] = _Member()
+        is_late = time.monotonic() > self._awaited_until_s
+        self._awaited = {one for one in self._awaited if self._is_expected(one, is_late)}
+        self._begin()
 
     def _hear(self, conn: Connection, message: Any) -> None:
         member = self._conns[conn]
@@ -316,13 +335,14 @@ class _Reader:
             differ = filter(None, map(partial(first_difference, one.drawn), (a.drawn for a in asked.values()), words))
             if (told := next(differ, None)) is not None:
                 self._send(ticket, 0.0, packed_error(InvalidRequest(_DIFFER + told)), asked)
-            elif (parcel := self._copied(ticket)) is not None:
-                self._send(ticket, 0.0, parcel, asked)
             else:
                 self._read(one, asked)
 
     def _read(self, one: _Asked, asked: Iterable[int]) -> None:
         try:
+            if (parcel := self._copied(one.ticket)) is not None:
+                self._send(one.ticket, 0.0, parcel, asked)
+                return
             if self._workers is None:
                 self._workers = self._start()
             work, seed = pickle.loads(one.data)

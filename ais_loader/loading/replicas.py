@@ -78,7 +78,7 @@ class Replicas:
         return sock
 
     def is_expected(self, index: int, iteration: int, *, has_begun: bool) -> bool:
-        """Whether a replica is in this iteration, or may still begin it. `has_begun`: all that are alive have."""
+        """Whether a replica is in an iteration, or may still begin it. `has_begun`: it has done so already."""
         uses = [f"{index} in {iteration}", *([] if has_begun else [f"{index} alive"])]
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             is_here = any(probe.connect_ex(self.address(use)) == 0 for use in uses)

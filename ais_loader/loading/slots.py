@@ -159,9 +159,9 @@ class SlotReader:
         parts = parcel.parts
         if parcel.slot is not None:
             with mmap.mmap(self._slots[parcel.slot].file, 0, access=mmap.ACCESS_READ) as slot:
-                if slot[READERS:_HEADER_BYTES] != _STAMP.pack(parcel.stamp):
-                    return None
                 parts = [slot[start:stop] for start, stop in parcel.spans]
+                if slot[READERS:_HEADER_BYTES] != _STAMP.pack(parcel.stamp):  # now, as it may have begun meanwhile
+                    return None
         return Parcel(parts=[bytearray(part) for part in parts])
 
 

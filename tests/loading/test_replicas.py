@@ -182,8 +182,7 @@ def test_a_state_of_any_replica_resumes_all_of_them(tmp_path: Path, stopped_at: 
     assert first + rest[0] == alone(Logged(tmp_path / "own"), PLAN, collate=collate)
 
 
-@table("leaves", [0, 2])
-@table("workers", [0, 2])
+@table("leaves, workers", [(0, 0), (2, 0), (0, 1)])
 def test_a_replica_that_leaves_holds_nobody_up(tmp_path: Path, leaves: int, workers: int) -> None:
     logged = Logged(tmp_path / "reads")
 
@@ -457,6 +456,7 @@ def test_spawned_replicas_survive_their_reader(tmp_path: Path, workers: int, con
     judge(tmp_path, 3, 2, {0})
 
 
+@pytest.mark.slow
 @table("width", [2, 4096])
 @table("killed_after", [1, 2])
 def test_a_batch_that_only_some_have_had_is_the_same_for_all(tmp_path: Path, width: int, killed_after: int) -> None:
@@ -508,6 +508,7 @@ def test_a_frozen_replica_holds_the_others_back_and_goes_on(tmp_path: Path) -> N
     assert len(logged.reads()) == 2 * STEPS
 
 
+@pytest.mark.slow
 def test_nothing_is_left_by_replicas(tmp_path: Path) -> None:
     def run(given: Any) -> int:
         loader = loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate)
@@ -524,6 +525,7 @@ def test_nothing_is_left_by_replicas(tmp_path: Path) -> None:
     assert "ais-loader-slot" not in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.slow
 def test_workers_that_are_kept_read_in_the_next_epoch_too(tmp_path: Path) -> None:
     logged = Logged(tmp_path / "reads")
 
