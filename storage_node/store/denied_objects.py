@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.reserved import ALLOWED, DENIED, DENIED_CONTENT
 from storage_node.store import format as fmt
 from storage_node.store.buckets import Buckets
-from storage_node.store.drive.denials import DenialRow, denied_after
+from storage_node.store.drive.denied_names import denied_after
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.names import HIDDEN, check_object_name
@@ -39,7 +39,7 @@ class DeniedName(NamedTuple):
     name: str
     entry: CatalogEntry
     """Tombstone, whose metadata says why."""
-    rows: tuple[tuple[Drive, DenialRow], ...]
+    rows: tuple[tuple[Drive, pb.DeniedOnDrive], ...]
     """Where the bytes were, by drive."""
 
 
@@ -148,7 +148,7 @@ class DeniedObjects:
         bucket_uuid = self._buckets.get(bucket).uuid_bytes
         for drive in self._drives.live():
             drive.catch_up()
-        found: Iterable[tuple[str, Drive, CatalogEntry, DenialRow]] = heapq.merge(
+        found: Iterable[tuple[str, Drive, CatalogEntry, pb.DeniedOnDrive]] = heapq.merge(
             *(self._on(drive, bucket_uuid, start_after) for drive in self._drives.live()),
             key=lambda one: one[0].encode(),
         )
@@ -158,7 +158,9 @@ class DeniedObjects:
             yield DeniedName(name, entry, tuple((drive, row) for _, drive, _, row in rows))
 
     @staticmethod
-    def _on(drive: Drive, bucket_uuid: bytes, after: str) -> Iterator[tuple[str, Drive, CatalogEntry, DenialRow]]:
+    def _on(
+        drive: Drive, bucket_uuid: bytes, after: str
+    ) -> Iterator[tuple[str, Drive, CatalogEntry, pb.DeniedOnDrive]]:
         return ((name, drive, entry, row) for name, entry, row in denied_after(drive.catalog, bucket_uuid, after))
 
 
@@ -183,10 +185,5 @@ def denied_page(store: Store, request: pb.ListDeniedRequest) -> pb.ListDeniedRes
         one.denied_ns = entry.modified_ns
         one.version.epoch, one.version.counter, one.version.node = entry.version
         for drive, row in rows:
-            place = "" if store.hides_places else str(drive.root)
-            copies = [
-                pb.DeniedCopy(kind=it.kind, size_bytes=it.size_bytes, version=it.version, group=it.group)
-                for it in row.copies
-            ]
-            one.drive.add(drive=place, copy=copies, purged_ns=row.purged_ns)
+            one.drive.add(drive="" if store.hides_places else str(drive.root)).MergeFrom(row)
     return answer
