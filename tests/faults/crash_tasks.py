@@ -124,6 +124,8 @@ class Worker:
         kind = self.draw.random()
         if kind < 0.06:
             compact(self.store)
+        elif kind < 0.1:
+            self.deny(name)
         elif kind < 0.45:
             self.put(name, self.draw.choice(SIZES))
         elif kind < 0.7 and self.states.get(name) is not None:
