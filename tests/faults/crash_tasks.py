@@ -135,6 +135,12 @@ class Worker:
             self.put_many(wanted, [self.draw.choice(SIZES) for _ in wanted])
 
 
+def allow_all(store: Store) -> None:
+    """End the denials that a worker left when it was killed between denying and allowing."""
+    for bucket in store.buckets():
+        store.denied.allow(bucket, [one.name for one in store.denied.names(bucket)])
+
+
 def make_sparse(store: Store, worker: Worker) -> None:
     """Leave a segment that is mostly dead on each drive."""
     names = [f"main/sparse/{number}" for number in range(100)]
@@ -172,6 +178,7 @@ def work_until_killed(
     for drive in store.drives:
         assert drive is not None
         drive._garbage._grace_s = 0.01  # so that removing dead files is among what is interrupted
+    allow_all(store)
     shared = Journal(Path(journal))
     workers = [Worker(store, shared, number, sure, seed * 100 + number) for number in range(threads)]
 
@@ -233,10 +240,10 @@ def restore(roots: list[str], journal: str, sure: dict[str, State]) -> None:
     """Bring back what `operate` needs, and take away what it makes."""
     with Store.open(roots, compact_bytes_per_s=0) as store:
         worker = Worker(store, Journal(Path(journal)), 0, sure, 0)
+        allow_all(store)
         for bucket in BUCKETS:
             if f"{bucket}/" not in worker.sure_now:
                 worker.create_bucket(bucket)
-            store.denied.allow(bucket, [one.name for one in store.denied.names(bucket)])
             for name, size in (("old", 400), ("large", 2 * BLOCK_BYTES + 5), ("kept", 64)):
                 if f"{bucket}/{name}" not in worker.sure_now:
                     worker.put(f"{bucket}/{name}", size)

@@ -7,9 +7,10 @@ fragments what they have, and, less often, the owners of its objects.
 - Fragments that are gone or damaged, or share a host, are written again from the others.
 - An owner with a file of an object that is coded elsewhere swaps it: a swap has not come to it, or it has made a copy
   that it could not do without.
-- A group of which less than half is left, of which an object is denied, or whose redundancy is no longer that of its
-  bucket, is dissolved: the owners of what is left make copies again, in the same versions, which are coded anew where
-  the bucket is still coded. While a bucket has snapshots, its groups stay for them.
+- A group of which less than half is left, or whose redundancy is no longer that of its bucket, is dissolved: the owners
+  of what is left make copies again, in the same versions, which are coded anew where the bucket is still coded. While a
+  bucket has snapshots, its groups stay for them.
+- Of a group with denied objects, the fragments with their bytes and the parity are written again without these bytes.
 - A group that no node has an entry of is given up after `coding_grace_s`, by deleting its manifest. Until then, readers
   that looked an entry up before find its bytes. No entry can come back: owners refuse entries that were sent longer ago
   than half that time, and a node that has an entry answers that it has.
@@ -26,7 +27,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ais_loader.errors import LoaderError
@@ -36,13 +37,13 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import companion_name
 from storage_node.cluster.coding.coder import CodingMetrics, record
 from storage_node.cluster.coding.fragments import FragmentWriter
-from storage_node.cluster.coding.group import Manifest, Slot
+from storage_node.cluster.coding.group import Manifest, Piece, Slot
 from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.cluster.coding.plan import (
     FragmentPlace,
+    denied_slots,
     group_of_fragment,
     group_of_manifest,
-    has_denied,
     is_lost,
     is_sparse,
     living,
@@ -175,14 +176,15 @@ class Keeper:
         names = [slot.name for slot in manifest.slots]
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
         answers = await self._states(view, bucket, owners)
+        if denied := denied_slots(manifest, answers):
+            return await self._wipe(view, bucket, companion, manifest, denied), False
         alive = living(manifest, owners, answers)
         if alive == []:
             if bucket.snapshot:  # they may see versions that have ended
                 return await self._mend(view, bucket, companion, manifest), True
             return True, await self._give_up(view, bucket, manifest)
         self._empty_since_s.pop(manifest.group, None)
-        ends = alive is not None and (is_sparse(manifest, alive) or has_denied(manifest, answers))
-        if is_other or (ends and not bucket.snapshot):
+        if is_other or (alive is not None and not bucket.snapshot and is_sparse(manifest, alive)):
             is_over = await self._dissolve(view, bucket, manifest, owners, answers) and not bucket.snapshot
             return is_over or await self._mend(view, bucket, companion, manifest), False
         for node, slots in plain_owners(manifest, owners, answers).items():
@@ -238,16 +240,63 @@ class Keeper:
             return False
         log.info("fragments %s of group %s are written again", sorted(places), manifest.group.hex())
         await self._fragments.write(view, companion, manifest, places, read, is_coded=True)
+        if not await self._replace(view, bucket, companion, manifest, places, frozenset()):
+            return False
+        self._metrics.fragments_rebuilt += len(places)
+        return True
+
+    async def _wipe(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        companion: pb.MapBucket,
+        manifest: Manifest,
+        denied: Sequence[Slot],
+    ) -> bool:
+        """Write the fragments with bytes of denied objects again, with zeros in their place, and the parity; return
+        whether they have taken the place of the others. Raises ReplicaLost, LoaderError."""
+        holes: dict[int, list[Piece]] = {}
+        for slot in denied:
+            for piece in manifest.pieces(slot.offset, slot.size_bytes):
+                holes.setdefault(piece.fragment, []).append(piece)
+        changed = [*holes, *range(manifest.data, manifest.data + manifest.parity)]
+        owners = owners_of(view, companion, manifest.fragments)
+        used = [view.nodes[found[0]].host for index, found in enumerate(owners) if index not in changed]
+        places = place_fragments(view, companion, manifest.group, changed, used=used, taken=manifest.fragments)
+
+        async def read(index: int, at: int, size_bytes: int) -> bytes:
+            data = bytearray(await self._groups.fragment(bucket, manifest, index, at, size_bytes))
+            for piece in holes.get(index, ()):
+                first = max(piece.start - at, 0)
+                stop = min(piece.start + piece.size_bytes - at, len(data))
+                data[first:stop] = bytes(max(0, stop - first))
+            return bytes(data)
+
+        log.info("%s objects of group %s are denied, and leave it", len(denied), manifest.group.hex())
+        await self._fragments.write(view, companion, manifest, places, read)
+        return await self._replace(view, bucket, companion, manifest, places, {slot.name for slot in denied})
+
+    async def _replace(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        companion: pb.MapBucket,
+        manifest: Manifest,
+        places: Mapping[int, FragmentPlace],
+        gone: Collection[str],
+    ) -> bool:
+        """Have fragments that were written take the place of those that the manifest names, without the objects of
+        these names. Return whether they are on disks and those before are deleted. Raises ReplicaLost, LoaderError."""
         by_node: dict[int, list[str]] = {}
         for place in places.values():
             by_node.setdefault(place.node, []).append(place.name)
         if len(await self._fragments.lasting(view, companion, by_node)) < len(places):
             return False
-        self._metrics.fragments_rebuilt += len(places)
         names = tuple(places[index].name if index in places else name for index, name in enumerate(manifest.fragments))
         if names != manifest.fragments:
             whole = await self._groups.manifest(bucket, manifest.group)
-            await record(self._writes, bucket, [whole._replace(fragments=names)])
+            slots = tuple(slot for slot in whole.slots if slot.name not in gone)
+            await record(self._writes, bucket, [whole._replace(fragments=names, slots=slots)])
             self._groups.forget([manifest.group])
             if not await self._is_safe(view, bucket, manifest.group):
                 return False  # the manifest before, which may come back, names what would be deleted
