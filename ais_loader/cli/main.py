@@ -131,7 +131,7 @@ class _Commands(HintingGroup):
         if args and args[0] == "help":
             return "help", _help_of(args[1:]), []
         name, command, rest = super().resolve_command(ctx, args)
-        if ctx.params.get("store") and name not in _COMMANDS:
+        if ctx.params.get("store") and name not in (*_COMMANDS, "deny"):
             ctx.fail(f"`{name}` has no --store; see `ais-loader {name} --help`")
         return name, command, rest
 

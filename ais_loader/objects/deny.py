@@ -25,7 +25,7 @@ class BucketDenying(BucketPart):
         The call returns when all owners that answer have it. An owner that does not answer is compared with the others
         before it is read from again. Nodes that answer remove the bytes before the call returns: files, segments,
         versions for snapshots, copies of remote objects, and uploads that are still to be done. Fragments of coded
-        objects follow when their group ends. The object of a remote bucket stays in its cloud, and is not fetched.
+        objects follow within minutes. The object of a remote bucket stays in its cloud, and is not fetched.
 
         Args:
             names: Names of objects that exist or not, also of those that only snapshots see. Consumed as needed.

@@ -32,7 +32,9 @@ _DIR = click.Path(exists=True, path_type=Path)
 @click.option(
     "--from", "list_file", metavar="FILE", type=click.File("rb"), help="Also the names in FILE, as `rm --list`."
 )
-@click.option("--digest", "digests", metavar="CRC32C-SIZE", multiple=True, help="A content, as `ls --json` has it.")
+@click.option(
+    "--digest", "digests", metavar="CRC32C-SIZE", multiple=True, help="A content: `crc32c` and size of `ls --json`."
+)
 @click.option("--reason", metavar="TEXT", help="Why; the errors contain it.")
 @click.option("--allow", is_flag=True, help="End the denials of these names and digests. Bytes do not come back.")
 @click.option("--audit", metavar="DIR", multiple=True, type=_DIR, help="Report reads in audit logs in or below DIR.")

@@ -12,10 +12,12 @@ from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.redundancy import companion_name
 from ais_loader.wire.reserved import ALLOWED, DENIED
+from storage_node.cluster.coding.coding import Coding
 from storage_node.cluster.map.buckets import ClusterBuckets
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import failures, write_tombstones
+from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import count_each
@@ -35,11 +37,12 @@ MAX_HEADS = 1000
 
 
 class ContentsService:
-    def __init__(self, node: Node, writes: WriteCoordinator, tier: RemoteTier) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, tier: RemoteTier, coding: Coding) -> None:
         self._node = node
         self._store = node.store
         self._writes = writes
         self._tier = tier
+        self._coding = coding
         self._cluster = ClusterBuckets(node.membership, node.caller)
 
     async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
@@ -78,25 +81,33 @@ class ContentsService:
 
     async def ListDenied(self, request: pb.ListDeniedRequest, context: Context) -> pb.ListDeniedResponse:
         page = await self._node.read(denied_page, self._store, request)
-        groups = {copy.group for name in page.name for on in name.drive for copy in on.copy if copy.group}
-        if groups and (replica_set := self._writes.replica_set(request.bucket)) is not None:
-            companion = companion_name(replica_set.bucket.uuid)
-            left = {group for group in groups if await self._has_any(companion, f"{group}/")}
-            for on in (on for name in page.name for on in name.drive):
-                if any(copy.group in left for copy in on.copy):
-                    on.purged_ns = 0
+        if (replica_set := self._writes.replica_set(request.bucket)) is not None:
+            groups = {copy.group for one in page.name for on in one.drive for copy in on.copy if copy.group}
+            left = {group: await self._left_in_group(replica_set, group) for group in groups}
+            for one in page.name:
+                for on in one.drive:
+                    of_groups = [left[copy.group] for copy in on.copy if copy.group]
+                    if any(names is None or one.name in names for names in of_groups):
+                        on.purged_ns = 0
         return page
 
-    async def _has_any(self, bucket: str, prefix: str) -> bool:
-        """Whether a node has objects with this prefix, or may have some."""
+    async def _left_in_group(self, replica_set: ReplicaSet, group: str) -> set[str] | None:
+        """Return the objects of which the fragments of a group have bytes; None if they may be of any."""
+        bucket = companion_name(replica_set.bucket.uuid)
         newest = functools.partial(self._writes.replica_set_to_read, bucket)
-        if (replica_set := newest()) is None:
-            return False
-        tally = NameSummary(prefix, 0)
-        scan = UsageScan(self._node, self._writes.channels, replica_set, newest, prefix, tally)
-        async for _ in scan.run():
-            pass
-        return bool(tally.objects or (await self._node.read(scan.summary)).silent)
+        if (companion := newest()) is None:
+            return set()
+        tally = NameSummary(f"{group}/", 0)
+        try:
+            names, fragments = await self._coding.contents(replica_set.bucket, bytes.fromhex(group))
+            scan = UsageScan(self._node, self._writes.channels, companion, newest, f"{group}/", tally)
+            async for _ in scan.run():
+                pass
+        except LoaderError:
+            return None
+        # Until those before have been deleted, there are more fragments than the manifest names.
+        is_sure = tally.objects <= fragments and not (await self._node.read(scan.summary)).silent
+        return names if is_sure else None
 
     def _deleted(self, results: list[LoaderError | None]) -> pb.DeleteManyResponse:
         count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])

@@ -225,7 +225,7 @@ class NodeLifecycle:
         add("Node", NodeService(self.batches, version, self.remote))
         add("Compose", ComposeService(node, writes, self._objects, self.remote))
         add("Promote", self.promote)
-        add("Contents", ContentsService(node, writes, self.remote))
+        add("Contents", ContentsService(node, writes, self.remote, self.coding))
         add("ContentsReplica", ContentsReplicaService(node))
         add("Cluster", self.cluster)
         add("Drives", **drive_calls(self.drives))

@@ -1,8 +1,8 @@
 """Denied objects of a store: denies and allows names and contents, and lists what is denied.
 
-Names are denied on their drives (drive/denials.py). Denied contents are in the store record: whoever writes one gets
-ObjectDenied, and objects that have one are denied by name when the content is denied, also those that only snapshots
-see. That comes before the record, so that a crash leaves either everything or a call to repeat.
+Names are denied on their drives (drive/denied_names.py). Denied contents are in the store record: whoever writes one
+gets ObjectDenied, and objects that have one are denied by name when the content is denied, also those that only
+snapshots see. That comes before the record, so that a crash leaves either everything or a call to repeat.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.reserved import ALLOWED, DENIED, DENIED_CONTENT
 from storage_node.store import format as fmt
 from storage_node.store.buckets import Buckets
-from storage_node.store.drive.denials import DenialRow, denied_after
+from storage_node.store.drive.denied_names import denied_after
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.names import HIDDEN, check_object_name
@@ -39,8 +39,9 @@ class DeniedName(NamedTuple):
     name: str
     entry: CatalogEntry
     """Tombstone, whose metadata says why."""
-    rows: tuple[tuple[Drive, DenialRow], ...]
-    """Where the bytes were, by drive."""
+    drive: Drive
+    row: pb.DeniedOnDrive
+    """Where the bytes were on the drive."""
 
 
 class DeniedObjects:
@@ -48,8 +49,6 @@ class DeniedObjects:
         self._drives, self._record, self._buckets, self._changes = drives, record, buckets, changes
         self.content_error = changes.content_error
         self._lock = threading.Lock()  # held during a change of contents
-        self.buckets: frozenset[bytes] = frozenset()
-        """Uuids of the buckets with denied contents, and in a cluster of those of which anything was ever denied."""
         self._follow(record.current.denied)
 
     def deny(self, bucket: str, names: Sequence[str], reason: str) -> list[LoaderError | None]:
@@ -121,9 +120,8 @@ class DeniedObjects:
                 self._record.commit(self._record.current.with_denied(wanted), whoever=of_cluster)
 
     def _follow(self, denied: Mapping[str, Mapping[str, str]]) -> None:
-        by_bucket = {bytes.fromhex(uuid): frozenset(contents) for uuid, contents in denied.items()}
-        self.buckets = frozenset(by_bucket)
-        self._changes.denied_contents = {uuid: contents for uuid, contents in by_bucket.items() if contents}
+        found = {bytes.fromhex(uuid): frozenset(contents) for uuid, contents in denied.items() if contents}
+        self._changes.denied_contents = found
 
     def _deny_objects(self, bucket_uuid: bytes, contents: Mapping[str, str]) -> None:
         found: dict[str, list[str]] = {content: [] for content in contents}
@@ -142,24 +140,19 @@ class DeniedObjects:
     # -- listing
 
     def names(self, bucket: str, start_after: str = "") -> Iterator[DeniedName]:
-        """Iterate over the denied names of a bucket after `start_after`, in the order of their UTF-8 bytes. Raises
-        BucketNotFound, DriveFailed, StoreFormatError, Closed."""
+        """Iterate over the denied names of a bucket after `start_after`, in the order of their UTF-8 bytes. While
+        objects move between drives, a name may be there twice.
+
+        Raises BucketNotFound, DriveFailed, StoreFormatError, Closed.
+        """
         self._drives.require_open()
         bucket_uuid = self._buckets.get(bucket).uuid_bytes
+        found: list[Iterator[DeniedName]] = []
         for drive in self._drives.live():
             drive.catch_up()
-        found: Iterable[tuple[str, Drive, CatalogEntry, DenialRow]] = heapq.merge(
-            *(self._on(drive, bucket_uuid, start_after) for drive in self._drives.live()),
-            key=lambda one: one[0].encode(),
-        )
-        for name, of_name in itertools.groupby(found, key=lambda one: one[0]):
-            rows = list(of_name)
-            entry = max((one[2] for one in rows), key=lambda entry: entry.version)
-            yield DeniedName(name, entry, tuple((drive, row) for _, drive, _, row in rows))
-
-    @staticmethod
-    def _on(drive: Drive, bucket_uuid: bytes, after: str) -> Iterator[tuple[str, Drive, CatalogEntry, DenialRow]]:
-        return ((name, drive, entry, row) for name, entry, row in denied_after(drive.catalog, bucket_uuid, after))
+            of_drive = denied_after(drive.catalog, bucket_uuid, start_after)
+            found.append(DeniedName(name, entry, drive, row) for name, entry, row in of_drive)
+        return heapq.merge(*found, key=lambda one: one.name.encode())
 
 
 def check_denied_names(names: Iterable[str]) -> None:
@@ -177,16 +170,10 @@ def denied_page(store: Store, request: pb.ListDeniedRequest) -> pb.ListDeniedRes
     answer = pb.ListDeniedResponse(next=found[limit - 1].name if len(found) > limit else "")
     if not request.start_after:
         answer.content.update(store.denied.contents(request.bucket))
-    for name, entry, rows in found[:limit]:
+    for name, entry, drive, row in found[:limit]:
         metadata = entry.metadata
         one = answer.name.add(name=name, reason=metadata.get(DENIED, ""), content=metadata.get(DENIED_CONTENT, ""))
         one.denied_ns = entry.modified_ns
         one.version.epoch, one.version.counter, one.version.node = entry.version
-        for drive, row in rows:
-            place = "" if store.hides_places else str(drive.root)
-            copies = [
-                pb.DeniedCopy(kind=it.kind, size_bytes=it.size_bytes, version=it.version, group=it.group)
-                for it in row.copies
-            ]
-            one.drive.add(drive=place, copy=copies, purged_ns=row.purged_ns)
+        one.drive.add(drive="" if store.hides_places else str(drive.root)).MergeFrom(row)
     return answer

@@ -38,7 +38,7 @@ from ais_loader.errors import (
 from ais_loader.name_matching import PATTERN_HINT, is_pattern
 from storage_node.store import format as fmt
 from storage_node.store.buckets import Buckets, ReplicaStale
-from storage_node.store.drive.denials import denied_error
+from storage_node.store.drive.denied_names import denied_error
 from storage_node.store.drive.preconditions import parse_version
 from storage_node.store.drive.transactions import DeletionLog
 from storage_node.store.drive.version_clock import VersionClock, advice, ms_of, shown

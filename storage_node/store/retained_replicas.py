@@ -19,7 +19,7 @@ from ais_loader.errors import LoaderError
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.drive.commit_files import PendingObject
-from storage_node.store.drive.denials import denied_error
+from storage_node.store.drive.denied_names import denied_error
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.ended_versions import Ended, Retained, find_seen, scan_seen
 from storage_node.store.files.object_files import drive_error

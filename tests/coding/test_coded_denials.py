@@ -1,4 +1,4 @@
-"""Takedowns in coded buckets: a denied object is refused at once, and its group ends, without the other objects."""
+"""Takedowns in coded buckets: a denied object is refused at once, and its bytes leave the fragments of its group."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from ais_loader import Status, connect, errors
 from ais_loader.testing import eventually
+from storage_node.batch.gather.fragments import GatheredFragments
 from tests.coding.coded_kit import CodedCluster
 from tests.node.cluster_kit import BUCKET
 
@@ -25,24 +26,43 @@ def files_with(folder: Path, data: bytes) -> list[str]:
     return [path for path in found if os.path.isfile(path) and data[1000:1400] in Path(path).read_bytes()]
 
 
-def test_the_group_of_a_denied_object_ends_and_the_others_stay(tmp_path: Path) -> None:
-    with CodedCluster(tmp_path, coding_grace_s=3.0, repair_interval_s=0.5) as cluster:
-        cluster.put_coded(OBJECTS)
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_the_bytes_of_denied_objects_leave_their_group_and_the_others_stay(
+    tmp_path: Path, snapshot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CodedCluster(tmp_path, coding_grace_s=4.0, repair_interval_s=0.5) as cluster:
+        [manifest] = cluster.put_coded(OBJECTS)
         with connect(cluster.nodes[0].url) as client:
             bucket, denied = client.bucket(BUCKET), ["s/03", "s/11"]
+            if snapshot:
+                bucket.snapshot("kept")
             assert all(files_with(tmp_path, OBJECTS[name]) for name in denied)
             found = bucket.deny(denied, reason="order")
             assert {copy.kind for one in found.names for copy in one.copies} == {"fragments"}
             assert not found.is_purged
-            items = list(bucket.get_batch(list(OBJECTS), on_error="placeholder"))
-            for item, (name, data) in zip(items, OBJECTS.items(), strict=True):
-                if name in denied:
-                    assert item.status == Status.OBJECT_DENIED
-                else:
-                    assert bytes(item.data) == data
+            others = {name: data for name, data in OBJECTS.items() if name not in denied}
+
+            def check() -> None:
+                for of in [BUCKET, f"{BUCKET}@kept"] if snapshot else [BUCKET]:
+                    items = list(client.bucket(of).get_batch(list(OBJECTS), on_error="placeholder"))
+                    for item in items:
+                        if item.entry.name in denied:
+                            assert item.status == Status.OBJECT_DENIED
+                        else:
+                            assert bytes(item.data) == OBJECTS[item.entry.name]
+
+            check()
             with pytest.raises(errors.ObjectDenied):
                 bucket.get("s/03")
             eventually(lambda: not any(files_with(tmp_path, OBJECTS[name]) for name in denied), timeout_s=90.0)
             eventually(lambda: bucket.denied().is_purged, timeout_s=60.0)
-            others = {name: data for name, data in OBJECTS.items() if name not in denied}
+            check()
+            entry = cluster.entry(cluster.owners("s/04")[0], "s/04")
+            assert entry.group == manifest.group  # nothing was moved
+            # The parity is that of what is left: no node asks for the first two fragments.
+            monkeypatch.setattr(
+                GatheredFragments,
+                "failing",
+                lambda _, bucket, names: {one for one in names if one[32:35] in ("/0/", "/1/")},
+            )
             assert [bytes(item.data) for item in bucket.get_batch(list(others))] == list(others.values())

@@ -124,6 +124,8 @@ class Worker:
         kind = self.draw.random()
         if kind < 0.06:
             compact(self.store)
+        elif kind < 0.1:
+            self.deny(name)
         elif kind < 0.45:
             self.put(name, self.draw.choice(SIZES))
         elif kind < 0.7 and self.states.get(name) is not None:
@@ -131,6 +133,12 @@ class Worker:
         else:
             wanted = sorted({f"main/{self.worker}-{self.draw.randrange(12)}" for _ in range(6)})
             self.put_many(wanted, [self.draw.choice(SIZES) for _ in wanted])
+
+
+def allow_all(store: Store) -> None:
+    """End the denials that a worker left when it was killed between denying and allowing."""
+    for bucket in store.buckets():
+        store.denied.allow(bucket, [one.name for one in store.denied.names(bucket)])
 
 
 def make_sparse(store: Store, worker: Worker) -> None:
@@ -170,6 +178,7 @@ def work_until_killed(
     for drive in store.drives:
         assert drive is not None
         drive._garbage._grace_s = 0.01  # so that removing dead files is among what is interrupted
+    allow_all(store)
     shared = Journal(Path(journal))
     workers = [Worker(store, shared, number, sure, seed * 100 + number) for number in range(threads)]
 
@@ -231,10 +240,10 @@ def restore(roots: list[str], journal: str, sure: dict[str, State]) -> None:
     """Bring back what `operate` needs, and take away what it makes."""
     with Store.open(roots, compact_bytes_per_s=0) as store:
         worker = Worker(store, Journal(Path(journal)), 0, sure, 0)
+        allow_all(store)
         for bucket in BUCKETS:
             if f"{bucket}/" not in worker.sure_now:
                 worker.create_bucket(bucket)
-            store.denied.allow(bucket, [one.name for one in store.denied.names(bucket)])
             for name, size in (("old", 400), ("large", 2 * BLOCK_BYTES + 5), ("kept", 64)):
                 if f"{bucket}/{name}" not in worker.sure_now:
                     worker.put(f"{bucket}/{name}", size)

@@ -17,6 +17,8 @@ import pytest
 from ais_loader import Client, ClusterOptions, EmbeddedOptions, Entry, Status, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing import eventually, throwaway_folder
+from storage_node.store.fsck.fsck import check
+from storage_node.store.store import Store
 from tests.cluster_processes import ClusterProcesses
 
 SIZES = {"tiny": 300, "page": 5000, "large": 300_000}
@@ -83,6 +85,29 @@ def test_nothing_of_denied_objects_is_on_the_drives(folder: Path) -> None:
         items = list(reader.bucket("b@kept").get_batch(denied, on_error="placeholder"))
         assert {item.status for item in items} == {Status.OBJECT_DENIED}
         assert {one.name for one in reader.bucket("b").denied().names} == set(denied)
+
+
+def test_nothing_is_left_while_objects_move_between_drives(folder: Path) -> None:
+    drives = [folder / "first", folder / "second"]
+    with Store.open(drives[:1]) as store:
+        store.create_bucket("b")
+        for name in NAMES:
+            store.stage("b", name, [data_of(name)], metadata_of(name), grouped=name < "large-04").commit()
+        drives[1].mkdir()
+        store.pool.add_drive(drives[1])
+        assert store.pool.moving
+        denied = NAMES[::3]
+        assert store.denied.deny("b", denied, "order") == [None] * len(denied)
+        for name in NAMES:
+            assert bool(left_on(drives, name)) == (name not in denied), name
+        while store.pool.moving:
+            store.pool.move_some()
+        assert [one.name for one in store.denied.names("b")] == sorted(denied)
+        for name in denied:
+            assert not left_on(drives, name)
+            with pytest.raises(errors.ObjectDenied):
+                store.stage("b", name, [b"new"], {}).commit()
+    assert not check(drives, checksums=True).findings
 
 
 POINTS = ("delete.committed", "deny.committed", "reap.unlinked", "deny.purged", "record.one_drive")

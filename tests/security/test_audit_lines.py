@@ -38,6 +38,7 @@ NEITHER = {
     "Cluster/Learn",
     "Cluster/Prepare",
     "Contents/HeadMany",
+    "Contents/ListDenied",
     "Contents/Summarize",
     "Drives/ListDrives",
     "Etl/GetTransform",

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire.reserved import ALLOWED, DENIED
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
-from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.format import BLOCK_BYTES, Version
 from tests.store.store_kit import BUCKET, drive_of, file_of, object_files, put, store_at
 from tests.table import table
 
@@ -255,3 +256,18 @@ def test_garbage_is_a_format_error_and_nothing_else(data: bytes) -> None:
 def test_metadata_that_is_not_a_mapping_of_strings_is_a_format_error(raw: bytes) -> None:
     with pytest.raises(StoreFormatError, match="metadata"):
         fmt.decode_metadata(raw)
+
+
+def test_denials_and_their_ends_outrank_what_was_before_and_keep_the_epoch_of_the_store() -> None:
+    denying, allowing = (fmt.encode_metadata({key: "why"}) for key in (DENIED, ALLOWED))
+    epochs = [3]
+    for metadata in (allowing, denying, denying, b"", allowing, allowing, denying):
+        epochs.append(fmt.epoch_of_deletion(epochs[-1], metadata))
+    bit = fmt.DENIAL_BIT
+    assert epochs == [3, 3, 3 + bit, 3 + bit, 3 + bit, 3 + 2 * bit, 3 + 2 * bit, 3 + 3 * bit]
+    assert {fmt.store_epoch(epoch) for epoch in epochs} == {3}
+    assert [fmt.tombstone(Version(epoch, 1), 0).is_denied for epoch in epochs] == [
+        bool(epoch & bit) for epoch in epochs
+    ]
+    quoted = fmt.encode_metadata({DENIED: '"ais.allowed":""'})
+    assert fmt.is_denying(quoted) and not fmt.is_allowing(quoted)

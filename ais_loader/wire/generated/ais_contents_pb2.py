@@ -26,7 +26,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as protos_dot_ais__objects
 from ais_loader.wire.generated import ais_replica_pb2 as protos_dot_ais__replica__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/ais_contents.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\x1a\x18protos/ais_replica.proto\"V\n\x11\x44\x65leteManyRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\x12\x10\n\x08write_id\x18\x03 \x01(\x0c\x12\x11\n\trepeat_ms\x18\x04 \x01(\x04\"C\n\x12\x44\x65leteManyResponse\x12-\n\x07\x66\x61ilure\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.DeleteFailure\"F\n\rDeleteFailure\x12\x10\n\x08position\x18\x01 \x01(\r\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.ais_loader.v1.Error\"[\n\x0b\x44\x65nyRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x61llow\x18\x05 \x01(\x08\"=\n\x0c\x44\x65nyResponse\x12-\n\x07\x66\x61ilure\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.DeleteFailure\"G\n\x11ListDeniedRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0bstart_after\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"\xbc\x01\n\x12ListDeniedResponse\x12\'\n\x04name\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.DeniedName\x12?\n\x07\x63ontent\x18\x02 \x03(\x0b\x32..ais_loader.v1.ListDeniedResponse.ContentEntry\x12\x0c\n\x04next\x18\x03 \x01(\t\x1a.\n\x0c\x43ontentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaa\x01\n\nDeniedName\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12\x11\n\tdenied_ns\x18\x04 \x01(\x04\x12-\n\x07version\x18\x05 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12+\n\x05\x64rive\x18\x06 \x03(\x0b\x32\x1c.ais_loader.v1.DeniedOnDrive\"Z\n\rDeniedOnDrive\x12\r\n\x05\x64rive\x18\x01 \x01(\t\x12\'\n\x04\x63opy\x18\x02 \x03(\x0b\x32\x19.ais_loader.v1.DeniedCopy\x12\x11\n\tpurged_ns\x18\x03 \x01(\x04\"N\n\nDeniedCopy\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\"/\n\x0fHeadManyRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\"j\n\x10HeadManyResponse\x12)\n\x06object\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.ObjectInfo\x12+\n\x07\x66\x61ilure\x18\x02 \x03(\x0b\x32\x1a.ais_loader.v1.HeadFailure\"D\n\x0bHeadFailure\x12\x10\n\x08position\x18\x01 \x01(\r\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.ais_loader.v1.Error\"\xd2\x01\n\x0f\x42uryManyRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x03(\t\x12-\n\x07version\x18\x03 \x03(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x0f\n\x07wall_ms\x18\x04 \x01(\x04\x12\x0e\n\x06writes\x18\x05 \x03(\x0c\x12\x11\n\tlooked_ms\x18\x06 \x01(\x04\x12\x10\n\x08metadata\x18\x07 \x01(\x0c\x12\x12\n\nonly_known\x18\x08 \x01(\x08\"V\n\x10\x42uryManyResponse\x12-\n\x07\x66\x61ilure\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.DeleteFailure\x12\x13\n\x0bmap_version\x18\x02 \x01(\x04\"A\n\x10SummarizeRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\"M\n\x11SummarizeResponse\x12\x0f\n\x07\x63ounted\x18\x01 \x01(\x04\x12\'\n\x07summary\x18\x02 \x01(\x0b\x32\x16.ais_loader.v1.Summary\"\x80\x01\n\x07Summary\x12\x0f\n\x07objects\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12,\n\x06prefix\x18\x03 \x03(\x0b\x32\x1c.ais_loader.v1.PrefixSummary\x12\x0e\n\x06silent\x18\x04 \x03(\t\x12\x12\n\nincomplete\x18\x05 \x01(\x08\"D\n\rPrefixSummary\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x0f\n\x07objects\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\x7f\n\x10ListNamesRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\x12\r\n\x05limit\x18\x04 \x01(\r\x12\r\n\x05until\x18\x05 \x01(\t\"\x9c\x01\n\x11ListNamesResponse\x12\x0c\n\x04name\x18\x01 \x03(\t\x12\x12\n\nsize_bytes\x18\x02 \x03(\x04\x12\x14\n\x0cis_tombstone\x18\x03 \x03(\x08\x12\r\n\x05\x65poch\x18\x04 \x03(\r\x12\x0f\n\x07\x63ounter\x18\x05 \x03(\x04\x12\x0c\n\x04node\x18\x06 \x03(\r\x12\x0c\n\x04next\x18\x07 \x01(\t\x12\x13\n\x0bmap_version\x18\x08 \x01(\x04\x32\x90\x03\n\x08\x43ontents\x12Q\n\nDeleteMany\x12 .ais_loader.v1.DeleteManyRequest\x1a!.ais_loader.v1.DeleteManyResponse\x12K\n\x08HeadMany\x12\x1e.ais_loader.v1.HeadManyRequest\x1a\x1f.ais_loader.v1.HeadManyResponse\x12?\n\x04\x44\x65ny\x12\x1a.ais_loader.v1.DenyRequest\x1a\x1b.ais_loader.v1.DenyResponse\x12Q\n\nListDenied\x12 .ais_loader.v1.ListDeniedRequest\x1a!.ais_loader.v1.ListDeniedResponse\x12P\n\tSummarize\x12\x1f.ais_loader.v1.SummarizeRequest\x1a .ais_loader.v1.SummarizeResponse0\x01\x32\xae\x01\n\x0f\x43ontentsReplica\x12K\n\x08\x42uryMany\x12\x1e.ais_loader.v1.BuryManyRequest\x1a\x1f.ais_loader.v1.BuryManyResponse\x12N\n\tListNames\x12\x1f.ais_loader.v1.ListNamesRequest\x1a .ais_loader.v1.ListNamesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/ais_contents.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\x1a\x18protos/ais_replica.proto\"V\n\x11\x44\x65leteManyRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\x12\x10\n\x08write_id\x18\x03 \x01(\x0c\x12\x11\n\trepeat_ms\x18\x04 \x01(\x04\"C\n\x12\x44\x65leteManyResponse\x12-\n\x07\x66\x61ilure\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.DeleteFailure\"F\n\rDeleteFailure\x12\x10\n\x08position\x18\x01 \x01(\r\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.ais_loader.v1.Error\"[\n\x0b\x44\x65nyRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x61llow\x18\x05 \x01(\x08\"=\n\x0c\x44\x65nyResponse\x12-\n\x07\x66\x61ilure\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.DeleteFailure\"G\n\x11ListDeniedRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0bstart_after\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"\xbc\x01\n\x12ListDeniedResponse\x12\'\n\x04name\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.DeniedName\x12?\n\x07\x63ontent\x18\x02 \x03(\x0b\x32..ais_loader.v1.ListDeniedResponse.ContentEntry\x12\x0c\n\x04next\x18\x03 \x01(\t\x1a.\n\x0c\x43ontentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaa\x01\n\nDeniedName\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12\x11\n\tdenied_ns\x18\x04 \x01(\x04\x12-\n\x07version\x18\x05 \x01(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12+\n\x05\x64rive\x18\x06 \x03(\x0b\x32\x1c.ais_loader.v1.DeniedOnDrive\"Z\n\rDeniedOnDrive\x12\r\n\x05\x64rive\x18\x01 \x01(\t\x12\'\n\x04\x63opy\x18\x02 \x03(\x0b\x32\x19.ais_loader.v1.DeniedCopy\x12\x11\n\tpurged_ns\x18\x03 \x01(\x04\"b\n\nDeniedCopy\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\"/\n\x0fHeadManyRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\"j\n\x10HeadManyResponse\x12)\n\x06object\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.ObjectInfo\x12+\n\x07\x66\x61ilure\x18\x02 \x03(\x0b\x32\x1a.ais_loader.v1.HeadFailure\"D\n\x0bHeadFailure\x12\x10\n\x08position\x18\x01 \x01(\r\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.ais_loader.v1.Error\"\xd2\x01\n\x0f\x42uryManyRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0c\n\x04name\x18\x02 \x03(\t\x12-\n\x07version\x18\x03 \x03(\x0b\x32\x1c.ais_loader.v1.ObjectVersion\x12\x0f\n\x07wall_ms\x18\x04 \x01(\x04\x12\x0e\n\x06writes\x18\x05 \x03(\x0c\x12\x11\n\tlooked_ms\x18\x06 \x01(\x04\x12\x10\n\x08metadata\x18\x07 \x01(\x0c\x12\x12\n\nonly_known\x18\x08 \x01(\x08\"V\n\x10\x42uryManyResponse\x12-\n\x07\x66\x61ilure\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.DeleteFailure\x12\x13\n\x0bmap_version\x18\x02 \x01(\x04\"A\n\x10SummarizeRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\"M\n\x11SummarizeResponse\x12\x0f\n\x07\x63ounted\x18\x01 \x01(\x04\x12\'\n\x07summary\x18\x02 \x01(\x0b\x32\x16.ais_loader.v1.Summary\"\x80\x01\n\x07Summary\x12\x0f\n\x07objects\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12,\n\x06prefix\x18\x03 \x03(\x0b\x32\x1c.ais_loader.v1.PrefixSummary\x12\x0e\n\x06silent\x18\x04 \x03(\t\x12\x12\n\nincomplete\x18\x05 \x01(\x08\"D\n\rPrefixSummary\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x0f\n\x07objects\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\x7f\n\x10ListNamesRequest\x12(\n\x06\x62ucket\x18\x01 \x01(\x0b\x32\x18.ais_loader.v1.BucketRef\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\x12\r\n\x05limit\x18\x04 \x01(\r\x12\r\n\x05until\x18\x05 \x01(\t\"\x9c\x01\n\x11ListNamesResponse\x12\x0c\n\x04name\x18\x01 \x03(\t\x12\x12\n\nsize_bytes\x18\x02 \x03(\x04\x12\x14\n\x0cis_tombstone\x18\x03 \x03(\x08\x12\r\n\x05\x65poch\x18\x04 \x03(\r\x12\x0f\n\x07\x63ounter\x18\x05 \x03(\x04\x12\x0c\n\x04node\x18\x06 \x03(\r\x12\x0c\n\x04next\x18\x07 \x01(\t\x12\x13\n\x0bmap_version\x18\x08 \x01(\x04\x32\x90\x03\n\x08\x43ontents\x12Q\n\nDeleteMany\x12 .ais_loader.v1.DeleteManyRequest\x1a!.ais_loader.v1.DeleteManyResponse\x12K\n\x08HeadMany\x12\x1e.ais_loader.v1.HeadManyRequest\x1a\x1f.ais_loader.v1.HeadManyResponse\x12?\n\x04\x44\x65ny\x12\x1a.ais_loader.v1.DenyRequest\x1a\x1b.ais_loader.v1.DenyResponse\x12Q\n\nListDenied\x12 .ais_loader.v1.ListDeniedRequest\x1a!.ais_loader.v1.ListDeniedResponse\x12P\n\tSummarize\x12\x1f.ais_loader.v1.SummarizeRequest\x1a .ais_loader.v1.SummarizeResponse0\x01\x32\xae\x01\n\x0f\x43ontentsReplica\x12K\n\x08\x42uryMany\x12\x1e.ais_loader.v1.BuryManyRequest\x1a\x1f.ais_loader.v1.BuryManyResponse\x12N\n\tListNames\x12\x1f.ais_loader.v1.ListNamesRequest\x1a .ais_loader.v1.ListNamesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,31 +56,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DENIEDONDRIVE']._serialized_start=918
   _globals['_DENIEDONDRIVE']._serialized_end=1008
   _globals['_DENIEDCOPY']._serialized_start=1010
-  _globals['_DENIEDCOPY']._serialized_end=1088
-  _globals['_HEADMANYREQUEST']._serialized_start=1090
-  _globals['_HEADMANYREQUEST']._serialized_end=1137
-  _globals['_HEADMANYRESPONSE']._serialized_start=1139
-  _globals['_HEADMANYRESPONSE']._serialized_end=1245
-  _globals['_HEADFAILURE']._serialized_start=1247
-  _globals['_HEADFAILURE']._serialized_end=1315
-  _globals['_BURYMANYREQUEST']._serialized_start=1318
-  _globals['_BURYMANYREQUEST']._serialized_end=1528
-  _globals['_BURYMANYRESPONSE']._serialized_start=1530
-  _globals['_BURYMANYRESPONSE']._serialized_end=1616
-  _globals['_SUMMARIZEREQUEST']._serialized_start=1618
-  _globals['_SUMMARIZEREQUEST']._serialized_end=1683
-  _globals['_SUMMARIZERESPONSE']._serialized_start=1685
-  _globals['_SUMMARIZERESPONSE']._serialized_end=1762
-  _globals['_SUMMARY']._serialized_start=1765
-  _globals['_SUMMARY']._serialized_end=1893
-  _globals['_PREFIXSUMMARY']._serialized_start=1895
-  _globals['_PREFIXSUMMARY']._serialized_end=1963
-  _globals['_LISTNAMESREQUEST']._serialized_start=1965
-  _globals['_LISTNAMESREQUEST']._serialized_end=2092
-  _globals['_LISTNAMESRESPONSE']._serialized_start=2095
-  _globals['_LISTNAMESRESPONSE']._serialized_end=2251
-  _globals['_CONTENTS']._serialized_start=2254
-  _globals['_CONTENTS']._serialized_end=2654
-  _globals['_CONTENTSREPLICA']._serialized_start=2657
-  _globals['_CONTENTSREPLICA']._serialized_end=2831
+  _globals['_DENIEDCOPY']._serialized_end=1108
+  _globals['_HEADMANYREQUEST']._serialized_start=1110
+  _globals['_HEADMANYREQUEST']._serialized_end=1157
+  _globals['_HEADMANYRESPONSE']._serialized_start=1159
+  _globals['_HEADMANYRESPONSE']._serialized_end=1265
+  _globals['_HEADFAILURE']._serialized_start=1267
+  _globals['_HEADFAILURE']._serialized_end=1335
+  _globals['_BURYMANYREQUEST']._serialized_start=1338
+  _globals['_BURYMANYREQUEST']._serialized_end=1548
+  _globals['_BURYMANYRESPONSE']._serialized_start=1550
+  _globals['_BURYMANYRESPONSE']._serialized_end=1636
+  _globals['_SUMMARIZEREQUEST']._serialized_start=1638
+  _globals['_SUMMARIZEREQUEST']._serialized_end=1703
+  _globals['_SUMMARIZERESPONSE']._serialized_start=1705
+  _globals['_SUMMARIZERESPONSE']._serialized_end=1782
+  _globals['_SUMMARY']._serialized_start=1785
+  _globals['_SUMMARY']._serialized_end=1913
+  _globals['_PREFIXSUMMARY']._serialized_start=1915
+  _globals['_PREFIXSUMMARY']._serialized_end=1983
+  _globals['_LISTNAMESREQUEST']._serialized_start=1985
+  _globals['_LISTNAMESREQUEST']._serialized_end=2112
+  _globals['_LISTNAMESRESPONSE']._serialized_start=2115
+  _globals['_LISTNAMESRESPONSE']._serialized_end=2271
+  _globals['_CONTENTS']._serialized_start=2274
+  _globals['_CONTENTS']._serialized_end=2674
+  _globals['_CONTENTSREPLICA']._serialized_start=2677
+  _globals['_CONTENTSREPLICA']._serialized_end=2851
 # @@protoc_insertion_point(module_scope)

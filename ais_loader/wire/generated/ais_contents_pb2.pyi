@@ -108,16 +108,18 @@ class DeniedOnDrive(_message.Message):
     def __init__(self, drive: _Optional[str] = ..., copy: _Optional[_Iterable[_Union[DeniedCopy, _Mapping]]] = ..., purged_ns: _Optional[int] = ...) -> None: ...
 
 class DeniedCopy(_message.Message):
-    __slots__ = ("kind", "size_bytes", "version", "group")
+    __slots__ = ("kind", "size_bytes", "version", "group", "generation")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     kind: str
     size_bytes: int
     version: str
     group: str
-    def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., version: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., version: _Optional[str] = ..., group: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class HeadManyRequest(_message.Message):
     __slots__ = ("bucket", "name")

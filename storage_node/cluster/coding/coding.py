@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import time
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, ObjectNotFound
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.coding.coded_objects import CodedObjects
 from storage_node.cluster.coding.coder import Coder, CodingMetrics, CodingParts
@@ -89,6 +90,15 @@ class Coding:
         ]
         await self._coded.recall_all(request.bucket.uuid, coded)
         return wire.RecallResponse(objects=len(coded))
+
+    async def contents(self, bucket: pb.MapBucket, group: bytes) -> tuple[set[str], int]:
+        """Return the names of the objects in a group, and the number of its fragments; of one that has ended, none.
+        Raises LoaderError."""
+        try:
+            manifest = await self._coded.groups.manifest(bucket, group)
+        except ObjectNotFound:
+            return set(), 0
+        return {slot.name for slot in manifest.slots}, len(manifest.fragments)
 
     def progress(self) -> wire.CodingProgress:
         """Return what was coded, and what is kept. Thread-safe."""

@@ -7,9 +7,10 @@ fragments what they have, and, less often, the owners of its objects.
 - Fragments that are gone or damaged, or share a host, are written again from the others.
 - An owner with a file of an object that is coded elsewhere swaps it: a swap has not come to it, or it has made a copy
   that it could not do without.
-- A group of which less than half is left, of which an object is denied, or whose redundancy is no longer that of its
-  bucket, is dissolved: the owners of what is left make copies again, in the same versions, which are coded anew where
-  the bucket is still coded. While a bucket has snapshots, its groups stay for them.
+- A group of which less than half is left, or whose redundancy is no longer that of its bucket, is dissolved: the owners
+  of what is left make copies again, in the same versions, which are coded anew where the bucket is still coded. While a
+  bucket has snapshots, its groups stay for them.
+- Of a group with denied objects, the fragments with their bytes and the parity are written again without these bytes.
 - A group that no node has an entry of is given up after `coding_grace_s`, by deleting its manifest. Until then, readers
   that looked an entry up before find its bytes. No entry can come back: owners refuse entries that were sent longer ago
   than half that time, and a node that has an entry answers that it has.
@@ -30,7 +31,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ais_loader.errors import LoaderError
@@ -39,13 +40,13 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import companion_name
 from storage_node.cluster.coding.coder import CodingParts, LastLook, record
-from storage_node.cluster.coding.group import Manifest, Slot
+from storage_node.cluster.coding.group import Manifest, Piece, Slot
 from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.cluster.coding.plan import (
     FragmentPlace,
+    denied_slots,
     group_of_fragment,
     group_of_manifest,
-    has_denied,
     is_lost,
     is_sparse,
     living,
@@ -192,14 +193,15 @@ class Keeper:
         names = [slot.name for slot in manifest.slots]
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
         answers = await self._states(view, bucket, owners)
+        if denied := denied_slots(manifest, answers):
+            return await self._wipe(view, bucket, companion, manifest, denied), False
         alive = living(manifest, owners, answers)
         if alive == []:
             if bucket.snapshot:  # they may see versions that have ended
                 return await self._mend(view, bucket, companion, manifest), True
             return True, await self._give_up(view, bucket, manifest)
         self._empty_since_s.pop(manifest.group, None)
-        ends = alive is not None and (is_sparse(manifest, alive) or has_denied(manifest, answers))
-        if is_other or (ends and not bucket.snapshot):
+        if is_other or (alive is not None and not bucket.snapshot and is_sparse(manifest, alive)):
             is_over = await self._dissolve(view, bucket, manifest, owners, answers) and not bucket.snapshot
             return is_over or await self._mend(view, bucket, companion, manifest), False
         for node, slots in plain_owners(manifest, owners, answers).items():
@@ -257,6 +259,63 @@ class Keeper:
                 await self._fragments.write(view, companion, manifest, {index: place}, read, is_coded=True)
             except (ReplicaLost, LoaderError) as error:
                 log.info("fragment %d of group %s: %s", index, manifest.group.hex(), error)
+        made = await self._replace(view, bucket, companion, manifest, places, began_s)
+        self._metrics.fragments_rebuilt += len(made)
+        for index in made:
+            self._lacking[manifest.group].pop(index, None)
+        return len(made) == len(places)
+
+    async def _wipe(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        companion: pb.MapBucket,
+        manifest: Manifest,
+        denied: Sequence[Slot],
+    ) -> bool:
+        """Write the fragments with bytes of denied objects again, with zeros in their place, and the parity; return
+        whether they have taken the place of the others. Raises ReplicaLost, LoaderError."""
+        began_s, holes = time.monotonic(), dict[int, list[Piece]]()
+        for slot in denied:
+            for piece in manifest.pieces(slot.offset, slot.size_bytes):
+                holes.setdefault(piece.fragment, []).append(piece)
+        changed = [*holes, *range(manifest.data, manifest.data + manifest.parity)]
+        owners = owners_of(view, companion, manifest.fragments)
+        used = [view.nodes[found[0]].host for index, found in enumerate(owners) if index not in changed]
+        places = place_fragments(view, companion, manifest.group, changed, used=used, taken=manifest.fragments)
+
+        async def read(index: int, at: int, size_bytes: int) -> bytes:
+            data = bytearray(await self._groups.fragment(bucket, manifest, index, at, size_bytes))
+            for piece in holes.get(index, ()):
+                first = max(piece.start - at, 0)
+                stop = min(piece.start + piece.size_bytes - at, len(data))
+                data[first:stop] = bytes(max(0, stop - first))
+            return bytes(data)
+
+        log.info("%s objects of group %s are denied, and leave it", len(denied), manifest.group.hex())
+        await self._fragments.write(view, companion, manifest, places, read)
+        if not await self._replace(view, bucket, companion, manifest, places, began_s, {slot.name for slot in denied}):
+            return False
+        name, before = manifest_name(manifest.group), self._kept[manifest.group].version
+        newer = (await self._recorded(view, bucket, [name], lasting=True)).get(name)
+        if newer is None or newer <= before:
+            return False  # the manifest before, which may come back, names what would be deleted
+        if (replica_set := self._writes.replica_set(companion.name)) is not None:  # not only after coding_grace_s
+            await self._writes.delete_many(replica_set, sorted(manifest.fragments[index] for index in changed))
+        return True
+
+    async def _replace(
+        self,
+        view: ClusterView,
+        bucket: pb.MapBucket,
+        companion: pb.MapBucket,
+        manifest: Manifest,
+        places: Mapping[int, FragmentPlace],
+        began_s: float,
+        gone: Collection[str] = (),
+    ) -> Collection[int]:
+        """Name fragments that were written, and are on disks, in the manifest; return which. If objects are `gone`, it
+        names all of these fragments or none, and no longer those objects. Raises ReplicaLost, LoaderError."""
         by_node: dict[int, list[str]] = {}
         for place in places.values():
             by_node.setdefault(place.node, []).append(place.name)
@@ -265,14 +324,14 @@ class Keeper:
         names = tuple(made[index].name if index in made else name for index, name in enumerate(manifest.fragments))
         if names != manifest.fragments:
             if time.monotonic() - began_s > self._node.config.cluster.coding_grace_s / 2:
-                return False  # their nodes may be about to remove them
+                return ()  # their nodes may be about to remove them
+            if gone and len(made) < len(places):
+                return ()
             whole = await self._groups.manifest(bucket, manifest.group)
-            await record(self._writes, bucket, [whole._replace(fragments=names)])
+            slots = tuple(slot for slot in whole.slots if slot.name not in gone)
+            await record(self._writes, bucket, [whole._replace(fragments=names, slots=slots)])
             self._groups.forget([manifest.group])
-        self._metrics.fragments_rebuilt += len(made)
-        for index in made:
-            self._lacking[manifest.group].pop(index, None)
-        return len(made) == len(places)
+        return made
 
     async def _look(
         self, view: ClusterView, companion: pb.MapBucket, manifest: Manifest

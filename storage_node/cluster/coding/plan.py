@@ -93,11 +93,12 @@ def place_fragments(
     *,
     used: Collection[str] = (),
     names: Sequence[str] = (),
+    taken: Collection[str] = (),
 ) -> dict[int, FragmentPlace]:
     """Choose names for fragments such that their owners are on different hosts, none of which is in `used`.
 
     A name ends with a number, the salt, which is drawn until the name has such an owner. `names`: of all fragments,
-    to be kept where they do. Raises TooFewCopies if there are too few hosts.
+    to be kept where they do. `taken`: names not to be used. Raises TooFewCopies if there are too few hosts.
     """
     hosts, placed = set(used), dict[int, FragmentPlace]()
     for index in indexes:
@@ -105,7 +106,7 @@ def place_fragments(
             names[index : index + 1], (fragment_name(group, index, salt) for salt in range(_DRAWS))
         ):
             node = view.owners(companion, name)[0]
-            if view.nodes[node].host not in hosts:
+            if view.nodes[node].host not in hosts and name not in taken:
                 hosts.add(view.nodes[node].host)
                 placed[index] = FragmentPlace(name, node)
                 break
@@ -147,10 +148,14 @@ def living(manifest: Manifest, nodes: Mapping[str, Sequence[int]], answers: Mapp
     return found if is_sure else None
 
 
-def has_denied(manifest: Manifest, answers: Mapping[int, Answer]) -> bool:
-    """Whether an object of the group is denied, so that its bytes have to go."""
-    states = (answer.get(slot.name) for answer in answers.values() for slot in manifest.slots)
-    return any(state is not None and state.is_tombstone and state.version.epoch & DENIAL_BIT for state in states)
+def denied_slots(manifest: Manifest, answers: Mapping[int, Answer]) -> list[Slot]:
+    """Return the objects that are denied: their bytes have to leave the fragments."""
+    found: list[Slot] = []
+    for slot in manifest.slots:
+        states = [answer.get(slot.name) for answer in answers.values()]
+        if any(state is not None and state.is_tombstone and state.version.epoch & DENIAL_BIT for state in states):
+            found.append(slot)
+    return found
 
 
 def is_sparse(manifest: Manifest, slots: Sequence[Slot]) -> bool:

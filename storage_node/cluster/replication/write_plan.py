@@ -39,7 +39,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, info_of
 from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, Unfinished
-from storage_node.store.drive.denials import denied_error
+from storage_node.store.drive.denied_names import denied_error
 from storage_node.store.drive.preconditions import (
     UNCERTAINTY_NS,
     Condition,

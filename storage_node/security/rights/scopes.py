@@ -32,7 +32,7 @@ class Right(enum.IntFlag):
     WRITE = enum.auto()
     DELETE = enum.auto()
     ADMIN = enum.auto()
-    """Create, change and delete buckets of these names, and evict their copies."""
+    """Create, change and delete buckets of these names, evict their copies, and take their objects down."""
     PROMOTE = enum.auto()
     ETL_USE = enum.auto()
     """Read objects of the bucket through transforms."""

@@ -167,7 +167,7 @@ class Drive:
                     clock=self._clock,
                     require_writable=self._use.require_writable,
                 )
-                if left := self._changes.denials.pending():
+                if left := self._changes.denied.pending():
                     self._changes.purge(rows=left)
                 self._compaction = SegmentCompaction(self.catalog, self.files, self._changes, self.sparse, self.faults)
             except BaseException:
@@ -565,7 +565,7 @@ class Drive:
         """Remove dead files whose grace period is over, or all of them. Returns how many. Raises LoaderError."""
         self._require_writable()
         reaped = self._garbage.reap(everything=everything)
-        self._changes.denials.purged()
+        self._changes.denied.purged()
         return reaped
 
     def due_in_s(self) -> float | None:

@@ -71,7 +71,7 @@ from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.bucket_usage import BucketUsage, Change, Changes, Grants
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.commit_files import CommitFiles, PendingObject, SequenceNumbers
-from storage_node.store.drive.denials import Denials, denied_error
+from storage_node.store.drive.denied_names import DeniedNames, denied_error
 from storage_node.store.drive.ended_versions import Ended, Garbage, Retention
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.preconditions import (
@@ -245,7 +245,7 @@ class Transactions:
         self.generations = SequenceNumbers(catalog)
         self.retention = Retention(files, catalog)
         self.deletions = DeletionLog(catalog)
-        self.denials = Denials(files, catalog)
+        self.denied = DeniedNames(files, catalog)
         self.stripes = Stripes()
         self.journal = UploadJournal(catalog, files, cache, self.stripes.of, require_writable, sync=sync)
         self.usage = BucketUsage(catalog, self.stripes.number, self.stripes.all, sync=sync)
@@ -417,7 +417,7 @@ class Transactions:
         self._garbage.reap(everything=True)
         if rows:
             self._catalog.compact(min(rows), max(rows) + b"\0")
-        self.denials.purged()
+        self.denied.purged()
 
     def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
         if self.dead_buckets:
@@ -481,7 +481,7 @@ class Transactions:
             # A move changes nothing about an upload that may be under way.
             put = {key: entry for key, pending, entry in chosen if pending.moved is None}
             journaled = self.journal.note(commit, put)
-            denied = self.denials.note(commit, put)
+            noted = self.denied.note(commit, put)
             counted = self.usage.change(commit, changes)
             if files.sync:
                 self._files.sync_names(entry.path for _, _, entry in chosen)
@@ -494,7 +494,7 @@ class Transactions:
             raise
         self.usage.committed(counted, grants)
         self.journal.committed(journaled)
-        self.denials.committed(denied)
+        self.denied.committed(noted)
         self.deletions.forget(written)
         failpoint("put.committed")
         return ended
@@ -720,7 +720,7 @@ class Transactions:
         ends = {key: entry.counter for key, entry in entries.items() if entry is not None}
         denied = [*denied, *(key for key, entry in entries.items() if entry is not None and entry.is_denied)]
         ended = self.retention.end(batch, ((key, entry, ends.get(key, now)) for key, entry in before.items()), denied)
-        noted = self.denials.note(batch, entries, ended.denied)
+        noted = self.denied.note(batch, entries, ended.denied)
         journaled = self.journal.note(batch, entries)
         counted = self.usage.change(batch, (Change(key, before.get(key), entry) for key, entry in entries.items()))
         if entries:
@@ -732,7 +732,7 @@ class Transactions:
                 raise
             self.usage.committed(counted)
             self.journal.committed(journaled)
-            self.denials.committed(noted)
+            self.denied.committed(noted)
             self.deletions.committed(deletions or {})
             self.deletions.forget(exist)
         failpoint("delete.committed")
