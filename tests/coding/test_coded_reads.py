@@ -13,12 +13,17 @@ import pytest
 from ais_loader import ClusterOptions, Entry, connect, errors
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
+from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch import fast_path
 from storage_node.batch.gather.fragments import GatheredFragments
 from storage_node.cluster.coding import group_reader
 from storage_node.cluster.coding.group import Manifest
+from storage_node.store.checksum import crc32c
+from storage_node.store.read import batch as batch_module
 from tests.coding.coded_kit import CodedCluster
 from tests.node.cluster_kit import BUCKET, Answer
+from tests.node.node_kit import PLENTY, RawSession
 from tests.store.store_kit import file_of, flip_a_byte
 from tests.tar_kit import packed_tar
 
@@ -165,6 +170,55 @@ def test_an_owner_that_is_slow_to_say_where_its_entries_are_delays_no_batch(own:
     assert_read(own.cluster.ask(NAMES), NAMES)
     own.cluster.links[slow].flow()
     own.cluster.settle()
+
+
+def resumed(url: str, request: pb.BatchRequest) -> Answer:
+    """Send a request as it is, and return what comes until END."""
+    answer = Answer()
+    with RawSession(url) as session:
+        session.send(1, request)
+        while True:
+            response = decode_response(next(session.call))
+            assert response.reject is None
+            if response.frame is not None:
+                answer.take(response.frame)
+            if response.end is not None:
+                assert response.end.outcome == pb.End.COMPLETE, response.end
+                return answer
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_batch_goes_on_in_the_middle_of_its_first_entry(coded: Made, local: bool) -> None:
+    for name in ("large", "middle"):
+        owners, begin = coded.cluster.owners(name), 700_001
+        number = owners[0] if local else next(number for number in range(6) if number not in owners)
+        request = pb.BatchRequest(bucket=[BUCKET], name=[name, name], ordered=True, local=local)
+        request.initial_credit_bytes, request.resume_offset = PLENTY, begin
+        request.resume_checksum = crc32c(OBJECTS[name][:begin])
+        request.resume_version = str(coded.cluster.entry(owners[0], name).version)
+        answer = resumed(coded.cluster.nodes[number].url, request)
+        assert answer.status == {0: pb.OK, 1: pb.OK}, answer.faults
+        assert (answer.data[0], answer.data[1]) == (OBJECTS[name][begin:], OBJECTS[name])
+        request.resume_version = "1.1.1"
+        assert resumed(coded.cluster.nodes[number].url, request).status[0] == pb.NOT_FOUND
+    coded.cluster.settle()
+
+
+def test_an_entry_beyond_what_a_batch_carries_fails_alone(coded: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (batch_module, fast_path):
+        monkeypatch.setattr(module, "MAX_ITEM_BYTES", 1 << 20)
+    names = ["small/001", "large", "middle"]
+    for local in (False, True):
+        mine = [name for name in names if not local or 0 in coded.cluster.owners(name)]
+        answer = coded.cluster.ask(mine, local=local)
+        for at, name in enumerate(mine):
+            if name == "small/001":
+                assert answer.data[at] == SMALL[name]
+            else:
+                assert answer.faults[at].kind == "item-too-large"
+    starts, lengths = [0, 8_000_000, 5], [-1, 1000, 2]
+    answer = coded.cluster.ask(names, start=starts, length=lengths)
+    assert answer.data == {0: SMALL["small/001"], 1: LARGE["large"][8_000_000:8_001_000], 2: LARGE["middle"][5:7]}
 
 
 def test_ranges_are_those_of_the_objects(client: Client) -> None:
