@@ -195,6 +195,7 @@ def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
         "trimming": [],
         "etl": "",
         "revoked_tokens": {},
+        "denied": {},
         "audit": {},
         "segments": 2,
     }
