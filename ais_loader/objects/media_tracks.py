@@ -82,12 +82,10 @@ class _Tables:
     def read(self, count: int = -1) -> bytes:
         left = max(0, self._file.info.size_bytes - self._position)
         count = left if count < 0 else min(count, left)
-        data = bytes(count) if self.is_hidden else self.part(self._position, count)
         self._position += count
-        return data
-
-    def part(self, start: int, count: int) -> bytes:
-        self._file.seek(start)
+        if self.is_hidden:
+            return bytes(count)
+        self._file.seek(self._position - count)
         data = self._file.read(count)
         self.is_fragmented |= any(box in data for box in _FRAGMENTED)
         return data
@@ -144,8 +142,7 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
             ticks = np.append(stops[0] - counts[min(1, len(counts) - 1)], stops[:-1])  # the first may be cut
             unit, start, samples = Fraction(1, rate_hz), Fraction(0), int(stops[-1])
         elif is_audio:
-            frames = _last_frames(stream, tail, int(ticks[-1]), data)
-            for frame in frames:
+            for frame in _last_frames(stream, tail, int(ticks[-1]), data):
                 if frame.pts is None:
                     raise MediaError("samples that have no time: convert it to WAV or FLAC")
                 rate_hz = frame.sample_rate

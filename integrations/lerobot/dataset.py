@@ -24,12 +24,10 @@ from ais_loader.training.clip_decoding import PartDecoder
 from ais_loader.training.clip_parts import part_entry
 from ais_loader.training.datasets import MapDataset
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
-from ais_loader.training.take_samples import OnBatch
 from ais_loader.values.entry import Entry, Item
-from ais_loader.values.requests import OnError
 from ais_loader.values.urls import SCHEME
 
-with needs("pyarrow", "LeRobot's Parquet files", extra="video"):
+with needs("pyarrow", "LeRobot's Parquet files", extra="lerobot"):
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -58,15 +56,13 @@ class LeRobotDataset(MapDataset):
         tolerance_s: float = 1e-4,
         return_uint8: bool = False,
         transform: Callable[[Any], Any] | None = None,
-        on_error: OnError = "raise",
         timeout_s: float = 30.0,
         retry_s: float | None = None,
-        on_batch: OnBatch | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
-            client_or_url, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+            client_or_url, timeout_s, retry_s, options: See MapDataset, as for `on_error` and `on_batch`.
             root: The URL of the dataset's folder, such as "ais://robots/pusht", below which is `meta/info.json`.
             episodes: The numbers of the episodes to use; None for all.
             delta_timestamps: Offsets in seconds, by column or camera, which are multiples of a frame's duration.
@@ -91,10 +87,8 @@ class LeRobotDataset(MapDataset):
             table,
             _FrameDecoder(table, return_uint8),
             transform=transform,
-            on_error=on_error,
             timeout_s=timeout_s,
             retry_s=retry_s,
-            on_batch=on_batch,
             **options,
         )
 

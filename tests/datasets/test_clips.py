@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import av
@@ -17,9 +18,10 @@ import soundfile
 from datasets_kit import RecordingTransport
 from media_kit import SOUNDS, VIDEOS, boxes, media, sound, video, whole_sound, whole_video
 
-from ais_loader import BatchLoader, Bucket, Client, Clip, Clips, Entry, errors
+from ais_loader import BatchLoader, Bucket, Client, Clip, Clips, Entry, connect, errors
 from ais_loader.objects.media_index import decode_tracks, encode_tracks
 from ais_loader.plans import ShufflePlan
+from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.table import table
 
 _draw = random.Random(3)
@@ -212,6 +214,19 @@ def test_workers_decode_clips(local_films: Bucket) -> None:
             for step, batch in enumerate(loader):
                 for at, sample in zip(plan.batch(0, step), batch, strict=True):
                     np.testing.assert_array_equal(np.asarray(sample[0]), frames[[at]])
+
+
+@pytest.mark.slow
+def test_cameras_on_several_nodes_come_with_one_batch(tmp_path: Path) -> None:
+    names = [f"{at}.mp4" for at in range(12)]
+    with LocalCluster(tmp_path, spread=names) as cluster, connect(cluster.nodes[0].url) as client:
+        bucket = client.bucket(BUCKET)
+        for name in names:
+            bucket.put(name, media("b_frames.mp4"))
+        samples = [tuple(Clip(name, frames=[at, at + 1]) for name in names) for at in range(0, 58, 7)]
+        for sample, at in zip(Clips(client, samples, bucket=BUCKET)[:], range(0, 58, 7), strict=True):
+            for part in sample:
+                np.testing.assert_array_equal(part.data, whole_video("b_frames.mp4")[1][at : at + 2])
 
 
 @table(
