@@ -64,7 +64,7 @@ class Costs:
 
 
 COSTS: dict[str, Any] = json.loads(Path(__file__).with_name("costs.json").read_text())
-"""What `benchmarks.cluster.costs` measured."""
+"""Figures of `benchmarks.cluster.costs`."""
 MEASURED = Costs(**COSTS["costs"], read_byte_s=0.13e-9, placement_s=6.3e-9)
 
 
