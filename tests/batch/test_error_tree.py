@@ -21,7 +21,7 @@ BETWEEN_NODES = {"NewerFirst"}
 # What a node does not raise, or for what gRPC has no better status: clients go by the kind.
 INTERNAL = """
     LoaderError NotFound ItemTooLarge
-    ArchiveError ArchiveIndexError ArchiveIndexStale CopiesBusy
+    ArchiveError ArchiveIndexError ArchiveIndexStale MediaError CopiesBusy
     SourceChanged PromoteIncomplete TransformError
     StoreError StoreNotFound StoreLocked StoreReadOnly StoreFormatError DriveFailed Closed
     WriteTooLate EntryFailed NodeUntrusted
