@@ -259,5 +259,5 @@ def test_an_example_becomes_arrays(local_store: Client) -> None:
         "raw": [b"\xff\0", b""],
         "none": [],
     }
-    with pytest.raises(ValueError, match="not a tf.train.Example"):
+    with pytest.raises(ValueError, match=r"not a tf\.train\.Example"):
         records[1]
