@@ -45,7 +45,11 @@ class RangeTable(Sequence[Entry]):
     def place_of(self, at: int) -> tuple[int, int]:
         """Return the number of the object that has a range, and the number of the range within it, both from 0."""
         number = int(self._stops.searchsorted(at, "right"))
-        return number, at - (self._stops.item(number - 1) if number else 0)
+        return number, at - self.first_of(number)
+
+    def first_of(self, number: int) -> int:
+        """Return the index of the first range of an object."""
+        return self._stops.item(number - 1) if number else 0
 
     def load(self, indices: Sequence[int]) -> None:
         """Read what says where these ranges are, 0 <= index < n, so that each of them need not do so."""

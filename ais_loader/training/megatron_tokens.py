@@ -253,17 +253,16 @@ class _SequenceTable(_IndexedTable):
 
     def _at(self, number: int, column: int, at: int) -> int:
         key = (number, column, at // _PAGE)
-        if (page := self._kept.get(key)) is None:
-            page = self._fetch([key])[key]
+        while (page := self._kept.get(key)) is None:  # another thread may have it forgotten at once
+            self._fetch([key])
         return int(page[at % _PAGE])
 
-    def _fetch(self, keys: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int, int], Array]:
-        """Read the pages of (file, column, page) that are not kept, with one request, and return them."""
+    def _fetch(self, keys: Iterable[tuple[int, int, int]]) -> None:
+        """Read the pages of (file, column, page) that are not kept, with one request."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._kept and self._files[key[0]].counts[key[1]]]
         data = self._read([self._files[number].page_of(column, page) for number, column, page in missing])
         read = {key: np.frombuffer(one, _COLUMN_TYPES[key[1]]) for key, one in zip(missing, data, strict=True)}
         self._keep(read, sum(map(len, data)))
-        return read
 
 
 class _Order(NamedTuple):
@@ -297,9 +296,8 @@ class _WindowTable(_IndexedTable):
             self._keep(read, sum(column.nbytes for order in read.values() for column in order))
 
     def entry_of(self, number: int, within: int) -> Entry:
-        if (order := self._kept.get(number)) is None:
-            self.load([within + (self._stops.item(number - 1) if number else 0)])
-            order = self._kept[number]
+        while (order := self._kept.get(number)) is None:
+            self.load([self.first_of(number)])
         size = self._files[number].token_bytes
         first = order.samples.item(within) * self._length
         stop = first + self._length + 1
@@ -334,7 +332,7 @@ class _WindowTable(_IndexedTable):
         random = np.random.RandomState(self._seed)
         documents = np.tile(np.arange(count, dtype=np.int32), self._epochs)
         random.shuffle(documents)
-        samples = np.arange(self._stops.item(number) - (self._stops.item(number - 1) if number else 0), dtype=np.int64)
+        samples = np.arange(self._stops.item(number) - self.first_of(number), dtype=np.int64)
         random.shuffle(samples)
         return _Order(samples, documents, lengths[documents].cumsum(dtype=np.int64), pointers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,12 @@ def test_what_is_known_of_indexes_may_be_forgotten(local_store: Client, monkeypa
         shuffled = MegatronTokens(local_store, "ais://tokens/train/", sequence_length=50)
         expected = [one for documents in FILES.values() for one in windows(documents, 50, 1234, 1)]
         assert as_lists(shuffled[:]) == expected
+        with ThreadPoolExecutor(8) as pool:  # each makes the others forget
+            assert as_lists(list(pool.map(dataset.__getitem__, range(1480, 1560)))) == SEQUENCES[1480:1560]
+            assert (
+                as_lists(list(pool.map(shuffled.__getitem__, range(len(expected) - 60, len(expected)))))
+                == expected[-60:]
+            )
     finally:
         local_store.delete_bucket("tokens", force=True)
 
