@@ -24,7 +24,7 @@ CHANGES: dict[str, Callable[[Bucket], object]] = {
     "compose": lambda bucket: bucket.copy("a", "b"),
     "delete": lambda bucket: bucket.delete("a"),
     "delete_names": lambda bucket: bucket.delete_many(["a"]),
-    "deny": lambda bucket: bucket.deny(["a"], reason="asked"),
+    "deny": lambda bucket: bucket.deny(["a"], reason="why"),
     "warm": lambda bucket: bucket.warm(["a"]),
     "refresh_inventory": lambda bucket: bucket._transport.refresh_inventory(RefreshInventoryRequest()),
     "evict": lambda bucket: bucket.evict(["a"]),
