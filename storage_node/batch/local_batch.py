@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StaleMap
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.coded_entries import enter_places
@@ -40,13 +40,15 @@ _FEW_FILES = 8
 """Up to this many files, opening on the event loop is faster than on a thread, if the previous frame was cached."""
 
 
+class AnyRun(Protocol):
+    async def run(self) -> pb.End | None: ...
+
+
 class LocalBatch:
     """One batch from look-up to END."""
 
-    def __init__(
-        self, call: BatchCall, gathered: Callable[[BatchCall], Awaitable[pb.End | None]], *, sends_files: bool = False
-    ) -> None:
-        """`gathered` runs the batch in the place of this if it has coded entries. `sends_files`: whether `send` accepts
+    def __init__(self, call: BatchCall, gathered: Callable[[BatchCall], AnyRun], *, sends_files: bool = False) -> None:
+        """`gathered` returns the run to use if there are coded entries. `sends_files`: whether `send` accepts
         FileFrames."""
         self._gathered = gathered
         self._call, self._resources, self._request = call, call.resources, call.request
@@ -60,9 +62,6 @@ class LocalBatch:
 
         Raises LoaderError, Busy, Gone.
         """
-        view = self._resources.node.membership.view
-        if self._request.local and view is not None and 0 < self._request.map_version < view.version:
-            raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
         waits = self._call.waits
         with waits.waiting("drive"):
             batch = await look_up(self._resources, self._request.tenant, self._request)
@@ -84,7 +83,7 @@ class LocalBatch:
             if batch.coded and self._request.coded_places:
                 await self._enter_places(batch)
             elif batch.coded:
-                return await self._gathered(self._call)
+                return await self._gathered(self._call).run()
             end = await run(batch, ahead)
             self._call.tally.ended(batch, end)
             return end

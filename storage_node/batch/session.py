@@ -27,8 +27,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from typing import Protocol, TypeVar
 
-from ais_loader.errors import InvalidRequest, LoaderError, NodeUnavailable, Overloaded
+from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, StaleMap
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated.ais_cluster_pb2 import ClusterMap
 from ais_loader.wire.node_waits import NodeWaits
 from storage_node.batch.admission import Busy
 from storage_node.batch.fast_path import answer_from_file, answer_inline, answer_kept
@@ -37,7 +39,6 @@ from storage_node.batch.gather.fragments import GatheredFragments
 from storage_node.batch.gather.routing import routing_of
 from storage_node.batch.local_batch import LocalBatch
 from storage_node.batch.resources import BatchCall, BatchResources, Gone, Message
-from storage_node.batch.transformed_batch import TransformedBatch
 from storage_node.cluster.coding.coded_objects import CodedObjects
 from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.context.node import Node
@@ -423,7 +424,7 @@ class _Session:
     def _told(self, text: str) -> str:
         return text if self._granted is None else self._granted.told(text)
 
-    async def _run_for(self, call: BatchCall) -> LocalBatch | AssembledBatch | TransformedBatch:
+    async def _run_for(self, call: BatchCall) -> LocalBatch | AssembledBatch:
         """Return the run of a batch: from this node's own drives, or gathered if other nodes may have some of its
         entries."""
         service, request = self._service, call.request
@@ -431,6 +432,8 @@ class _Session:
             raise InvalidRequest(f"first_index={request.first_index}: indexes have 32 bits")
         membership = service.node.membership
         view = membership.view if not request.local else None
+        if (now := membership.view) is not None and request.local and 0 < request.map_version < now.version:
+            raise StaleMap(f"planned with map {request.map_version}, this node has {now.version}")
         if view is not None:
             routing = await service.node.read(routing_of, service.resources, view, request)
             request.map_version = view.version
@@ -439,15 +442,14 @@ class _Session:
                     raise InvalidRequest("whole_up_to: this node does not own the object")
                 return AssembledBatch(call, routing, in_parts=self._lane is not None)
         if request.transform:
-            return TransformedBatch(call)
+            return self._gathered(call)
         return LocalBatch(call, self._gathered, sends_files=self._sends_files)
 
-    async def _gathered(self, call: BatchCall) -> pb.End | None:
-        """Run a batch that asks no other node for entries, but for the fragments of coded ones."""
-        if (view := call.resources.node.membership.view) is None:
-            raise NodeUnavailable("this node is not part of a cluster, and has no fragments of coded objects")
+    def _gathered(self, call: BatchCall) -> AssembledBatch:
+        """Return the run of a batch that asks no other node for entries, but for the fragments of coded ones."""
+        view = call.resources.node.membership.view or ClusterView(ClusterMap())
         routing = routing_of(call.resources, view, call.request, only_local=True)
-        return await AssembledBatch(call, routing, in_parts=self._lane is not None).run()
+        return AssembledBatch(call, routing, in_parts=self._lane is not None)
 
 
 def _lines_of(node: Node) -> BatchReads | None:

@@ -20,18 +20,17 @@ LARGE = seeded_bytes(3 << 20, seed=3)
 NAMES = [f"{at}" for at in range(12)]
 
 
-async def _uncalled(call: BatchCall) -> Any:
-    raise AssertionError("nothing is coded")
+GATHERED = session._Session._gathered
 
 
-def ignores_them(call: BatchCall) -> LocalBatch:
+def ignores_them(of: Any, call: BatchCall) -> LocalBatch:
     """As protobuf has it of fields that a version does not know."""
     del call.request.transform[:], call.request.transform_index[:]
-    return LocalBatch(call, _uncalled)
+    return LocalBatch(call, of._gathered)
 
 
 def test_what_is_sent_as_it_is_stored_fails_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "TransformedBatch", ignores_them)
+    monkeypatch.setattr(session._Session, "_gathered", ignores_them)
     with serving(tmp_path, etl_code=True) as node, bucket_of(node) as bucket:
         bucket.put("a", b"stored")
         bucket.put("large", LARGE)  # comes in pieces
@@ -90,13 +89,12 @@ def client_of(cluster: LocalCluster) -> Client:
 def make_ignorant(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, *old: int) -> None:
     """From now on these nodes ignore transforms."""
 
-    def ignored_there(call: BatchCall) -> Any:
+    def ignored_there(of: Any, call: BatchCall) -> Any:
         if any(call.resources.node is cluster.nodes[at].batches.node for at in old):  # type: ignore[union-attr]
-            return ignores_them(call)
-        return transformed(call)
+            return ignores_them(of, call)
+        return GATHERED(of, call)
 
-    transformed = session.TransformedBatch
-    monkeypatch.setattr(session, "TransformedBatch", ignored_there)
+    monkeypatch.setattr(session._Session, "_gathered", ignored_there)
 
 
 @pytest.mark.slow

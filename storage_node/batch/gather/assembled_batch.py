@@ -31,7 +31,7 @@ class AssembledBatch:
         """`in_parts`: whether `send` accepts messages in parts without copying them."""
         self._frame_bytes = MAX_PAYLOAD_BYTES if in_parts else TARGET_PAYLOAD_BYTES
         self._call, self._resources, self._request = call, call.resources, call.request
-        self._n = len(call.request.name)
+        self._n, self._is_elsewhere = len(call.request.name), routing.elsewhere
         self._gather = Gather(call.resources, call.request, routing, call.waits)
         self._passed: npt.NDArray[np.bool_] = np.zeros(self._n, bool)
         """Entries that have been sent or are being sent to the client."""
@@ -57,7 +57,7 @@ class AssembledBatch:
         resources = self._resources
         if resources.assembly.held_bytes > resources.assembly.limit_bytes:
             raise Busy(f"{resources.assembly.held_bytes:,} bytes are on their way from other nodes", "memory")
-        resources.batches_assembled += 1
+        resources.batches_assembled += self._is_elsewhere
         try:
             self._gather.start()
             end = await (self._run_buffered() if self._request.buffered else self._run_streaming())
@@ -127,7 +127,8 @@ class AssembledBatch:
 
     async def _take(self) -> tuple[Frame, int, pb.End | None]:
         """Return the next frame, the bytes accounted for it, and END if it is the last frame."""
-        frame = await self._gather.next(self._frame_bytes)
+        with self._call.call_slot.waiting():  # for others, not for the client
+            frame = await self._gather.next(self._frame_bytes)
         held_bytes = frame.payload_bytes
         stopped = False
         if self._request.fail_fast and frame.status.any():

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ais_loader.errors import InvalidRequest, LoaderError
-from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -112,13 +111,6 @@ class TransformedRun:
         """The entry that is delivered in pieces, its result, and the offset of the next piece."""
         self._piece_checksum = 0
         """CRC-32C of the bytes before that offset."""
-        self.status = np.zeros(self._n, np.uint8)
-        """Status of each entry, as far as delivered."""
-        self.checksum = np.zeros(self._n, np.uint32)
-        self.sizes = np.zeros(self._n, np.int64)
-        """Delivered bytes of each entry; 0 if it failed."""
-        self._payload_bytes = 0
-        self._delivered = 0
         self._entries = entry_values(inputs_of(request))
         self._hits: dict[int, CacheHits] = {}
         """Keyed by the index of the call in the request; valid until the next await."""
@@ -136,7 +128,6 @@ class TransformedRun:
                 position, self._next = self._next, self._next + 1
                 data = kept.content.data
                 assert data is not None
-                self.checksum[position] = kept.content.checksum
                 parts.append((position, pb.OK, data, kept.content.checksum, pb.TRANSFORMED, None))
                 payload_bytes += len(data)
                 kept.release()
@@ -166,7 +157,6 @@ class TransformedRun:
             if isinstance(result, FailedEntry):
                 self._delivered_one()
                 parts.append((at, result.status, memoryview(b""), 0, pb.NONE, self._batch.told(result.fault)))
-                self.status[at] = result.status
                 if self._request.fail_fast:
                     break
                 continue
@@ -179,7 +169,6 @@ class TransformedRun:
             data = await self._bytes(content, 0, content.size_bytes)
             result.release()
             self._delivered_one()
-            self.checksum[at] = content.checksum
             parts.append((at, pb.OK, data, content.checksum, due.kind, None))
             payload_bytes += len(data)
         self._count_kept()
@@ -189,19 +178,6 @@ class TransformedRun:
     def exhausted(self) -> bool:
         """Whether all frames have been taken."""
         return self._next >= self._n and not self._due and self._pieces is None
-
-    def end(self) -> pb.End:
-        """Return the END message for what has been delivered."""
-        n = self._delivered
-        status, checksum = self.status[:n], self.checksum[:n]
-        return pb.End(
-            outcome=pb.End.COMPLETE if n == self._n else pb.End.STOPPED,
-            first_index=self._request.first_index,
-            entries=n,
-            failed_entries=int(np.count_nonzero(status)),
-            payload_bytes=self._payload_bytes,
-            digest=digest(status, checksum),
-        )
 
     async def close(self) -> None:
         """Cancel what only this run waits for. May be called again."""
@@ -230,10 +206,6 @@ class TransformedRun:
 
     def _frame(self, parts: list[tuple[int, int, memoryview, int, int, EntryFault | None]]) -> Frame:
         first = self._request.first_index
-        self._delivered = parts[-1][0] + 1
-        for part in parts:
-            self.sizes[part[0]] = len(part[2])
-        self._payload_bytes += sum(len(part[2]) for part in parts)
         payload = parts[0][2] if len(parts) == 1 else memoryview(b"".join(part[2] for part in parts))
         return Frame(
             index=np.array([first + part[0] for part in parts], WIRE_U32),
@@ -263,11 +235,7 @@ class TransformedRun:
             content=data,
             piece=Piece(offset, content.size_bytes, self._piece_version(at, content)),
         )
-        self._payload_bytes += len(data)
-        self.sizes[at] += len(data)
         if stop >= content.size_bytes:
-            self.checksum[at] = content.checksum
-            self._delivered = at + 1
             self._pieces = None
             result.release()
             self._delivered_one()
