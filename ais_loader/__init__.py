@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from ais_loader.training.concat import concat
     from ais_loader.training.datasets import MapDataset
     from ais_loader.training.lines import Lines
+    from ais_loader.training.megatron_tokens import MegatronTokens
+    from ais_loader.training.parquet_rows import ParquetRows
+    from ais_loader.training.records import Records
     from ais_loader.training.token_windows import TokenWindows
     from ais_loader.transforms.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
     from ais_loader.transforms.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
@@ -89,6 +92,7 @@ __all__ = [
     "Lines",
     "LoaderError",
     "MapDataset",
+    "MegatronTokens",
     "MemberInfo",
     "MultipartUpload",
     "NodeCommand",
@@ -97,6 +101,7 @@ __all__ = [
     "ObjectInfo",
     "ObjectReader",
     "PackedBatch",
+    "ParquetRows",
     "PartInfo",
     "PendingUploads",
     "Pipeline",
@@ -105,6 +110,7 @@ __all__ = [
     "PromoteResult",
     "PromoteSummary",
     "PutSummary",
+    "Records",
     "Remote",
     "RemoteUsage",
     "RenameSummary",
@@ -127,15 +133,18 @@ __all__ = [
 
 if "torch" not in sys.modules and find_spec("torch") is None:
     # `import *` takes the available names; requested individually, these say which extra installs torch.
-    __all__.remove("BatchLoader")
-    __all__.remove("BatchSampler")
-    __all__.remove("Clip")
-    __all__.remove("Clips")
-    __all__.remove("Lines")
-    __all__.remove("MapDataset")
-    __all__.remove("TokenWindows")
-    __all__.remove("concat")
-    __all__.remove("drop_placeholders")
+    _TORCH = {
+        "BatchLoader",
+        "BatchSampler",
+        "Clip",
+        "Clips",
+        "Lines",
+        "MapDataset",
+        "MegatronTokens",
+        "ParquetRows",
+        "Records",
+    }
+    __all__ = [one for one in __all__ if one not in _TORCH | {"TokenWindows", "concat", "drop_placeholders"}]
 
 _HOMES = {
     "Batch": "ais_loader.values.batch",
@@ -165,6 +174,7 @@ _HOMES = {
     "Lines": "ais_loader.training.lines",
     "LoaderError": "ais_loader.errors",
     "MapDataset": "ais_loader.training.datasets",
+    "MegatronTokens": "ais_loader.training.megatron_tokens",
     "MemberInfo": "ais_loader.values.entry",
     "MultipartUpload": "ais_loader.objects.multipart",
     "NodeCommand": "ais_loader.transforms.etl",
@@ -173,6 +183,7 @@ _HOMES = {
     "ObjectInfo": "ais_loader.values.entry",
     "ObjectReader": "ais_loader.objects.object_file",
     "PackedBatch": "ais_loader.values.packed",
+    "ParquetRows": "ais_loader.training.parquet_rows",
     "PartInfo": "ais_loader.objects.multipart",
     "Pipeline": "ais_loader.values.pipeline",
     "PlannedResult": "ais_loader.transforms.transform_job",
@@ -181,6 +192,7 @@ _HOMES = {
     "PromoteSummary": "ais_loader.values.changes",
     "PutSummary": "ais_loader.values.changes",
     "EvictSummary": "ais_loader.values.changes",
+    "Records": "ais_loader.training.records",
     "Remote": "ais_loader.wire.remote",
     "PendingUploads": "ais_loader.transport.base",
     "RemoteUsage": "ais_loader.transport.base",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import PIL.Image
     import torch
 
-__all__ = ["audio", "by_extension", "image", "image_tensor", "json", "npy", "pixels", "text"]
+__all__ = ["audio", "by_extension", "example", "image", "image_tensor", "json", "npy", "pixels", "text"]
 
 _CUT = re.compile(r"^ *(?:data|SSND|BODY|Data Size|riff|Riff size) *: (\d+) \(should be (\d+)\)$", re.MULTILINE)
 """Line of libsndfile's log for samples, or a file, of another size than the header says."""
@@ -155,6 +155,37 @@ def npy(item: Item) -> npt.NDArray[Any] | None:
 def json(item: Item) -> Any:
     """Decode JSON in UTF-8, -16 or -32. Raises ValueError if it is not JSON."""
     return _json.loads(item.tobytes()) if item.ok else None
+
+
+def example(item: Item) -> dict[str, npt.NDArray[Any]] | None:
+    """Decode a tf.train.Example, as records of TFRecord files often are.
+
+    Returns an array of shape (n,) for each feature: float32, int64, or objects of type bytes. A feature without values
+    has n = 0.
+
+    Raises ValueError if it is no such message.
+    """
+    from google.protobuf.message import DecodeError
+
+    from ais_loader.wire.generated.ais_formats_pb2 import Example
+
+    if not item.ok:
+        return None
+    try:
+        message = Example.FromString(item.tobytes())
+    except DecodeError as error:
+        raise ValueError(f"not a tf.train.Example: {error}") from None
+    if item.data and not message.HasField("features"):  # almost any bytes are a message of other fields
+        raise ValueError("not a tf.train.Example: it has no features")
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, feature in message.features.feature.items():
+        if feature.HasField("float_list"):
+            found[name] = np.array(feature.float_list.value, np.float32)
+        elif feature.HasField("int64_list"):
+            found[name] = np.array(feature.int64_list.value, np.int64)
+        else:
+            found[name] = np.array(list(feature.bytes_list.value), object)
+    return found
 
 
 def text(item: Item) -> str | None:

@@ -14,6 +14,9 @@ HEAD_BYTES = 512
 _LEAST_TEXT_BYTES = 32
 """A few bytes of anything may look like text."""
 
+ARRAY_RECORD = "array_record"
+"""Riegeli, the format of chunks in array_record files."""
+
 _MAGICS = {
     b"\x1f\x8b\x08": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -39,6 +42,7 @@ _MAGICS = {
     b"\x89PNG": "PNG",
     b"\xff\xd8\xff\xe0": "JPEG",
     b"\xff\xd8\xff\xe1": "JPEG",
+    b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f": ARRAY_RECORD,
     b"fLaC": "FLAC",
     b"OggS": "Ogg",
 }

@@ -17,6 +17,8 @@ from ais_loader.values.entry import Entry, ObjectInfo, to_entry
 from ais_loader.wire.object_info import has_version
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 
+_PART_BYTES = 32 << 20
+
 
 class RangeTable(Sequence[Entry]):
     """Immutable sequence of n ranges, object after object. A subclass says where each range of an object is."""
@@ -37,8 +39,22 @@ class RangeTable(Sequence[Entry]):
         indices = range(len(self))[index]
         if isinstance(indices, range):
             return [self[at] for at in indices]
-        number = int(self._stops.searchsorted(indices, "right"))
-        within = indices - (self._stops.item(number - 1) if number else 0)
+        return self.entry_of(*self.place_of(indices))
+
+    def place_of(self, at: int) -> tuple[int, int]:
+        """Return the number of the object that has a range, and the number of the range within it, both from 0."""
+        number = int(self._stops.searchsorted(at, "right"))
+        return number, at - self.first_of(number)
+
+    def first_of(self, number: int) -> int:
+        """Return the index of the first range of an object."""
+        return self._stops.item(number - 1) if number else 0
+
+    def load(self, indices: Sequence[int]) -> None:
+        """Read what says where these ranges are, 0 <= index < n, so that each of them need not do so."""
+
+    def entry_of(self, number: int, within: int) -> Entry:
+        """Return the entry of a range of object `number`."""
         start, length = self.range_of(number, within)
         bucket, name, version = self._objects[number]
         return Entry(bucket, name, None, start, length, version)
@@ -57,6 +73,49 @@ class RangeTable(Sequence[Entry]):
     def columns(self) -> Iterable[npt.NDArray[np.integer[Any]]]:
         """Return the arrays that say where the ranges are."""
         return (self._stops,)
+
+
+class BoundsTable(RangeTable):
+    """Ranges that follow each other within an object."""
+
+    def __init__(
+        self,
+        objects: Sequence[ObjectInfo],
+        bounds: Sequence[npt.NDArray[np.int64]],
+        counts: Iterable[int] | None = None,
+    ) -> None:
+        """`bounds`: where the ranges of each object begin and, last, end. `counts`: the number of samples in each
+        object, if a range is not one."""
+        super().__init__(objects, (len(one) - 1 for one in bounds) if counts is None else counts)
+        self._bounds = np.concatenate([np.zeros(0, np.int64), *bounds])
+        self._firsts = np.array([0, *map(len, bounds)]).cumsum()
+
+    def range_of(self, number: int, within: int) -> tuple[int, int]:
+        at = self._firsts.item(number) + within
+        start = self._bounds.item(at)
+        return start, self._bounds.item(at + 1) - start
+
+
+def text_column(value: object) -> npt.NDArray[np.uint8]:
+    """Return the text of a value as a column for a digest."""
+    return np.frombuffer(repr(value).encode("utf-8", "surrogatepass"), np.uint8)
+
+
+def read_ranges(client: Client, ranges: Sequence[tuple[ObjectInfo, int, int]], timeout_s: float) -> list[bytes]:
+    """Return the bytes of (object, start, length), with one request. Raises the errors of `Client.get_batch`."""
+    entries: list[Entry] = []
+    counts = []
+    for info, start, length in ranges:
+        stop = start + length
+        starts = range(start, stop, _PART_BYTES) or (start,)
+        counts.append(len(starts))
+        pin = pin_of(info)
+        entries += [Entry(info.bucket, info.name, None, at, min(_PART_BYTES, stop - at), pin) for at in starts]
+    if not entries:
+        return []
+    with client.get_batch(entries, timeout_s=timeout_s) as batch:
+        items = iter(batch)
+        return [b"".join(next(items).data for _ in range(count)) for count in counts]
 
 
 def described(client: Client, entries: Iterable[Any], bucket: str | None) -> list[ObjectInfo]:
@@ -79,6 +138,11 @@ def described(client: Client, entries: Iterable[Any], bucket: str | None) -> lis
     return [_checked(found[entry.bucket, entry.name], entry) for entry in wanted]
 
 
+def place(info: ObjectInfo) -> str:
+    """Return the URL of an object, for errors."""
+    return f"ais://{info.bucket}/{info.name}"
+
+
 def foreign(objects: Sequence[ObjectInfo], one: ObjectInfo, found: str, need: str, usual: str) -> InvalidRequest:
     """Return the error for an object that is something else, with the pattern that leaves it out.
 
@@ -88,7 +152,7 @@ def foreign(objects: Sequence[ObjectInfo], one: ObjectInfo, found: str, need: st
     del endings[os.path.splitext(one.name)[1]], endings[""]
     pattern = f"*{endings.most_common(1)[0][0]}" if endings else usual
     return InvalidRequest(
-        f"ais://{one.bucket}/{one.name}: {found}, and not {need}; store it as such, or leave it out with "
+        f"{place(one)}: {found}, and not {need}; store it as such, or leave it out with "
         f"Bucket.entries(prefix, pattern={pattern!r})"
     )
 

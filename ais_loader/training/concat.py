@@ -129,6 +129,8 @@ class _PendingSources:
         self._batch = self._request() if lead._client.is_remote else None
 
     def _request(self) -> tuple[Batch, SampleParts | None]:
+        for source in {id(source): source for _, source, _ in self._parts}.values():
+            source._load([within for _, other, within in self._parts if other is source])
         wanted = [source._entry(within) for _, source, within in self._parts]
         several = SampleParts.of(wanted, [within for _, _, within in self._parts])
         return self._lead._request(wanted if several is None else several.entries), several

@@ -15,6 +15,7 @@ from typing import Any, cast
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.range_table import RangeTable
 from ais_loader.training.number_batches import (
     are_entries,
     checked_index,
@@ -201,6 +202,10 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     def _request_key(self) -> Hashable:
         # Datasets with equal keys can fetch their entries with one request.
         return self._client.address, self._client.options, tuple(sorted(self._options.items()))
+
+    def _load(self, numbers: Sequence[int]) -> None:
+        if isinstance(self._entries, RangeTable):
+            self._entries.load(numbers)
 
     def _entry(self, at: int) -> Any:
         return mapped(self._entries[at], lambda entry: to_entry(entry, self._bucket))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, cast
-
-import numpy as np
-import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.client import Client
 from ais_loader.objects.line_index import line_bounds
-from ais_loader.objects.range_table import RangeTable, described
-from ais_loader.training.datasets import MapDataset, entry_sequence
-from ais_loader.training.process_client import ClientOrUrl, ProcessClient
+from ais_loader.objects.range_table import BoundsTable
+from ais_loader.training.process_client import ClientOrUrl
+from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.take_samples import OnBatch
 from ais_loader.values.entry import EntryLike, Item, ObjectInfo
 from ais_loader.values.requests import OnError
@@ -21,7 +19,7 @@ from ais_loader.values.requests import OnError
 _COMPRESSED = (".gz", ".zst", ".lz4", ".bz2", ".xz")
 
 
-class Lines(MapDataset):
+class Lines(RangeDataset):
     """A map-style dataset of the lines in text objects, by number, for any sampler or plan.
 
     A sample is the bytes of a line without its line ending, or what `decode` makes of them. A line ends with a line
@@ -37,6 +35,8 @@ class Lines(MapDataset):
     write. With the path of an embedded store it is not, and neither in remote buckets. A dataset takes 8 bytes of
     memory per line, which forked workers share.
     """
+
+    _keeps_indexes = True
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class Lines(MapDataset):
         Raises InvalidRequest for an object that is compressed, by its name, or that begins like an archive, Parquet or
         another format; ObjectNotFound, TypeError, and the errors of listing and reading.
         """
-        reader = ProcessClient(client_or_url, retry_s)
-        listed = entry_sequence(reader, entries, bucket, False)
-        with reader.opened("a" if reader.is_shared else "r") as client:
-            objects = described(client, listed, bucket)
+
+        def find(client: Client, objects: list[ObjectInfo]) -> tuple[BoundsTable, _Line]:
             for info in objects:
                 if info.name.lower().endswith(_COMPRESSED):
                     raise InvalidRequest(f"{info.bucket}/{info.name}: compressed, so no line can be read by itself")
-            bounds = line_bounds(client, objects, timeout_s=timeout_s)
+            return BoundsTable(objects, line_bounds(client, objects, timeout_s=timeout_s)), _Line(decode)
+
         super().__init__(
             client_or_url,
-            _LineTable(objects, bounds),
-            _Line(decode),
+            entries,
+            find,
+            bucket=bucket,
             on_error=on_error,
             timeout_s=timeout_s,
             retry_s=retry_s,
@@ -84,37 +84,10 @@ class Lines(MapDataset):
         return f"<Lines, {len(self):,} in all, {self._client!r}>"
 
     def _place(self, at: int) -> str:
-        return f"{super()._place(at)}, line {cast(_LineTable, self._entries).line_of(at)}"
+        return f"{super()._place(at)}, line {cast(BoundsTable, self._entries).place_of(at)[1] + 1}"
 
 
-class _LineTable(RangeTable):
-    def __init__(self, objects: Sequence[ObjectInfo], bounds: Sequence[npt.NDArray[np.int64]]) -> None:
-        super().__init__(objects, (len(one) - 1 for one in bounds))
-        self._bounds = np.concatenate([np.zeros(0, np.int64), *bounds])
-
-    def line_of(self, at: int) -> int:
-        """Return the number of a line in its object, from 1. Blank lines do not count."""
-        number = int(self._stops.searchsorted(at, "right"))
-        return at - (self._stops.item(number - 1) if number else 0) + 1
-
-    def range_of(self, number: int, within: int) -> tuple[int, int]:
-        # Each object before has one bound more than lines.
-        at = (self._stops.item(number - 1) if number else 0) + number + within
-        start = self._bounds.item(at)
-        return start, self._bounds.item(at + 1) - start
-
-
-class _Line:
-    """Decoder of a line."""
-
-    def __init__(self, decode: Callable[[bytes], Any] | None) -> None:
-        if decode is not None and not callable(decode):
-            raise TypeError(f"decode is a {type(decode).__name__}: need a function")
-        self._decode = decode
-
-    def __call__(self, item: Item) -> Any:
-        if not item.ok:
-            return None
+class _Line(ItemDecoder):
+    def read(self, item: Item) -> bytes:
         # Blank lines that follow are in the range too.
-        line = item.tobytes().partition(b"\n")[0].removesuffix(b"\r")
-        return line if self._decode is None else self._decode(line)
+        return item.tobytes().partition(b"\n")[0].removesuffix(b"\r")

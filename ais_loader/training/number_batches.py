@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.objects.range_table import RangeTable
 from ais_loader.training.plan import entries_digest
 from ais_loader.training.sample_parts import mapped
 from ais_loader.values.entry import Entry, EntryLike, ObjectInfo, to_entry
@@ -58,6 +59,8 @@ def _of_part(dataset: Any, number: int, method: str) -> Any:
 
 def samples_of(entries: Sequence[Any], numbers: Sequence[int], batch: Any, bucket: str | None) -> Sequence[Any]:
     """Return the elements of `entries` with these numbers or, if a batch of packs has ranges, entries of the ranges."""
+    if isinstance(entries, RangeTable):
+        entries.load(numbers)
     samples = [entries[at] for at in numbers]
     if not has_ranges(batch):
         return samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.batch import Batch
@@ -13,25 +13,71 @@ SampleLike: TypeAlias = EntryLike | tuple[EntryLike, ...] | Mapping[str, EntryLi
 """An entry, or a tuple or dict of entries that form one sample."""
 
 
+class Within(NamedTuple):
+    """The `opaque` value of an entry that is a part of what it fetches, such as a row of a group of rows.
+
+    Samples of a batch that are parts of the same range fetch it once.
+    """
+
+    part: int | None
+    """None: all of it."""
+    of: Any = None
+    """Tells the decoder how to unpack it."""
+
+
+class SharedItem(Item):
+    """The item of an entry that is a part of what it fetches."""
+
+    __slots__ = ("_unpacked",)
+
+    def __init__(self, whole: Item, entry: Entry, unpacked: list[Any]) -> None:
+        super().__init__(whole.index, entry, whole.status, whole.data, whole.error)
+        self._unpacked = unpacked
+
+    def unpacked(self, unpack: Callable[[Item], Any]) -> Any:
+        """Return what `unpack` makes of the item. It is called once for all parts of a range in a batch."""
+        if not self._unpacked:
+            self._unpacked.append(unpack(self))
+        return self._unpacked[0]
+
+
 class SampleParts:
-    """The samples of one request, of which at least one has several entries. `entries` are those of all of them."""
+    """The samples of one request, of which at least one has several entries, or a part of one. `entries` are those of
+    all samples, once each."""
 
     def __init__(self, samples: Sequence[Any], numbers: Sequence[int] | None = None) -> None:
         """`numbers` are those of the samples in their dataset. Raises InvalidRequest, TypeError."""
         self._samples = samples
         self._numbers = numbers
-        self.entries = flat_entries(samples)
+        self._flat = flat_entries(samples)
+        numbers_of: dict[Entry, int] = {}
+        self._places = [numbers_of.setdefault(one, at) if is_part(one) else at for at, one in enumerate(self._flat)]
+        """Position of the first equal entry, for each entry."""
+        self.entries = [one for at, one in enumerate(self._flat) if self._places[at] == at]
 
     @classmethod
     def of(cls, samples: Sequence[Any], numbers: Sequence[int] | None = None) -> SampleParts | None:
-        """Return the parts of these samples, or None if each is one entry."""
-        return cls(samples, numbers) if any(map(has_parts, samples)) else None
+        """Return the parts of these samples, or None if each is one entry, and all of it."""
+        kinds = set(map(type, samples))
+        several = any(issubclass(kind, (tuple, dict)) for kind in kinds)
+        return cls(samples, numbers) if several or (Entry in kinds and any(map(is_part, samples))) else None
 
     def items(self, batch: Batch) -> Iterator[Any]:
         """Yield the items of each sample, in the form of the sample."""
-        items = iter(batch)
+        items = self._items(batch)
         for sample in self._samples:
             yield in_form(sample, [next(items) for _ in range(len(sample) if has_parts(sample) else 1)])
+
+    def _items(self, batch: Batch) -> Iterator[Item]:
+        found = iter(batch)
+        shared: dict[int, tuple[Item, list[Any]]] = {}
+        for at, (entry, place) in enumerate(zip(self._flat, self._places, strict=True)):
+            item = next(found) if place == at else shared[place][0]
+            if not is_part(entry):
+                yield item
+                continue
+            item, unpacked = shared.setdefault(place, (item, []))
+            yield SharedItem(item, entry, unpacked)
 
     def name(self, at: int) -> str:
         """Return the name of a sample, by its position, for errors."""
@@ -39,6 +85,7 @@ class SampleParts:
 
     def name_of_entry(self, index: int) -> str:
         """Return a text that names an entry and its sample."""
+        index = [at for at, place in enumerate(self._places) if place == at][index]
         first = 0
         for at, sample in enumerate(self._samples):
             parts = parts_of(sample)
@@ -55,6 +102,11 @@ class SampleParts:
 def has_parts(sample: Any) -> bool:
     """Whether an element of a dataset's entries is several entries. An Entry is never a tuple."""
     return isinstance(sample, (tuple, dict))
+
+
+def is_part(entry: Any) -> bool:
+    """Whether an element of a dataset's entries is a part of what it fetches."""
+    return type(entry) is Entry and type(entry.opaque) is Within
 
 
 def parts_of(sample: Any) -> Sequence[Any]:

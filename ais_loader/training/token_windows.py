@@ -15,17 +15,17 @@ from ais_loader.extras import needs
 from ais_loader.file_formats import HEAD_BYTES, format_of, is_text
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import RangeTable, described, foreign, pin_of
-from ais_loader.training.datasets import MapDataset, entry_sequence
-from ais_loader.training.process_client import ClientOrUrl, ProcessClient
+from ais_loader.objects.range_table import RangeTable, foreign, place, read_ranges
+from ais_loader.training.process_client import ClientOrUrl
+from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.take_samples import OnBatch
-from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
+from ais_loader.values.entry import EntryLike, Item, ObjectInfo
 from ais_loader.values.requests import OnError
 
 _NPY, _LLM_C = "numpy", "llm.c"
 
 
-class TokenWindows(MapDataset):
+class TokenWindows(RangeDataset):
     """A map-style dataset of the windows of `window` tokens in arrays, for any sampler or plan.
 
     A sample is a numpy array of shape (window,), in the machine's byte order, that nothing else refers to; with
@@ -77,18 +77,20 @@ class TokenWindows(MapDataset):
         Raises InvalidRequest for a window or stride below 1, a dtype that is not of integers, and an object that is no
         array of them, which the message names; ObjectNotFound, TypeError, and the errors of listing and reading.
         """
-        stored = _token_type(dtype)
-        header = None if header_bytes is None else _count("header_bytes", header_bytes, 0)
-        size, step = _count("window", window), _count("stride", window if stride is None else stride)
-        reader = ProcessClient(client_or_url, retry_s)
-        listed = entry_sequence(reader, entries, bucket, False)
-        with reader.opened() as client:
-            objects = described(client, listed, bucket)
+        stored = token_type(dtype)
+        header = None if header_bytes is None else count_of("header_bytes", header_bytes, 0)
+        size, step = count_of("window", window), count_of("stride", window if stride is None else stride)
+
+        def find(client: Client, objects: list[ObjectInfo]) -> tuple[_WindowTable, Tokens]:
             arrays = _arrays(client, objects, stored, header, timeout_s)
+            table = _WindowTable(objects, arrays, size, step, stored.itemsize)
+            return table, Tokens(stored, as_tensor=as_tensor)
+
         super().__init__(
             client_or_url,
-            _WindowTable(objects, arrays, size, step, stored.itemsize),
-            _Tokens(stored, as_tensor=as_tensor),
+            entries,
+            find,
+            bucket=bucket,
             transform=transform,
             on_error=on_error,
             timeout_s=timeout_s,
@@ -125,15 +127,14 @@ class _WindowTable(RangeTable):
         return self._stops, self._starts, np.array([self._window_bytes, self._stride_bytes])
 
 
-class _Tokens:
-    """Decoder of a window. It copies the bytes, so that the sample keeps no frame in memory."""
+class Tokens(ItemDecoder):
+    """Decoder of tokens. It copies the bytes, so that the sample keeps no frame in memory."""
 
     def __init__(self, stored: np.dtype[Any], *, as_tensor: bool) -> None:
+        super().__init__()
         self._stored, self._as_tensor = stored, as_tensor
 
-    def __call__(self, item: Item) -> Any:
-        if not item.ok:
-            return None
+    def read(self, item: Item) -> Any:
         tokens = np.frombuffer(item.data, self._stored)
         if not self._as_tensor:
             return tokens.astype(self._stored.newbyteorder("="))
@@ -142,7 +143,7 @@ class _Tokens:
         return torch.from_numpy(tokens.astype(np.int64))
 
 
-def _token_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
+def token_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
     try:
         found = np.dtype(dtype)
     except (TypeError, ValueError) as error:
@@ -152,13 +153,13 @@ def _token_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _count(name: str, value: Any, least: int = 1) -> int:
+def count_of(name: str, value: Any, least: int = 1) -> int:
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is a {type(value).__name__}; need an int") from None
     if isinstance(value, bool) or number < least:
-        raise InvalidRequest(f"{name}={value!r}: need at least {least}{' token' if least else ''}")
+        raise InvalidRequest(f"{name}={value!r}: need at least {least}")
     return number
 
 
@@ -176,7 +177,7 @@ def _arrays(
         elif stored.itemsize > 1 and is_text(head) and is_text(begin):  # bytes of text may be tokens
             found = "text"
         if info.name.lower().endswith(".npz"):
-            raise InvalidRequest(f"{_place(info)}: an .npz file is an archive of arrays; store each as an .npy file")
+            raise InvalidRequest(f"{place(info)}: an .npz file is an archive of arrays; store each as an .npy file")
         if found is not None:
             raise foreign(objects, info, found, f"an array of {stored.name} tokens", "*.bin")
         arrays.append(_raw_array(info, stored, header_bytes or 0))
@@ -186,17 +187,13 @@ def _arrays(
 def _heads(
     client: Client, objects: Sequence[ObjectInfo], header_bytes: int | None, timeout_s: float
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the first bytes of each object, and the first ones of its tokens, fetched with one request."""
-    entries = []
-    for info in objects:
-        starts = (0, min(header_bytes, info.size_bytes)) if header_bytes else (0,)
-        ranges = tuple((start, min(HEAD_BYTES, info.size_bytes - start)) for start in starts)
-        entries.append(Entry(info.bucket, info.name, version=pin_of(info), ranges=ranges))
-    if entries:
-        with client.get_batch(entries, timeout_s=timeout_s) as batch:
-            for info, item in zip(objects, batch, strict=True):
-                data = item.tobytes()
-                yield data[:HEAD_BYTES], data[min(HEAD_BYTES, info.size_bytes) :] if header_bytes else data
+    """Return the first bytes of each object, and the first ones of its tokens, fetched with one request."""
+    starts = [
+        (info, min(start, info.size_bytes)) for info in objects for start in (0, header_bytes) if start is not None
+    ]
+    ranges = [(info, start, min(HEAD_BYTES, info.size_bytes - start)) for info, start in starts]
+    found = read_ranges(client, ranges, timeout_s)
+    return zip(found[::2], found[1::2], strict=True) if header_bytes is not None else zip(found, found, strict=True)
 
 
 def _raw_array(info: ObjectInfo, stored: np.dtype[Any], header_bytes: int) -> _Array:
@@ -204,7 +201,7 @@ def _raw_array(info: ObjectInfo, stored: np.dtype[Any], header_bytes: int) -> _A
     if rest or tokens < 0:
         behind = f" behind a header of {header_bytes:,}" if header_bytes else ""
         raise InvalidRequest(
-            f"{_place(info)}: its {info.size_bytes:,} bytes{behind} are no multiple of the {stored.itemsize} bytes of "
+            f"{place(info)}: its {info.size_bytes:,} bytes{behind} are no multiple of the {stored.itemsize} bytes of "
             f"a {stored.name} token"
         )
     return _Array(header_bytes, tokens)
@@ -222,21 +219,17 @@ def _npy_array(info: ObjectInfo, head: bytes, stored: np.dtype[Any]) -> _Array:
         else:
             raise ValueError(f"format {version[0]}.{version[1]}, which arrays of integers do not need")
     except ValueError as error:
-        raise InvalidRequest(f"{_place(info)}: not an .npy file with a header that can be read: {error}") from None
+        raise InvalidRequest(f"{place(info)}: not an .npy file with a header that can be read: {error}") from None
     if is_fortran:
-        raise InvalidRequest(f"{_place(info)}: in Fortran order; store it in C order, and with one dimension")
+        raise InvalidRequest(f"{place(info)}: in Fortran order; store it in C order, and with one dimension")
     if len(shape) != 1:
-        raise InvalidRequest(f"{_place(info)}: an array of shape {shape}; need one dimension, the tokens")
+        raise InvalidRequest(f"{place(info)}: an array of shape {shape}; need one dimension, the tokens")
     if found != stored:
-        raise InvalidRequest(f"{_place(info)}: an array of {found.str}; need dtype={stored.str!r}")
+        raise InvalidRequest(f"{place(info)}: an array of {found.str}; need dtype={stored.str!r}")
     start_bytes, tokens = file.tell(), int(shape[0])
     if start_bytes + tokens * stored.itemsize != info.size_bytes:
         raise InvalidRequest(
-            f"{_place(info)}: {info.size_bytes:,} bytes; its header says {start_bytes:,} and {tokens:,} tokens of "
+            f"{place(info)}: {info.size_bytes:,} bytes; its header says {start_bytes:,} and {tokens:,} tokens of "
             f"{stored.itemsize} bytes"
         )
     return _Array(start_bytes, tokens)
-
-
-def _place(info: ObjectInfo) -> str:
-    return f"ais://{info.bucket}/{info.name}"

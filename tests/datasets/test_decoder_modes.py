@@ -95,6 +95,7 @@ def test_every_mode_of_pillow_comes_out_of_every_decoder_as_documented(any_mode:
     assert {name: what_comes_out(decode, item) for name, decode in DECODERS.items()} == {
         "audio": "LibsndfileError",
         "by_extension": "ValueError" if is_refused else "RGB (2, 256)",
+        "example": "ValueError",
         "image": "ValueError" if is_refused else "RGB (2, 256)",
         "image_tensor": "ValueError" if is_refused else "torch.float32 (3, 2, 256)",
         "json": "JSONDecodeError",

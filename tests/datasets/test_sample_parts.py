@@ -80,7 +80,7 @@ def test_a_batch_is_one_request(recording: RecordingTransport, how: str) -> None
     else:
         dataset = whole if how == "map" else concat(parts)
         got = [sample for batch in DataLoader(dataset, batch_size=10, collate_fn=list) for sample in batch]
-    assert recording.requests == [20, 20, 6]
+    assert sorted(recording.requests) == [6, 20, 20]  # threads may send them in another order
     expected: list[Any] = [
         dict(zip(("audio", "text"), map(len, pair(at)) if how != "sum" or at < 9 else pair(at), strict=True))
         for at in range(len(PAIRS))

@@ -301,9 +301,9 @@ def test_a_header_is_skipped_and_bytes_decide_what_a_file_is(tokens: Bucket) -> 
 @table(
     ("call", "message"),
     [
-        ("TokenWindows(client, url, 0, dtype='u2')", "InvalidRequest: window=0: need at least 1 token"),
-        ("TokenWindows(client, url, -4, dtype='u2')", "InvalidRequest: window=-4: need at least 1 token"),
-        ("TokenWindows(client, url, 4, dtype='u2', stride=0)", "InvalidRequest: stride=0: need at least 1 token"),
+        ("TokenWindows(client, url, 0, dtype='u2')", "InvalidRequest: window=0: need at least 1"),
+        ("TokenWindows(client, url, -4, dtype='u2')", "InvalidRequest: window=-4: need at least 1"),
+        ("TokenWindows(client, url, 4, dtype='u2', stride=0)", "InvalidRequest: stride=0: need at least 1"),
         ("TokenWindows(client, url, 4.0, dtype='u2')", "TypeError: window is a float"),
         ("TokenWindows(client, url, 4, dtype='word')", "InvalidRequest: dtype='word'"),
         ("TokenWindows(client, url, 4, dtype='f4')", "InvalidRequest: dtype='f4': need an integer type"),

@@ -60,7 +60,8 @@ print(json.dumps(ended))
 PUBLIC_NAMES = """
 import ais_loader
 found = {}
-of_torch = "BatchLoader", "Clip", "Clips", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"
+of_torch = "BatchLoader", "Clip", "Clips", "Lines", "MapDataset", "MegatronTokens", "ParquetRows", "Records"
+of_torch += "TokenWindows", "concat", "drop_placeholders"
 for name in {*ais_loader.__all__, *of_torch}:
     try:
         getattr(ais_loader, name)
@@ -179,6 +180,7 @@ OF_PACKAGE |= {
     },
     "awscrt": {"a checksum": "from ais_loader.integrations.gateway.checksums import Crc; Crc('crc64nvme')"},
     "cloudpickle": {},
+    "pyeclib": {},
     "packaging": {},
     "flask": {"FlaskServer": SERVER.replace("KIND", "FlaskServer")},
     **{
@@ -221,11 +223,8 @@ def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(pack
         kind, text = ended[case]
         assert kind == RAISED.get(case, "MissingExtra"), f"{case}: {kind} {text}"
         assert_named(package, text)
-    needing = (
-        ["BatchLoader", "Clip", "Clips", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"]
-        if "torch" in packages
-        else []
-    )
+    ranges = ["Clip", "Clips", "Lines", "MegatronTokens", "ParquetRows", "Records", "TokenWindows"]
+    needing = ["BatchLoader", "MapDataset", *ranges, "concat", "drop_placeholders"] if "torch" in packages else []
     assert ast.literal_eval(ended["public names"][1]) == dict.fromkeys(needing, "torch")
     assert ended["import *"] == ["", "'grpc://127.0.0.1:1'"]
     assert ended["dir"] == ["", "set()"]

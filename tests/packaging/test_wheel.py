@@ -127,7 +127,8 @@ import ais_loader
 from ais_loader.extras import EXTRAS, install_command
 
 assert Path(ais_loader.__file__).is_relative_to(sys.prefix), ais_loader.__file__
-DATASETS = ["BatchLoader", "Lines", "MapDataset", "TokenWindows", "concat", "drop_placeholders"]
+RANGES = ["Lines", "MegatronTokens", "ParquetRows", "Records", "TokenWindows"]
+DATASETS = ["BatchLoader", "MapDataset", *RANGES, "concat", "drop_placeholders"]
 # torch takes longest to import, and only once: it is missing first.
 for package in sorted(EXTRAS, key=lambda package: package != "torch"):
     hidden.clear()
