@@ -11,11 +11,12 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 
 from ais_loader.errors import InvalidRequest, RangeError
+from ais_loader.objects.client import Client
 from ais_loader.objects.media_index import MediaIndex, media_indexes
-from ais_loader.objects.range_table import described, pin_of
+from ais_loader.objects.range_table import pin_of
 from ais_loader.training.clip_parts import part_entry
-from ais_loader.training.datasets import MapDataset
-from ais_loader.training.process_client import ClientOrUrl, ProcessClient
+from ais_loader.training.process_client import ClientOrUrl
+from ais_loader.training.range_dataset import RangeDataset
 from ais_loader.training.sample_parts import flat_entries, mapped
 from ais_loader.training.take_samples import OnBatch
 from ais_loader.values.entry import Entry, EntryLike, ObjectInfo, to_entry
@@ -76,7 +77,7 @@ ClipLike: TypeAlias = Clip | str | ObjectInfo
 """A Clip, or what `Clip.from_url` parses. An ObjectInfo is all of its object."""
 
 
-class Clips(MapDataset):
+class Clips(RangeDataset):
     """A map-style dataset of parts of audio and video files, for any sampler or plan.
 
     A sample is a VideoFrames, a tuple `(data, times_s)` of an array of shape (frames, 3, height, width) of uint8 and
@@ -91,6 +92,8 @@ class Clips(MapDataset):
     Where packets are is read from the tables of an MP4 file, or found by reading another file once, and kept in the
     store for later datasets as the beginnings of `Lines` are.
     """
+
+    _keeps_indexes = True
 
     def __init__(
         self,
@@ -131,15 +134,17 @@ class Clips(MapDataset):
         parts: Sequence[Clip] = flat_entries(samples)
         wanted = [to_entry(clip.source, bucket) for clip in parts]
         number_of = {source: number for number, source in enumerate(dict.fromkeys(wanted))}
-        reader = ProcessClient(client_or_url, retry_s)
-        with reader.opened("a" if reader.is_shared else "r") as client:
-            objects = described(client, number_of, bucket)
+
+        def find(client: Client, objects: list[ObjectInfo]) -> tuple[Any, PartDecoder]:
             indexes = media_indexes(client, objects, timeout_s=timeout_s)
+            return _ClipTable(objects, indexes, samples, [number_of[source] for source in wanted]), decoder
+
         super().__init__(
             client_or_url,
-            _ClipTable(objects, indexes, samples, [number_of[source] for source in wanted]),
-            decoder,
+            list(number_of),
+            find,
             transform=transform,
+            bucket=bucket,
             on_error=on_error,
             timeout_s=timeout_s,
             retry_s=retry_s,

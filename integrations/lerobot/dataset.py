@@ -164,13 +164,14 @@ class _FrameTable(Sequence[dict[str, Entry]]):
         """Find each row's frame in each video. Raises InvalidRequest if one is not there."""
         paths = {key: _paths(about, f"videos/{key}", self.info["video_path"], key) for key in self._cameras}
         names = list(dict.fromkeys(path for several in paths.values() for path in several))
+        number_of = {name: number for number, name in enumerate(names)}
         self._objects = described(files.client, [Entry(files.bucket, files.prefix + name) for name in names], None)
         indexes = media_indexes(files.client, self._objects, timeout_s=files.timeout_s)
         self._tracks = [index["video"] for index in indexes]
         self._videos: Columns = {}
         self._frames: Columns = {}
         for key in self._cameras:
-            self._videos[key] = np.array([names.index(path) for path in paths[key]])[self._episode]
+            self._videos[key] = np.array([number_of[path] for path in paths[key]])[self._episode]
             begins_s = about[f"videos/{key}/from_timestamp"].to_numpy()[self._episode]
             times_s = begins_s + self.columns["timestamp"].astype(np.float64)
             self._frames[key] = np.zeros(len(times_s), np.int64)

@@ -223,12 +223,8 @@ def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(pack
         kind, text = ended[case]
         assert kind == RAISED.get(case, "MissingExtra"), f"{case}: {kind} {text}"
         assert_named(package, text)
-    ranges = ["Lines", "MegatronTokens", "ParquetRows", "Records", "TokenWindows"]
-    needing = (
-        ["BatchLoader", "Clip", "Clips", "MapDataset", *ranges, "concat", "drop_placeholders"]
-        if "torch" in packages
-        else []
-    )
+    ranges = ["Clip", "Clips", "Lines", "MegatronTokens", "ParquetRows", "Records", "TokenWindows"]
+    needing = ["BatchLoader", "MapDataset", *ranges, "concat", "drop_placeholders"] if "torch" in packages else []
     assert ast.literal_eval(ended["public names"][1]) == dict.fromkeys(needing, "torch")
     assert ended["import *"] == ["", "'grpc://127.0.0.1:1'"]
     assert ended["dir"] == ["", "set()"]
