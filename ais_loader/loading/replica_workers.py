@@ -13,7 +13,6 @@ Replicas therefore never differ, whatever a decoder draws at random.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import os
@@ -37,6 +36,7 @@ from ais_loader.loading.replicas import Replicas, ends
 from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
 from ais_loader.loading.workers import FetchedBatch, Workers
 from ais_loader.training.plan import first_difference
+from ais_loader.training.sample_seeds import digest_seed
 
 JOIN_S = 60.0
 """Time after which a replica that has not begun an iteration is no longer waited for."""
@@ -408,9 +408,8 @@ def _peer_of(sock: socket.socket) -> int | None:
     return int(pid) if user == os.geteuid() else None
 
 
-def _digest(work: Any) -> str:
+def _digest(work: Any) -> int:
     """Return a digest of what a batch has: numbers, names, or ids."""
     samples = work.tolist() if hasattr(work, "tolist") else work
     parts = [str(getattr(sample, "id", sample)) for sample in samples] if hasattr(samples, "__iter__") else [samples]
-    told = re.sub(" at 0x[0-9a-f]+", "", repr(parts))  # the address of an object without a text of its own
-    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return digest_seed(re.sub(" at 0x[0-9a-f]+", "", repr(parts)))  # the address of an object without a text of its own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import weakref
@@ -15,6 +14,7 @@ from ais_loader.extras import needs
 from ais_loader.loading.slots import READERS
 from ais_loader.plans.groups import whole_number
 from ais_loader.training.plan_position import is_distributed, process_place
+from ais_loader.training.sample_seeds import digest_seed
 from ais_loader.training.steering import gathered
 from ais_loader.wire.node_folder import host_id
 
@@ -116,7 +116,7 @@ def placed(
                 )
             rank, world_size = 0, 1
         _loaders[key, index] += 1
-        return Replicas(index, count, _digest(key, _loaders[key, index])), rank, world_size
+        return Replicas(index, count, f"{digest_seed(key, _loaders[key, index]):x}"), rank, world_size
     group = given.get_group() if hasattr(given, "get_group") else given
     if not (is_distributed() and isinstance(group, torch.distributed.ProcessGroup)):
         raise TypeError(
@@ -124,7 +124,7 @@ def placed(
         )
     own, ranks = torch.distributed.get_rank(), torch.distributed.get_process_group_ranks(group)
     called = range(torch.distributed.get_world_size()) if is_derived else ranks
-    use = _digest(*called)
+    use = digest_seed(*called)
     _loaders[use] += 1
     keys = {other: f"ais-loader replicas {use} {_loaders[use]} {other}" for other in called}
     mine = {"ranks": ranks, "place": [rank, world_size], "host": host_id(), "key": os.urandom(16).hex()}
@@ -144,7 +144,3 @@ def placed(
     if len(here) > READERS:
         raise InvalidRequest(f"replicas: {len(here)} of one group on a host, more than {READERS}")
     return Replicas(here.index(own), len(here), found[here[0]]["key"]), rank, world_size
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

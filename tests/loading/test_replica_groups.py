@@ -112,7 +112,7 @@ def test_a_node_serves_each_group_of_ranks_as_it_serves_one_loader(tmp_path: Pat
     for rank in range(RANKS):
         assert batches[rank] == own[rank // TENSOR], f"rank {rank}"
     assert served[BATCHES] == own_served[BATCHES] == 2 * (6 + 6 + 4)
-    assert served[BYTES] == pytest.approx(own_served[BYTES], rel=1e-4)
+    assert served[BYTES] == pytest.approx(own_served[BYTES], rel=0.005)  # one batch more would be 3 %
 
 
 def refused(folder: Path, given: Any, epochs: int, options: dict[str, Any], plan: Any) -> None:

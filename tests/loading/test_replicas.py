@@ -492,6 +492,26 @@ def _reader_dies_while_it_sends(folder: Path, given: Any, epochs: int, options: 
             batch[:] = 0
 
 
+def test_a_child_of_the_reader_does_not_hide_its_death(tmp_path: Path) -> None:
+    with processes("fork", tmp_path, 2, 1, {}, target=_reader_has_a_child) as found:
+        wait_for(found, {0})
+        child = int((tmp_path / "child").read_text())
+        os.kill(child, signal.SIGKILL)  # it has lived until now
+    assert had(tmp_path, 1) == alone(Logged(tmp_path / "own"), PLAN, collate=collate)
+
+
+def _reader_has_a_child(folder: Path, given: Any, epochs: int, options: dict[str, Any], plan: Any) -> None:
+    with (folder / f"had-{given[0]}").open("w") as file:
+        for step, batch in enumerate(loader_of(Logged(folder / "reads"), plan, given, collate=collate)):
+            if (step, given[0]) == (3, 0):
+                child = os.fork()
+                if not child:
+                    signal.pause()
+                (folder / "child").write_text(str(child))
+                os.kill(os.getpid(), signal.SIGKILL)
+            file.write(json.dumps(told(batch)) + "\n")
+
+
 @pytest.mark.slow
 def test_a_frozen_replica_holds_the_others_back_and_goes_on(tmp_path: Path) -> None:
     with processes("fork", tmp_path, 3, 2, {"on_batch": _pause, "in_flight": 2}) as found:
