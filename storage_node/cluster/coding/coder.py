@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ais_loader.errors import LoaderError
+from ais_loader.wire import recycled
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.cluster_map import ClusterView
@@ -37,6 +38,7 @@ from storage_node.cluster.coding.fragments import FragmentWriter
 from storage_node.cluster.coding.group import Manifest, Slot, lay_out
 from storage_node.cluster.coding.plan import (
     FRAGMENT_BYTES,
+    GROUP_OBJECTS,
     LEAST_FRAGMENT_BYTES,
     Candidate,
     Collector,
@@ -46,7 +48,7 @@ from storage_node.cluster.coding.plan import (
     place_fragments,
 )
 from storage_node.cluster.map.mutations import owning_hosts
-from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
+from storage_node.cluster.repair.peers import RepairPeers
 from storage_node.cluster.repair.plan import owners_of
 from storage_node.cluster.repair.transfers import chunks, recode_request
 from storage_node.cluster.replication import replica
@@ -217,12 +219,13 @@ class Coder:
         """Return the nodes that answer, and the objects that another owner has in a group: its keeper has them swapped
         here. Nothing would come of a group that lacks a fragment, or an owner that swaps."""
         reached, coded = set(range(len(view.nodes))), set[str]()
-        for part in chunks(list(versions), PAGE_NAMES):
-            requests: dict[int, list[str]] = {node: [] for node in range(len(view.nodes))}
-            for name in part:
-                for node in owners[name][1:]:
-                    requests[node].append(name)
-            answers, _ = await self._peers.newest(view, bucket, requests)
+        asked: dict[int, list[str]] = {node: [] for node in range(len(view.nodes))}
+        for name in versions:
+            for node in owners[name][1:]:
+                asked[node].append(name)
+        for first in range(0, max(map(len, asked.values())) or 1, GROUP_OBJECTS):
+            requests = {node: names[first : first + GROUP_OBJECTS] for node, names in asked.items()}
+            answers, _ = await self._peers.newest(view, bucket, requests, coded_only=True)
             reached &= answers.keys()
             states = [(name, state) for answer in answers.values() for name, state in answer.items() if state]
             coded |= {name for name, state in states if state.group and state.version == versions[name]}
@@ -241,7 +244,7 @@ class Coder:
         places = place_fragments(view, companion, group, range(redundancy.fragments), used=away)
         is_large = is_alone(objects[0].entry, redundancy.data)
         if is_large:
-            held = b""
+            held = memoryview(b"")
             offsets, fragment_bytes = lay_out([objects[0].entry.size_bytes], redundancy.data, FRAGMENT_BYTES)
         else:
             objects, offsets, fragment_bytes, held = await self._node.read(_held, bucket.uuid, objects, redundancy.data)
@@ -249,7 +252,7 @@ class Coder:
         async def read(index: int, at: int, size_bytes: int) -> bytes:
             at += index * fragment_bytes
             if not is_large:
-                return held[at : at + size_bytes]
+                return bytes(held[at : at + size_bytes])
             return await self._node.read(self._read_range, bucket.name, objects[0], at, size_bytes)
 
         manifest = Manifest(
@@ -314,16 +317,17 @@ class Coder:
         owners: Mapping[str, Sequence[int]],
         began_ms: int,
     ) -> None:
-        grace_s, left = self._node.config.cluster.coding_grace_s, dict[str, CatalogEntry]()
-        by_node: dict[int, list[tuple[str, CatalogEntry]]] = {}
+        grace_s, left, sizes = self._node.config.cluster.coding_grace_s, dict[str, bytes](), dict[str, int]()
+        by_node: dict[int, list[tuple[str, bytes]]] = {}
         for one in built:
             path = fmt.coded_path(one.manifest.group)
             for found, slot in zip(one.objects, one.manifest.slots, strict=True):
-                left[found.name] = found.entry._replace(path=path, offset=slot.offset)
+                left[found.name] = fmt.encode_entry(found.entry._replace(path=path, offset=slot.offset))
+                sizes[found.name] = slot.size_bytes
                 for node in owners[found.name][1:]:
                     by_node.setdefault(node, []).append((found.name, left[found.name]))
         for node, coded in by_node.items():
-            for part in chunks(coded, PAGE_NAMES):
+            for part in chunks(coded, GROUP_OBJECTS):
                 try:
                     done = await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, began_ms)
                     if not done:
@@ -334,11 +338,11 @@ class Coder:
                 for name in [name for name, _ in part if name not in done]:
                     left.pop(name, None)
         failpoint("code.swapped")
-        for part in chunks(list(left.items()), PAGE_NAMES):
+        for part in chunks(list(left.items()), GROUP_OBJECTS):
             request = recode_request(bucket, part, began_ms)
             answer = await self._node.read(replica.recode, self._node.store, request, grace_s)
             self._metrics.objects_coded += len(answer.done)
-            self._metrics.bytes_coded += sum(request.object[at].size_bytes for at in answer.done)
+            self._metrics.bytes_coded += sum(sizes[request.name[at]] for at in answer.done)
         failpoint("code.done")
         self._metrics.groups_coded += len(built)
 
@@ -367,28 +371,36 @@ async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequ
             raise result
 
 
-def _held(bucket_uuid: bytes, objects: Sequence[Candidate], data: int) -> tuple[list[Candidate], list[int], int, bytes]:
+def _held(
+    bucket_uuid: bytes, objects: Sequence[Candidate], data: int
+) -> tuple[list[Candidate], list[int], int, memoryview]:
     """Read small objects; return those that are as they were, their offsets, the size of a fragment, and their bytes as
     they lie in the group. Raises DriveFailed."""
-    found: list[tuple[Candidate, bytes]] = []
     newest: dict[str, CatalogEntry | None] = {}
     for drive in {one.drive for one in objects}:
         names = [one.name for one in objects if one.drive is drive]
         newest.update(zip(names, drive.newest(bucket_uuid, names), strict=True))
-    for one in objects:
-        if newest[one.name] != one.entry:
-            continue  # deleted long ago perhaps: no tombstone keeps it from coming back
+    # What was deleted long ago, perhaps, is left out: no tombstone keeps it from coming back.
+    objects = [one for one in objects if newest[one.name] == one.entry]
+    offsets, fragment_bytes = lay_out([one.entry.size_bytes for one in objects], data, FRAGMENT_BYTES)
+    held, rooms, end = recycled.take(data * fragment_bytes), dict[str, memoryview](), 0
+    for one, offset in zip(objects, offsets, strict=False):
+        held[end:offset] = bytes(offset - end)
+        end = offset + one.entry.size_bytes
+        rooms[one.name] = held[offset:end]
+    held[end:] = bytes(len(held) - end)
+    whole: set[str] = set()
+    for drive in {one.drive for one in objects}:
+        mine = [one for one in objects[: len(offsets)] if one.drive is drive]
         try:
-            content = b"".join(one.drive.files.read(one.entry))
-        except FileNotFoundError:
-            continue  # replaced meanwhile
+            found = drive.files.read_into([(one.entry, rooms[one.name]) for one in mine])
         except OSError as error:
-            raise drive_error(error, one.drive.root, "reading an object") from error
+            raise drive_error(error, drive.root, "reading an object") from error
         # What is damaged is found by who reads it, and mended; a group has it afterwards.
-        if len(content) == one.entry.size_bytes and crc32c(content) == one.entry.checksum:
-            found.append((one, content))
-    offsets, fragment_bytes = lay_out([one.entry.size_bytes for one, _ in found], data, FRAGMENT_BYTES)
-    held = bytearray(data * fragment_bytes)
-    for (_, content), offset in zip(found, offsets, strict=False):
-        held[offset : offset + len(content)] = content
-    return [one for one, _ in found[: len(offsets)]], offsets, fragment_bytes, bytes(held)
+        whole |= {
+            one.name
+            for one, is_there in zip(mine, found, strict=True)
+            if is_there and crc32c(rooms[one.name]) == one.entry.checksum
+        }
+    pairs = [(one, offset) for one, offset in zip(objects, offsets, strict=False) if one.name in whole]
+    return [one for one, _ in pairs], [offset for _, offset in pairs], fragment_bytes, held

@@ -20,7 +20,7 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.names import CODED_PREFIX, HIDDEN
 
-FRAGMENT_BYTES = 4 << 20
+FRAGMENT_BYTES = 16 << 20
 """Largest fragment of a group of several objects. An object that takes more has a group of its own."""
 LEAST_FRAGMENT_BYTES = 64 << 10
 """Less for each fragment is left as copies: it would hardly take less space."""
