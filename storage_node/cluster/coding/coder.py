@@ -163,21 +163,20 @@ class Coder:
         self, view: ClusterView, bucket: pb.MapBucket, drive: Drive, after: bytes
     ) -> tuple[list[Candidate], bytes | None]:
         """Return objects after a key of which this node is the first owner; and the last key, if there may be more."""
-        found: list[Candidate] = []
-        now_ns, delay_s = time.time_ns(), self._node.config.cluster.coding_delay_s
+        files: list[tuple[str, bytes]] = []
         last, seen = None, 0
         for last, value in itertools.islice(
             drive.catalog.scan(fmt.object_key(bucket.uuid, ""), after or None), _SCANNED
         ):
             seen += 1
             if fmt.has_file(value):
-                name, entry = fmt.name_of_key(last), fmt.decode_entry(value)
-                if may_be_coded(name, entry, now_ns, delay_s):
-                    found.append(Candidate(name, entry, drive))
-        local = view.position[self._membership.node_uuid]
-        owners = owners_of(view, bucket, [one.name for one in found])
-        mine = [one for one, nodes in zip(found, owners, strict=True) if nodes[0] == local]
-        return mine, last if seen == _SCANNED else None
+                files.append((fmt.name_of_key(last), value))
+        local, now_ns = view.position[self._membership.node_uuid], time.time_ns()
+        delay_s, found = self._node.config.cluster.coding_delay_s, list[Candidate]()
+        for (name, value), owners in zip(files, owners_of(view, bucket, [name for name, _ in files]), strict=True):
+            if owners[0] == local and may_be_coded(name, entry := fmt.decode_entry(value), now_ns, delay_s):
+                found.append(Candidate(name, entry, drive))
+        return found, last if seen == _SCANNED else None
 
     async def _code(self, view: ClusterView, bucket: pb.MapBucket, groups: Sequence[Sequence[Candidate]]) -> None:
         """Take all steps for these groups. What cannot be coded now stays as it is. Raises LoaderError."""

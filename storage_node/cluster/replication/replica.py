@@ -314,7 +314,8 @@ def coded_entry(value: bytes) -> CatalogEntry:
     if not entry.is_coded:
         raise errors.InvalidRequest("an entry of an object whose bytes are not in a group")
     from_wire(entry)
-    fmt.decode_metadata(entry.raw_metadata)
+    if entry.raw_metadata:
+        fmt.decode_metadata(entry.raw_metadata)
     checked(entry.writes)
     return entry
 
