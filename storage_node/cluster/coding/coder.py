@@ -37,7 +37,6 @@ from storage_node.cluster.coding.codec import codec_of
 from storage_node.cluster.coding.fragments import FragmentWriter
 from storage_node.cluster.coding.group import Manifest, Slot, lay_out
 from storage_node.cluster.coding.plan import (
-    FRAGMENT_BYTES,
     GROUP_OBJECTS,
     LEAST_FRAGMENT_BYTES,
     Candidate,
@@ -45,6 +44,7 @@ from storage_node.cluster.coding.plan import (
     is_alone,
     manifest_name,
     may_be_coded,
+    most_fragment_bytes,
     place_fragments,
 )
 from storage_node.cluster.map.mutations import owning_hosts
@@ -244,7 +244,8 @@ class Coder:
         is_large = is_alone(objects[0].entry, redundancy.data)
         if is_large:
             held = memoryview(b"")
-            offsets, fragment_bytes = lay_out([objects[0].entry.size_bytes], redundancy.data, FRAGMENT_BYTES)
+            sizes = [objects[0].entry.size_bytes]
+            offsets, fragment_bytes = lay_out(sizes, redundancy.data, most_fragment_bytes(redundancy.data))
         else:
             objects, offsets, fragment_bytes, held = await self._node.read(_held, bucket.uuid, objects, redundancy.data)
 
@@ -381,7 +382,7 @@ def _held(
         newest.update(zip(names, drive.newest(bucket_uuid, names), strict=True))
     # What was deleted long ago, perhaps, is left out: no tombstone keeps it from coming back.
     objects = [one for one in objects if newest[one.name] == one.entry]
-    offsets, fragment_bytes = lay_out([one.entry.size_bytes for one in objects], data, FRAGMENT_BYTES)
+    offsets, fragment_bytes = lay_out([one.entry.size_bytes for one in objects], data, most_fragment_bytes(data))
     held, rooms, end = recycled.take(data * fragment_bytes), dict[str, memoryview](), 0
     for one, offset in zip(objects, offsets, strict=False):
         held[end:offset] = bytes(offset - end)
