@@ -112,6 +112,14 @@ def test_each_object_is_in_one_group_whose_fragments_hold_it(sizes: list[int]) -
         assert max(at + size for at, size in zip(offsets, held, strict=True)) <= RS.data * fragment_bytes
 
 
+def test_a_group_is_bounded_whatever_its_redundancy() -> None:
+    for data in range(1, 32):
+        most_bytes = most_fragment_bytes(data)
+        assert (1 << 20) <= most_bytes <= GROUP_BYTES // data and most_bytes % 4096 == 0
+        offsets, fragment_bytes = lay_out([700_000] * 200, data, most_bytes)
+        assert offsets and data * fragment_bytes <= GROUP_BYTES
+
+
 @table(("hosts", "nodes_each"), [(6, 1), (6, 3), (20, 1)])
 def test_fragments_are_named_such_that_their_owners_are_on_different_hosts(hosts: int, nodes_each: int) -> None:
     view = view_of(hosts, nodes_each)

@@ -11,7 +11,7 @@ from ais_loader.errors import BucketNotFound, InvalidRequest, StoreFormatError, 
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.repair.transfers import recode_request
-from storage_node.cluster.replication.replica import recode
+from storage_node.cluster.replication.replica import newest, recode
 from storage_node.store.drive.version_clock import MAX_EPOCH
 from storage_node.store.format import CatalogEntry, coded_path, encode_entry
 from storage_node.store.store import Store
@@ -88,3 +88,18 @@ def test_a_request_that_means_something_else_is_refused(store: Store) -> None:
     with pytest.raises(InvalidRequest, match="0 entries of 1 names"):
         recode(store, wrong, GRACE_S)
     assert store.head(BUCKET, "a") == entry
+
+
+def test_a_node_that_is_asked_for_coded_objects_tells_only_of_these(store: Store) -> None:
+    entries = {name: put(store, name, b"1") for name in ("coded", "deleted", "plain")}
+    store.delete(BUCKET, "deleted", keep_tombstone=True)
+    recode(store, request(store, {"coded": coded(entries["coded"])}), GRACE_S)
+    asked = wire.NewestRequest(
+        bucket=wire.BucketRef(name=BUCKET, uuid=store.bucket(BUCKET).uuid_bytes),
+        name=["plain", "coded", "missing", "deleted"],
+        allow_unknown=True,
+        coded_only=True,
+    )
+    assert [(one.name, one.group) for one in newest(store, asked).object] == [("coded", GROUP)]
+    asked.coded_only = False
+    assert [one.name for one in newest(store, asked).object] == list(asked.name)

@@ -396,11 +396,11 @@ def _held(
             found = drive.files.read_into([(one.entry, rooms[one.name]) for one in mine])
         except OSError as error:
             raise drive_error(error, drive.root, "reading an object") from error
-        # What is damaged is found by who reads it, and mended; a group has it afterwards.
-        whole |= {
-            one.name
-            for one, is_there in zip(mine, found, strict=True)
-            if is_there and crc32c(rooms[one.name]) == one.entry.checksum
-        }
+        for one, is_there in zip(mine, found, strict=True):
+            # What is damaged is found by who reads it, and mended; a group has it afterwards.
+            if is_there and crc32c(rooms[one.name]) == one.entry.checksum:
+                whole.add(one.name)
+            else:
+                rooms[one.name][:] = bytes(one.entry.size_bytes)
     pairs = [(one, offset) for one, offset in zip(objects, offsets, strict=False) if one.name in whole]
     return [one for one, _ in pairs], [offset for _, offset in pairs], fragment_bytes, held
