@@ -30,7 +30,7 @@ from tests.peer_kit import PROCESS_OPERATOR
 
 BUCKET, NODES, REDUNDANCY = "b", 6, "rs:4+2"
 LEFT_BYTES = NODES * 4 * (64 << 10)
-GARBAGE_S, IDLE_S, DELAY_S = 8.0, 6.0, 40.0
+GARBAGE_S, IDLE_S, DELAY_S = 8.0, 6.0, 60.0
 TABLE = Path(__file__).with_suffix(".md")
 CORPORA = {"10 KiB": (10 << 10, 20_000), "100 KiB": (100 << 10, 2000), "2 MiB": (2 << 20, 100)}
 """Size and number of objects."""
