@@ -11,7 +11,7 @@ from typing import Any
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.repair.unsure_copies import UnsureCopies
 from storage_node.cluster.replication import replica
-from storage_node.cluster.replication.replica import HeldWrite, from_wire
+from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallStream, Received
 from storage_node.services.errors import Context
@@ -60,8 +60,7 @@ class ReplicaService:
         grace_s = self._node.config.cluster.coding_grace_s
         answer: wire.RecodeResponse
         answer = await self._node.read(functools.partial(replica.recode, grace_s=grace_s), self._store, request)
-        placed = [request.object[at] for at in answer.done]
-        self._unsure.note_sent(request.bucket.uuid, {one.name: from_wire(one.version) for one in placed})
+        self._unsure.note_sent(request.bucket.uuid, ((request.name[at], request.entry[at]) for at in answer.done))
         return answer
 
     def _known_map(self) -> int:

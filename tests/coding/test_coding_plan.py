@@ -13,7 +13,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import Redundancy, companion_name
 from storage_node.cluster.coding.group import Manifest, Slot, lay_out
 from storage_node.cluster.coding.plan import (
-    FRAGMENT_BYTES,
+    GROUP_BYTES,
     GROUP_OBJECTS,
     LEAST_FRAGMENT_BYTES,
     Candidate,
@@ -23,6 +23,7 @@ from storage_node.cluster.coding.plan import (
     living,
     lost_fragments,
     may_be_coded,
+    most_fragment_bytes,
     place_fragments,
     plain_owners,
 )
@@ -92,7 +93,7 @@ def test_only_settled_objects_with_files_are_coded() -> None:
         [10 << 10] * 3000,
         [1] * (2 * GROUP_OBJECTS),
         [700 << 10] * 50,
-        [RS.data * FRAGMENT_BYTES + 1, 10, FRAGMENT_BYTES + 1, 3 * FRAGMENT_BYTES, 0, 300_000],
+        [GROUP_BYTES + 1, 10, most_fragment_bytes(RS.data) + 1, 3 * most_fragment_bytes(RS.data), 0, 300_000],
         [],
     ],
 )
@@ -105,10 +106,18 @@ def test_each_object_is_in_one_group_whose_fragments_hold_it(sizes: list[int]) -
     assert left < RS.data * LEAST_FRAGMENT_BYTES, "only what would not shrink stays as copies"
     for group in groups:
         held = [one.entry.size_bytes for one in group]
-        assert len(group) == 1 or max(held) <= RS.data * FRAGMENT_BYTES
-        offsets, fragment_bytes = lay_out(held, RS.data, FRAGMENT_BYTES)
+        assert len(group) == 1 or max(held) <= GROUP_BYTES
+        offsets, fragment_bytes = lay_out(held, RS.data, most_fragment_bytes(RS.data))
         assert len(offsets) == len(held)
         assert max(at + size for at, size in zip(offsets, held, strict=True)) <= RS.data * fragment_bytes
+
+
+def test_a_group_is_bounded_whatever_its_redundancy() -> None:
+    for data in range(1, 32):
+        most_bytes = most_fragment_bytes(data)
+        assert (1 << 20) <= most_bytes <= GROUP_BYTES // data and most_bytes % 4096 == 0
+        offsets, fragment_bytes = lay_out([700_000] * 200, data, most_bytes)
+        assert offsets and data * fragment_bytes <= GROUP_BYTES
 
 
 @table(("hosts", "nodes_each"), [(6, 1), (6, 3), (20, 1)])

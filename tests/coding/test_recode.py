@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import BucketNotFound, InvalidRequest, WriteTooLate
+from ais_loader.errors import BucketNotFound, InvalidRequest, StoreFormatError, WriteTooLate
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.repair.transfers import recode_request
-from storage_node.cluster.replication.replica import recode
-from storage_node.store.format import CatalogEntry, coded_path
+from storage_node.cluster.replication.replica import newest, recode
+from storage_node.store.drive.version_clock import MAX_EPOCH
+from storage_node.store.format import CatalogEntry, coded_path, encode_entry
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, put, read, store_at
 
@@ -28,7 +29,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def request(store: Store, coded: dict[str, CatalogEntry], ago_s: float = 0.0, **more: bool) -> wire.RecodeRequest:
     bucket = cluster_pb.MapBucket(name=BUCKET, uuid=store.bucket(BUCKET).uuid_bytes)
-    return recode_request(bucket, list(coded.items()), store.clock.wall_ms() - int(1000 * ago_s), **more)
+    values = [(name, encode_entry(entry)) for name, entry in coded.items()]
+    return recode_request(bucket, values, store.clock.wall_ms() - int(1000 * ago_s), **more)
 
 
 def coded(entry: CatalogEntry, group: bytes = GROUP) -> CatalogEntry:
@@ -68,15 +70,36 @@ def test_what_was_under_way_for_long_is_refused(store: Store) -> None:
 def test_a_request_that_means_something_else_is_refused(store: Store) -> None:
     entry = put(store, "a", b"1")
     wrong = request(store, {"a": coded(entry)})
-    wrong.object[0].group = b"short"
-    with pytest.raises(InvalidRequest, match="16 bytes, not 5"):
+    wrong.entry[0] = encode_entry(entry)
+    with pytest.raises(InvalidRequest, match="not in a group"):
+        recode(store, wrong, GRACE_S)
+    wrong.entry[0] = wrong.entry[0][:20]
+    with pytest.raises(StoreFormatError, match="20 bytes"):
+        recode(store, wrong, GRACE_S)
+    wrong.entry[0] = encode_entry(coded(entry)._replace(epoch=MAX_EPOCH + 1))
+    with pytest.raises(InvalidRequest, match="epoch"):
         recode(store, wrong, GRACE_S)
     wrong = request(store, {"a": coded(entry)})
     wrong.bucket.uuid = bytes(16)
     with pytest.raises(BucketNotFound):
         recode(store, wrong, GRACE_S)
     wrong = request(store, {"a": coded(entry)})
-    del wrong.metadata[:]
-    with pytest.raises(InvalidRequest, match="0 metadata of 1 objects"):
+    del wrong.entry[:]
+    with pytest.raises(InvalidRequest, match="0 entries of 1 names"):
         recode(store, wrong, GRACE_S)
     assert store.head(BUCKET, "a") == entry
+
+
+def test_a_node_that_is_asked_for_coded_objects_tells_only_of_these(store: Store) -> None:
+    entries = {name: put(store, name, b"1") for name in ("coded", "deleted", "plain")}
+    store.delete(BUCKET, "deleted", keep_tombstone=True)
+    recode(store, request(store, {"coded": coded(entries["coded"])}), GRACE_S)
+    asked = wire.NewestRequest(
+        bucket=wire.BucketRef(name=BUCKET, uuid=store.bucket(BUCKET).uuid_bytes),
+        name=["plain", "coded", "missing", "deleted"],
+        allow_unknown=True,
+        coded_only=True,
+    )
+    assert [(one.name, one.group) for one in newest(store, asked).object] == [("coded", GROUP)]
+    asked.coded_only = False
+    assert [one.name for one in newest(store, asked).object] == list(asked.name)

@@ -412,16 +412,18 @@ class CommittedObject(_message.Message):
     def __init__(self, error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., superseded: bool = ...) -> None: ...
 
 class NewestRequest(_message.Message):
-    __slots__ = ("bucket", "name", "allow_unknown", "make_lasting")
+    __slots__ = ("bucket", "name", "allow_unknown", "make_lasting", "coded_only")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ALLOW_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     MAKE_LASTING_FIELD_NUMBER: _ClassVar[int]
+    CODED_ONLY_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     name: _containers.RepeatedScalarFieldContainer[str]
     allow_unknown: bool
     make_lasting: bool
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., allow_unknown: bool = ..., make_lasting: bool = ...) -> None: ...
+    coded_only: bool
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., allow_unknown: bool = ..., make_lasting: bool = ..., coded_only: bool = ...) -> None: ...
 
 class NewestResponse(_message.Message):
     __slots__ = ("object", "clock", "map_version", "wall_ms")
@@ -436,7 +438,7 @@ class NewestResponse(_message.Message):
     def __init__(self, object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., clock: _Optional[int] = ..., map_version: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class ObjectState(_message.Message):
-    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns", "evicted", "announced", "group", "offset", "denial")
+    __slots__ = ("name", "version", "is_tombstone", "size_bytes", "checksum", "unknown", "writes", "modified_ns", "evicted", "announced", "group", "denial")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_TOMBSTONE_FIELD_NUMBER: _ClassVar[int]
@@ -448,7 +450,6 @@ class ObjectState(_message.Message):
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
     DENIAL_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: ObjectVersion
@@ -461,23 +462,22 @@ class ObjectState(_message.Message):
     evicted: ObjectVersion
     announced: ObjectVersion
     group: bytes
-    offset: int
     denial: bytes
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ..., evicted: _Optional[_Union[ObjectVersion, _Mapping]] = ..., announced: _Optional[_Union[ObjectVersion, _Mapping]] = ..., group: _Optional[bytes] = ..., offset: _Optional[int] = ..., denial: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ..., evicted: _Optional[_Union[ObjectVersion, _Mapping]] = ..., announced: _Optional[_Union[ObjectVersion, _Mapping]] = ..., group: _Optional[bytes] = ..., denial: _Optional[bytes] = ...) -> None: ...
 
 class RecodeRequest(_message.Message):
-    __slots__ = ("bucket", "object", "metadata", "wall_ms", "only_files")
+    __slots__ = ("bucket", "name", "entry", "wall_ms", "only_files")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
-    OBJECT_FIELD_NUMBER: _ClassVar[int]
-    METADATA_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
     WALL_MS_FIELD_NUMBER: _ClassVar[int]
     ONLY_FILES_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
-    object: _containers.RepeatedCompositeFieldContainer[ObjectState]
-    metadata: _containers.RepeatedScalarFieldContainer[bytes]
+    name: _containers.RepeatedScalarFieldContainer[str]
+    entry: _containers.RepeatedScalarFieldContainer[bytes]
     wall_ms: int
     only_files: bool
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., object: _Optional[_Iterable[_Union[ObjectState, _Mapping]]] = ..., metadata: _Optional[_Iterable[bytes]] = ..., wall_ms: _Optional[int] = ..., only_files: bool = ...) -> None: ...
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., entry: _Optional[_Iterable[bytes]] = ..., wall_ms: _Optional[int] = ..., only_files: bool = ...) -> None: ...
 
 class RecodeResponse(_message.Message):
     __slots__ = ("done",)

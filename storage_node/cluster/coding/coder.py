@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ais_loader.errors import BucketNotFound, LoaderError
+from ais_loader.wire import recycled
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.cluster_map import ClusterView
@@ -36,17 +37,18 @@ from storage_node.cluster.coding.codec import codec_of
 from storage_node.cluster.coding.fragments import FragmentWriter
 from storage_node.cluster.coding.group import Manifest, Slot, lay_out
 from storage_node.cluster.coding.plan import (
-    FRAGMENT_BYTES,
+    GROUP_OBJECTS,
     LEAST_FRAGMENT_BYTES,
     Candidate,
     Collector,
     is_alone,
     manifest_name,
     may_be_coded,
+    most_fragment_bytes,
     place_fragments,
 )
 from storage_node.cluster.map.mutations import owning_hosts
-from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
+from storage_node.cluster.repair.peers import RepairPeers
 from storage_node.cluster.repair.plan import owners_of
 from storage_node.cluster.repair.transfers import chunks, recode_request
 from storage_node.cluster.replication import replica
@@ -171,21 +173,20 @@ class Coder:
         self, view: ClusterView, bucket: pb.MapBucket, drive: Drive, after: bytes
     ) -> tuple[list[Candidate], bytes | None]:
         """Return objects after a key of which this node is the first owner; and the last key, if there may be more."""
-        found: list[Candidate] = []
-        now_ns, delay_s = time.time_ns(), self._node.config.cluster.coding_delay_s
+        files: list[tuple[str, bytes]] = []
         last, seen = None, 0
         for last, value in itertools.islice(
             drive.catalog.scan(fmt.object_key(bucket.uuid, ""), after or None), _SCANNED
         ):
             seen += 1
             if fmt.has_file(value):
-                name, entry = fmt.name_of_key(last), fmt.decode_entry(value)
-                if may_be_coded(name, entry, now_ns, delay_s):
-                    found.append(Candidate(name, entry, drive))
-        local = view.position[self._membership.node_uuid]
-        owners = owners_of(view, bucket, [one.name for one in found])
-        mine = [one for one, nodes in zip(found, owners, strict=True) if nodes[0] == local]
-        return mine, last if seen == _SCANNED else None
+                files.append((fmt.name_of_key(last), value))
+        local, now_ns = view.position[self._membership.node_uuid], time.time_ns()
+        delay_s, found = self._node.config.cluster.coding_delay_s, list[Candidate]()
+        for (name, value), owners in zip(files, owners_of(view, bucket, [name for name, _ in files]), strict=True):
+            if owners[0] == local and may_be_coded(name, entry := fmt.decode_entry(value), now_ns, delay_s):
+                found.append(Candidate(name, entry, drive))
+        return found, last if seen == _SCANNED else None
 
     async def _code(self, view: ClusterView, bucket: pb.MapBucket, groups: Sequence[Sequence[Candidate]]) -> None:
         """Take all steps for these groups. What cannot be coded now stays as it is. Raises LoaderError."""
@@ -227,12 +228,13 @@ class Coder:
         """Return the nodes that answer, and the objects that another owner has in a group: its keeper has them swapped
         here. Nothing would come of a group that lacks a fragment, or an owner that swaps."""
         reached, coded = set(range(len(view.nodes))), set[str]()
-        for part in chunks(list(versions), PAGE_NAMES):
-            requests: dict[int, list[str]] = {node: [] for node in range(len(view.nodes))}
-            for name in part:
-                for node in owners[name][1:]:
-                    requests[node].append(name)
-            answers, _ = await self._peers.newest(view, bucket, requests)
+        asked: dict[int, list[str]] = {node: [] for node in range(len(view.nodes))}
+        for name in versions:
+            for node in owners[name][1:]:
+                asked[node].append(name)
+        for first in range(0, max(map(len, asked.values())) or 1, GROUP_OBJECTS):
+            requests = {node: names[first : first + GROUP_OBJECTS] for node, names in asked.items()}
+            answers, _ = await self._peers.newest(view, bucket, requests, coded_only=True)
             reached &= answers.keys()
             states = [(name, state) for answer in answers.values() for name, state in answer.items() if state]
             coded |= {name for name, state in states if state.group and state.version == versions[name]}
@@ -251,15 +253,16 @@ class Coder:
         places = place_fragments(view, companion, group, range(redundancy.fragments), used=away)
         is_large = is_alone(objects[0].entry, redundancy.data)
         if is_large:
-            held = b""
-            offsets, fragment_bytes = lay_out([objects[0].entry.size_bytes], redundancy.data, FRAGMENT_BYTES)
+            held = memoryview(b"")
+            sizes = [objects[0].entry.size_bytes]
+            offsets, fragment_bytes = lay_out(sizes, redundancy.data, most_fragment_bytes(redundancy.data))
         else:
             objects, offsets, fragment_bytes, held = await self._node.read(_held, bucket.uuid, objects, redundancy.data)
 
         async def read(index: int, at: int, size_bytes: int) -> bytes:
             at += index * fragment_bytes
             if not is_large:
-                return held[at : at + size_bytes]
+                return bytes(held[at : at + size_bytes])
             return await self._node.read(self._read_range, bucket.name, objects[0], at, size_bytes)
 
         manifest = Manifest(
@@ -324,16 +327,17 @@ class Coder:
         owners: Mapping[str, Sequence[int]],
         began_ms: int,
     ) -> None:
-        grace_s, left = self._node.config.cluster.coding_grace_s, dict[str, CatalogEntry]()
-        by_node: dict[int, list[tuple[str, CatalogEntry]]] = {}
+        grace_s, left, sizes = self._node.config.cluster.coding_grace_s, dict[str, bytes](), dict[str, int]()
+        by_node: dict[int, list[tuple[str, bytes]]] = {}
         for one in built:
             path = fmt.coded_path(one.manifest.group)
             for found, slot in zip(one.objects, one.manifest.slots, strict=True):
-                left[found.name] = found.entry._replace(path=path, offset=slot.offset)
+                left[found.name] = fmt.encode_entry(found.entry._replace(path=path, offset=slot.offset))
+                sizes[found.name] = slot.size_bytes
                 for node in owners[found.name][1:]:
                     by_node.setdefault(node, []).append((found.name, left[found.name]))
         for node, coded in by_node.items():
-            for part in chunks(coded, PAGE_NAMES):
+            for part in chunks(coded, GROUP_OBJECTS):
                 try:
                     done = await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, began_ms)
                     if not done:
@@ -344,11 +348,11 @@ class Coder:
                 for name in [name for name, _ in part if name not in done]:
                     left.pop(name, None)
         failpoint("code.swapped")
-        for part in chunks(list(left.items()), PAGE_NAMES):
+        for part in chunks(list(left.items()), GROUP_OBJECTS):
             request = recode_request(bucket, part, began_ms)
             answer = await self._node.read(replica.recode, self._node.store, request, grace_s)
             self._metrics.objects_coded += len(answer.done)
-            self._metrics.bytes_coded += sum(request.object[at].size_bytes for at in answer.done)
+            self._metrics.bytes_coded += sum(sizes[request.name[at]] for at in answer.done)
         failpoint("code.done")
         self._metrics.groups_coded += len(built)
 
@@ -381,28 +385,36 @@ async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequ
             raise result
 
 
-def _held(bucket_uuid: bytes, objects: Sequence[Candidate], data: int) -> tuple[list[Candidate], list[int], int, bytes]:
+def _held(
+    bucket_uuid: bytes, objects: Sequence[Candidate], data: int
+) -> tuple[list[Candidate], list[int], int, memoryview]:
     """Read small objects; return those that are as they were, their offsets, the size of a fragment, and their bytes as
     they lie in the group. Raises DriveFailed."""
-    found: list[tuple[Candidate, bytes]] = []
     newest: dict[str, CatalogEntry | None] = {}
     for drive in {one.drive for one in objects}:
         names = [one.name for one in objects if one.drive is drive]
         newest.update(zip(names, drive.newest(bucket_uuid, names), strict=True))
-    for one in objects:
-        if newest[one.name] != one.entry:
-            continue  # deleted long ago perhaps: no tombstone keeps it from coming back
+    # What was deleted long ago, perhaps, is left out: no tombstone keeps it from coming back.
+    objects = [one for one in objects if newest[one.name] == one.entry]
+    offsets, fragment_bytes = lay_out([one.entry.size_bytes for one in objects], data, most_fragment_bytes(data))
+    held, rooms, end = recycled.take(data * fragment_bytes), dict[str, memoryview](), 0
+    for one, offset in zip(objects, offsets, strict=False):
+        held[end:offset] = bytes(offset - end)
+        end = offset + one.entry.size_bytes
+        rooms[one.name] = held[offset:end]
+    held[end:] = bytes(len(held) - end)
+    whole: set[str] = set()
+    for drive in {one.drive for one in objects}:
+        mine = [one for one in objects[: len(offsets)] if one.drive is drive]
         try:
-            content = b"".join(one.drive.files.read(one.entry))
-        except FileNotFoundError:
-            continue  # replaced meanwhile
+            found = drive.files.read_into([(one.entry, rooms[one.name]) for one in mine])
         except OSError as error:
-            raise drive_error(error, one.drive.root, "reading an object") from error
-        # What is damaged is found by who reads it, and mended; a group has it afterwards.
-        if len(content) == one.entry.size_bytes and crc32c(content) == one.entry.checksum:
-            found.append((one, content))
-    offsets, fragment_bytes = lay_out([one.entry.size_bytes for one, _ in found], data, FRAGMENT_BYTES)
-    held = bytearray(data * fragment_bytes)
-    for (_, content), offset in zip(found, offsets, strict=False):
-        held[offset : offset + len(content)] = content
-    return [one for one, _ in found[: len(offsets)]], offsets, fragment_bytes, bytes(held)
+            raise drive_error(error, drive.root, "reading an object") from error
+        for one, is_there in zip(mine, found, strict=True):
+            # What is damaged is found by who reads it, and mended; a group has it afterwards.
+            if is_there and crc32c(rooms[one.name]) == one.entry.checksum:
+                whole.add(one.name)
+            else:
+                rooms[one.name][:] = bytes(one.entry.size_bytes)
+    pairs = [(one, offset) for one, offset in zip(objects, offsets, strict=False) if one.name in whole]
+    return [one for one, _ in pairs], [offset for _, offset in pairs], fragment_bytes, held

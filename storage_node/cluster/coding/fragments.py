@@ -30,17 +30,6 @@ ReadFragment: TypeAlias = Callable[[int, int, int], Awaitable[bytes]]
 """Returns a range of a fragment, given its index, the range's offset and its length; less where the objects end."""
 
 
-class _Outgoing:
-    def __init__(self, copy: OutgoingObject) -> None:
-        self.copy = copy
-        self.size_bytes = self.checksum = 0
-
-    async def send(self, data: bytes) -> None:
-        self.size_bytes += len(data)
-        self.checksum = crc32c(data, self.checksum)
-        await self.copy.send(data)
-
-
 class FragmentWriter:
     def __init__(self, node: Node, membership: Membership, peers: RepairPeers) -> None:
         self._node = node
@@ -64,7 +53,7 @@ class FragmentWriter:
         `is_coded`: each fragment is read. Otherwise all of them are written, and the parity is computed.
         """
         position = view.position[self._membership.node_uuid]
-        outgoing: dict[int, _Outgoing] = {}
+        outgoing: dict[int, OutgoingObject] = {}
         try:
             for index, (name, node) in places.items():
                 stream = (
@@ -72,23 +61,23 @@ class FragmentWriter:
                     if node == position
                     else RemoteReplicaStream(view.nodes[node].peer_endpoint, self._peers.channels)
                 )
-                outgoing[index] = _Outgoing(OutgoingObject(stream, companion, name))
-            await all_of(*(one.copy.begin() for one in outgoing.values()))
+                outgoing[index] = OutgoingObject(stream, companion, name)
             await self._send(manifest, outgoing, read, is_coded=is_coded)
             version = await self._node.read(self._node.store.replicas.next_version, view.nodes[position].number, ())
-            await all_of(*(one.copy.end(one.size_bytes, one.checksum) for one in outgoing.values()))
-            await all_of(*(one.copy.commit(version, time.time_ns()) for one in outgoing.values()))
+            await all_of(*(one.commit(version, time.time_ns()) for one in outgoing.values()))
         finally:
             for one in outgoing.values():
-                await one.copy.stream.close()
+                await one.stream.close()
 
     async def _send(
-        self, manifest: Manifest, outgoing: Mapping[int, _Outgoing], read: ReadFragment, *, is_coded: bool
+        self, manifest: Manifest, outgoing: Mapping[int, OutgoingObject], read: ReadFragment, *, is_coded: bool
     ) -> None:
         fragment_bytes = manifest.fragment_bytes
         codec = codec_of(manifest.data, manifest.parity)
         indexes = sorted(outgoing) if is_coded else range(manifest.data)
         buffers = [bytearray(min(WINDOW_BYTES, fragment_bytes)) for _ in range(manifest.parity)]
+        checksums = dict.fromkeys(outgoing, 0)
+        await all_of(*(one.begin() for one in outgoing.values()))
         for at in range(0, fragment_bytes, WINDOW_BYTES):
             size_bytes = min(WINDOW_BYTES, fragment_bytes - at)
             await self._throttle.spend(len(indexes) * size_bytes)
@@ -98,7 +87,12 @@ class FragmentWriter:
                 parity = [memoryview(buffer)[:size_bytes] for buffer in buffers]
                 await self._node.read(codec.encode, list(windows.values()), parity)
                 windows |= {manifest.data + number: bytes(one) for number, one in enumerate(parity)}
-            await all_of(*(one.send(windows[index]) for index, one in outgoing.items()))
+            steps = []
+            for index, one in outgoing.items():
+                checksums[index] = crc32c(windows[index], checksums[index])
+                steps.append(one.send(windows[index]))
+            await all_of(*steps)
+        await all_of(*(one.end(fragment_bytes, checksums[index]) for index, one in outgoing.items()))
 
     async def lasting(self, view: ClusterView, bucket: pb.MapBucket, names: Mapping[int, Sequence[str]]) -> set[str]:
         """Return those of these names, by node, that the nodes have on their disks; of a name that is asked of several

@@ -23,7 +23,7 @@ from storage_node.store.format import Version
 _FORMAT = 1
 SMALL_BYTES = 256 << 10
 """An object up to this size is in one fragment."""
-_ALIGNED_BYTES, _STEP_BYTES = 4 << 10, 64 << 10
+ALIGNED_BYTES, _STEP_BYTES = 4 << 10, 64 << 10
 """Fragments are multiples of the first, and grow by the second until all objects fit."""
 
 
@@ -118,7 +118,7 @@ def lay_out(sizes: Sequence[int], data: int, most_fragment_bytes: int) -> tuple[
 
 
 def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+    return -(-size_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
 def _offsets(sizes: Sequence[int], data: int, fragment_bytes: int, small_bytes: int) -> list[int]:

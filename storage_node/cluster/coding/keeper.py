@@ -60,7 +60,7 @@ from storage_node.cluster.repair.plan import UNKNOWN, Answer, owners_of
 from storage_node.cluster.repair.transfers import chunks
 from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import CatalogEntry, Version, coded_path
+from storage_node.store.format import CatalogEntry, Version, coded_path, encode_entry
 from storage_node.store.names import CODED_PREFIX
 
 _LOOKS = 8
@@ -226,7 +226,10 @@ class Keeper:
         wall_ms = self._node.store.clock.wall_ms()
         path = coded_path(manifest.group)
         coded = [
-            (slot.name, CatalogEntry(*slot.version, slot.size_bytes, slot.checksum, 0, slot.offset, path, b""))
+            (
+                slot.name,
+                encode_entry(CatalogEntry(*slot.version, slot.size_bytes, slot.checksum, 0, slot.offset, path, b"")),
+            )
             for slot in slots
         ]
         for part in chunks(coded, PAGE_NAMES):

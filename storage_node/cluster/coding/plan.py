@@ -13,15 +13,15 @@ from typing import NamedTuple
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import Redundancy
-from storage_node.cluster.coding.group import Manifest, Slot, lay_out
+from storage_node.cluster.coding.group import ALIGNED_BYTES, Manifest, Slot, lay_out
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 from storage_node.context.errors import TooFewCopies
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import DENIAL_BIT, CatalogEntry
 from storage_node.store.names import CODED_PREFIX, HIDDEN
 
-FRAGMENT_BYTES = 4 << 20
-"""Largest fragment of a group of several objects. An object that takes more has a group of its own."""
+GROUP_BYTES = 64 << 20
+"""Largest group of several objects, which is in memory once. An object that takes more has a group of its own."""
 LEAST_FRAGMENT_BYTES = 64 << 10
 """Less for each fragment is left as copies: it would hardly take less space."""
 GROUP_OBJECTS = 4096
@@ -43,7 +43,12 @@ def may_be_coded(name: str, entry: CatalogEntry, now_ns: int, delay_s: float) ->
 
 def is_alone(entry: CatalogEntry, data: int) -> bool:
     """Whether an object has a group of its own, and is read in pieces."""
-    return entry.size_bytes > data * FRAGMENT_BYTES
+    return entry.size_bytes > data * most_fragment_bytes(data)
+
+
+def most_fragment_bytes(data: int) -> int:
+    """Return the size of the largest fragment of a group of several objects."""
+    return GROUP_BYTES // data // ALIGNED_BYTES * ALIGNED_BYTES
 
 
 class Collector:
@@ -63,7 +68,7 @@ class Collector:
             elif size_bytes:
                 self._held.append(one)
                 self._held_bytes += size_bytes
-                if len(self._held) >= GROUP_OBJECTS or self._held_bytes >= self._redundancy.data * FRAGMENT_BYTES:
+                if len(self._held) >= GROUP_OBJECTS or self._held_bytes >= GROUP_BYTES:
                     yield self._taken()
 
     def rest(self) -> Iterator[list[Candidate]]:
@@ -72,7 +77,8 @@ class Collector:
             yield self._taken()
 
     def _taken(self) -> list[Candidate]:
-        offsets, _ = lay_out([one.entry.size_bytes for one in self._held], self._redundancy.data, FRAGMENT_BYTES)
+        data = self._redundancy.data
+        offsets, _ = lay_out([one.entry.size_bytes for one in self._held], data, most_fragment_bytes(data))
         group, self._held = self._held[: len(offsets)], self._held[len(offsets) :]
         self._held_bytes = sum(one.entry.size_bytes for one in self._held)
         return group

@@ -17,7 +17,7 @@ from storage_node.cluster.replication.replica import from_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import PeerClocks
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import Version
 
 PAGE_NAMES = 1000
 PUSH_TIMEOUT_S = 120.0
@@ -41,18 +41,23 @@ class RepairPeers:
         requests: Mapping[int, Sequence[str]],
         *,
         make_lasting: bool = False,
+        coded_only: bool = False,
     ) -> tuple[dict[int, Answer], set[int]]:
         """Return the state of these names on each node that answers, and which of them answered under this map.
 
-        With `make_lasting`, nodes sync what they report to disk first, or do not answer. Only a node's report about
-        itself may justify removing a replica; see `map.lease`.
+        With `coded_only`, only of names whose bytes are in a group. With `make_lasting`, nodes sync what they report to
+        disk first, or do not answer. Only a node's report about itself may justify removing a replica; see `map.lease`.
         """
         by_this_map: set[int] = set()
 
         async def ask(node: int, names: Sequence[str]) -> tuple[int, Answer] | None:
             endpoint = view.nodes[node].peer_endpoint
             request = wire.NewestRequest(
-                bucket=bucket_ref(bucket), name=names, allow_unknown=True, make_lasting=make_lasting
+                bucket=bucket_ref(bucket),
+                name=names,
+                allow_unknown=True,
+                make_lasting=make_lasting,
+                coded_only=coded_only,
             )
             timeout_s = SYNC_TIMEOUT_S if make_lasting else STEP_TIMEOUT_S
             found: wire.NewestResponse
@@ -101,12 +106,12 @@ class RepairPeers:
         self,
         endpoint: str,
         bucket: pb.MapBucket,
-        coded: Sequence[tuple[str, CatalogEntry]],
+        coded: Sequence[tuple[str, bytes]],
         wall_ms: int,
         *,
         only_files: bool = False,
     ) -> set[str]:
-        """Send entries of objects whose bytes are in a group; return the names that the node has so now. Raises
+        """Send encoded entries of objects whose bytes are in a group; return the names that the node has so now. Raises
         ReplicaLost."""
         request = recode_request(bucket, coded, wall_ms, only_files=only_files)
         answer: wire.RecodeResponse

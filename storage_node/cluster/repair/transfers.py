@@ -21,12 +21,12 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated.ais_replica_pb2_grpc import ReplicaStub
 from storage_node.cluster.repair.plan import batches
-from storage_node.cluster.replication.replica import to_state, to_wire
+from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.replication.replicas import RemoteReplicaStream, ReplicaStream
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import refused
 from storage_node.context.node import Node
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import CatalogEntry, Version, encode_entry
 from storage_node.store.read.object_reader import StoredObjectReader, open_object
 
 SMALL_BYTES = 256 << 10
@@ -124,7 +124,7 @@ class Transfers:
         wall_ms = self._node.store.clock.wall_ms()  # before: entries that come late may be of a group that is gone
         found = await self._node.read(self._records, bucket.name, bucket.uuid, list(names))
         tombstones = [(name, entry) for name, entry in found if entry.is_tombstone]
-        coded = [(name, entry) for name, entry in found if entry.is_coded]
+        coded = [(name, encode_entry(entry)) for name, entry in found if entry.is_coded]
         objects = [(name, entry) for name, entry in found if not entry.is_tombstone and not entry.is_coded]
         small = [name for name, entry in objects if entry.size_bytes <= SMALL_BYTES]
         large = [name for name, entry in objects if entry.size_bytes > SMALL_BYTES]
@@ -252,14 +252,11 @@ class Transfers:
 
 
 def recode_request(
-    bucket: cluster_pb.MapBucket, coded: Sequence[tuple[str, CatalogEntry]], wall_ms: int, *, only_files: bool = False
+    bucket: cluster_pb.MapBucket, coded: Sequence[tuple[str, bytes]], wall_ms: int, *, only_files: bool = False
 ) -> wire.RecodeRequest:
+    names, entries = zip(*coded, strict=True)
     return wire.RecodeRequest(
-        only_files=only_files,
-        bucket=bucket_ref(bucket),
-        object=[to_state(name, entry) for name, entry in coded],
-        metadata=[entry.raw_metadata for _, entry in coded],
-        wall_ms=wall_ms,
+        only_files=only_files, bucket=bucket_ref(bucket), name=names, entry=entries, wall_ms=wall_ms
     )
 
 

@@ -15,7 +15,7 @@ is compared anyway, see `reconcile`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ais_loader.errors import LoaderError
@@ -27,7 +27,7 @@ from storage_node.cluster.repair.transfers import chunks
 from storage_node.context.membership import Membership
 from storage_node.limits.wakeup import Wakeup
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import MAX_GENERATION, CatalogEntry, Version
+from storage_node.store.format import MAX_GENERATION, CatalogEntry, Version, decode_entry
 from storage_node.store.store import Store
 
 MAX_VIEWS = 8
@@ -118,11 +118,11 @@ class UnsureCopies:
         self.due.set()
         return True
 
-    def note_sent(self, bucket_uuid: bytes, versions: Mapping[str, Version]) -> None:
+    def note_sent(self, bucket_uuid: bytes, coded: Iterable[tuple[str, bytes]]) -> None:
         """Note coded entries that another owner has sent: unlike files, they do not tell when they came."""
         with self._lock:
             if self._since is not None and len(self._sure) < MAX_NAMES:
-                self._sure |= {(bucket_uuid, name): version for name, version in versions.items()}
+                self._sure |= {(bucket_uuid, name): decode_entry(value).version for name, value in coded}
 
     async def resolve(self) -> None:
         """Ask other nodes about the replicas that somebody wanted to read."""

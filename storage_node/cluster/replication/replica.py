@@ -14,9 +14,10 @@ from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.store import format as fmt
 from storage_node.store.drive.preconditions import SUPERSEDED, Condition, checked, id_of
 from storage_node.store.drive.version_clock import MAX_EPOCH, check_counter
-from storage_node.store.format import CatalogEntry, Version, coded_path, decode_metadata
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.names import check_object_name
 from storage_node.store.replica_state import clock_s
@@ -33,7 +34,7 @@ def to_wire(version: Version) -> wire.ObjectVersion:
     return wire.ObjectVersion(epoch=version.epoch, counter=version.counter, node=version.node)
 
 
-def from_wire(version: wire.ObjectVersion) -> Version:
+def from_wire(version: wire.ObjectVersion | CatalogEntry) -> Version:
     """Convert a version. Raises InvalidRequest for one that no store assigns, so that none spreads further."""
     if version.epoch > MAX_EPOCH:
         raise errors.InvalidRequest(f"epoch {version.epoch} of a version is above {MAX_EPOCH}")
@@ -225,7 +226,9 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
     if request.make_lasting:
         for drive in store.drive_set.live():
             drive.sync()
-    states = _states(store, request.bucket, list(request.name), allow_unknown=request.allow_unknown)
+    states = _states(
+        store, request.bucket, list(request.name), allow_unknown=request.allow_unknown, coded_only=request.coded_only
+    )
     return wire.NewestResponse(
         object=states, clock=store.replicas.clock, map_version=map_version, wall_ms=store.clock.wall_ms()
     )
@@ -282,12 +285,12 @@ def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.Re
     """Have entries of a coded bucket. Raises LoaderError; WriteTooLate if the request was under way for longer than
     half of `grace_s`, because a group that no node names is given up after that time."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
-    if len(request.object) != len(request.metadata):
-        raise errors.InvalidRequest(f"{len(request.metadata)} metadata of {len(request.object)} objects")
+    if len(request.name) != len(request.entry):
+        raise errors.InvalidRequest(f"{len(request.entry)} entries of {len(request.name)} names")
     if store.clock.wall_ms() - request.wall_ms > 500 * grace_s:
         raise WriteTooLate("these entries were sent too long ago, and their group may be gone; send them again")
-    coded = [(one.name, coded_entry(one, raw)) for one, raw in zip(request.object, request.metadata, strict=True)]
-    for name, _ in coded:
+    coded = [(name, coded_entry(value)) for name, value in zip(request.name, request.entry, strict=True)]
+    for name in request.name:
         check_object_name(name)
     wanted = dict(enumerate(coded))
     if request.only_files:
@@ -302,26 +305,21 @@ def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.Re
         done=[
             at
             for (at, (_, sent)), entry in zip(wanted.items(), written, strict=True)
-            if isinstance(entry, CatalogEntry) and (entry.version, entry.path) == (sent.version, sent.path)
+            if isinstance(entry, CatalogEntry) and entry[:3] == sent[:3] and entry.path == sent.path
         ]
     )
 
 
-def coded_entry(state: wire.ObjectState, raw_metadata: bytes) -> CatalogEntry:
-    """Convert a coded entry that another node sent. Raises InvalidRequest, StoreFormatError."""
-    if len(state.group) != 16:
-        raise errors.InvalidRequest(f"a group's id has 16 bytes, not {len(state.group)}")
-    decode_metadata(raw_metadata)
-    return CatalogEntry(
-        *from_wire(state.version),
-        state.size_bytes,
-        state.checksum,
-        state.modified_ns,
-        state.offset,
-        coded_path(state.group),
-        raw_metadata,
-        checked(state.writes),
-    )
+def coded_entry(value: bytes) -> CatalogEntry:
+    """Decode a coded entry that another node sent. Raises InvalidRequest, StoreFormatError."""
+    entry = fmt.decode_entry(value)
+    if not entry.is_coded:
+        raise errors.InvalidRequest("an entry of an object whose bytes are not in a group")
+    from_wire(entry)
+    if entry.raw_metadata:
+        fmt.decode_metadata(entry.raw_metadata)
+    checked(entry.writes)
+    return entry
 
 
 def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:
@@ -384,10 +382,10 @@ def versions(store: Store, request: wire.VersionsRequest, view: ClusterView | No
 
 
 def _states(
-    store: Store, bucket: wire.BucketRef, names: Sequence[str], *, allow_unknown: bool
+    store: Store, bucket: wire.BucketRef, names: Sequence[str], *, allow_unknown: bool, coded_only: bool = False
 ) -> list[wire.ObjectState]:
-    """Return what this node has of each name. `allow_unknown`: names on a drive that fails, and damaged replicas, are
-    unknown. Raises LoaderError."""
+    """Return what this node has of each name; with `coded_only`, of those whose bytes are in a group. `allow_unknown`:
+    names on a drive that fails, and damaged replicas, are unknown. Raises LoaderError."""
     try:
         found = store.replicas.newest(bucket.name, names)
     except errors.DriveFailed:
@@ -401,6 +399,7 @@ def _states(
         if allow_unknown and entry is not None and store.damaged.version_of(bucket.uuid, name) == entry.version
         else _known_state(store, bucket.uuid, name, entry)
         for name, entry in zip(names, found, strict=True)
+        if not coded_only or (entry is not None and entry.is_coded)
     ]
 
 
@@ -427,7 +426,6 @@ def to_state(name: str, entry: CatalogEntry | None) -> wire.ObjectState:
         writes=entry.writes,
         modified_ns=entry.modified_ns,
         group=entry.group if entry.is_coded else b"",
-        offset=entry.offset if entry.is_coded else 0,
     )
 
 

@@ -424,7 +424,8 @@ class Garbage:
                 reaped += 1
                 self._removed(dead.path)
                 gone.append(fmt.generation_key(fmt.GARBAGE_PREFIX, dead.generation))
-                gone.extend(_blocks_keys(dead))
+                if dead.size_bytes > fmt.BLOCK_BYTES:
+                    gone.extend(_blocks_keys(dead))
             failpoint("reap.unlinked")
             self._forget(gone, unlinked.segments)
         with self._lock:

@@ -682,7 +682,8 @@ class Transactions:
                 if before is not None and before[:5] == entry[:5]:
                     if before.is_coded and before.path >= entry.path:
                         continue
-                    entry = entry._replace(raw_metadata=before.raw_metadata, writes=before.writes)
+                    if (entry.raw_metadata, entry.writes) != (before.raw_metadata, before.writes):
+                        entry = entry._replace(raw_metadata=before.raw_metadata, writes=before.writes)
                 elif before is not None and before.version >= entry.version:
                     continue
                 else:

@@ -250,6 +250,23 @@ class RawFiles:
         finally:
             os.close(fd)
 
+    def read_into(self, wanted: Sequence[tuple[CatalogEntry, memoryview]]) -> list[bool]:
+        """Fill the buffer of each object with its bytes, with one descriptor for all objects of a segment. Returns
+        whether each is there, in order. Raises OSError."""
+        found, by_file = [False] * len(wanted), dict[bytes, list[int]]()
+        for at, (entry, _) in enumerate(wanted):
+            by_file.setdefault(file_of(entry.path), []).append(at)
+        for file, positions in by_file.items():
+            with contextlib.suppress(FileNotFoundError), self._noting("reading an object"):
+                fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.objects_fd)
+                try:
+                    for at in positions:
+                        entry, room = wanted[at]
+                        found[at] = os.preadv(fd, [room], entry.offset) == entry.size_bytes
+                finally:
+                    os.close(fd)
+        return found
+
     def exists(self, path: bytes) -> bool:
         """Whether there is such a file or, in a segment, whether the object's bytes have not been freed. Raises
         OSError."""

@@ -146,7 +146,7 @@ def by_segment(paths: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, list[in
     slots: dict[bytes, list[int]] = {}
     for path in paths:
         if is_slot(path):
-            slots.setdefault(file_of(path), []).append(slot_of(path))
+            slots.setdefault(path[: path.rindex(b"/")], []).append(slot_of(path))
         else:
             alone.append(path)
     return alone, slots
