@@ -140,7 +140,7 @@ def _choose(store: str | None, retry: float, arguments: Iterable[Any], endpoint:
 def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select a store to a command, which gets a StoreChoice as `store`.
 
-    The command's option --s3 or --loader, if it has one, takes the place of --store.
+    The command's option --s3 takes the place of --store, as does --loader where it does so of --entries.
     """
 
     @click.option(
@@ -161,7 +161,7 @@ def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(command)
     def with_store(*args: Any, store: str | None, retry: float, **kwargs: Any) -> Any:
-        instead = kwargs.get("s3") or kwargs.get("loader")
+        instead = kwargs.get("loader" if "entries" in kwargs else "s3")
         return command(*args, store=_choose(store, retry, kwargs.values(), instead), **kwargs)
 
     return with_store
