@@ -15,12 +15,9 @@ from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.show import OutputLines, count_text, note, printable
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
-from ais_loader.training.ledger import reads_of
 from ais_loader.values.denials import Denials
 from ais_loader.values.html import local_time
 from storage_node.cli.audit import read_lines
-from storage_node.security.audit.reads import READ
-from storage_node.security.audit.search import who
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _DIR = click.Path(exists=True, path_type=Path)
@@ -82,6 +79,8 @@ def deny(
     denied = {one.name for one in found.names}
     reads = [*_audited(audit, bucket, denied), *_certified(certificate, bucket, denied)]
     if state is not None and loader is not None:
+        from ais_loader.training.ledger import reads_of
+
         reads += [{"state": state, **one} for one in reads_of(loader_named(loader), read_object(state), bucket, denied)]
     with OutputLines() as lines:
         if as_json:
@@ -104,6 +103,9 @@ def _listed(list_file: IO[bytes], bucket: str) -> Iterator[str]:
 
 def _audited(folders: tuple[Path, ...], bucket: str, names: set[str]) -> Iterator[dict[str, Any]]:
     """Yield reads in audit logs. Lines about several objects tell their names with the setting audit_names only."""
+    from storage_node.security.audit.reads import READ
+    from storage_node.security.audit.search import who
+
     lines = [line for line in read_lines(folders) if line["event"] == READ] if folders else []
     for name in sorted(names):
         found = who(lines, bucket, name)
