@@ -11,6 +11,7 @@ import pytest
 from ais_loader import Status, connect, errors
 from ais_loader.testing import eventually
 from storage_node.batch.gather.fragments import GatheredFragments
+from storage_node.cluster.coding import fragments
 from tests.coding.coded_kit import CodedCluster
 from tests.node.cluster_kit import BUCKET
 
@@ -30,6 +31,7 @@ def files_with(folder: Path, data: bytes) -> list[str]:
 def test_the_bytes_of_denied_objects_leave_their_group_and_the_others_stay(
     tmp_path: Path, snapshot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fragments, "WINDOW_BYTES", 4096)  # objects end in one window, and others begin in the next
     with CodedCluster(tmp_path, coding_grace_s=4.0, repair_interval_s=0.5) as cluster:
         [manifest] = cluster.put_coded(OBJECTS)
         with connect(cluster.nodes[0].url) as client:

@@ -291,8 +291,8 @@ class Keeper:
             data = bytearray(await self._groups.fragment(bucket, manifest, index, at, size_bytes))
             for piece in holes.get(index, ()):
                 first = max(piece.start - at, 0)
-                stop = min(piece.start + piece.size_bytes - at, len(data))
-                data[first:stop] = bytes(max(0, stop - first))
+                stop = max(first, min(piece.start + piece.size_bytes - at, len(data)))
+                data[first:stop] = bytes(stop - first)
             return bytes(data)
 
         log.info("%s objects of group %s are denied, and leave it", len(denied), manifest.group.hex())
