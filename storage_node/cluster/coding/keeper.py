@@ -194,7 +194,10 @@ class Keeper:
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
         answers = await self._states(view, bucket, owners)
         if denied := denied_slots(manifest, answers):
-            return await self._wipe(view, bucket, companion, manifest, denied), False
+            is_whole = await self._mend(view, bucket, companion, manifest)  # whatever becomes of the rest
+            if (await self._groups.manifest(bucket, group)).fragments == manifest.fragments:  # or in the next pass
+                is_whole &= await self._wipe(view, bucket, companion, manifest, denied)
+            return is_whole, False
         alive = living(manifest, owners, answers)
         if alive == []:
             if bucket.snapshot:  # they may see versions that have ended
