@@ -89,8 +89,7 @@ class Keeper:
         self._node, self._membership, self._writes, self._peers, self._fragments, self._metrics = parts
         self._groups = groups
         self._empty_since_s: dict[bytes, float] = {}
-        """When groups were first found to be empty, or without a manifest. By this node's monotonic clock: a wall clock
-        that is wrong must not remove what a coder has just written."""
+        """When groups were first found to be empty, by this node's monotonic clock: the wall clock may be wrong."""
         self._kept: dict[bytes, _Kept] = {}
         """The groups that this node keeps, as of the last pass."""
         self._swept_s = -math.inf
@@ -329,9 +328,8 @@ class Keeper:
         made = {index: place for index, place in places.items() if place.name in lasting}
         names = tuple(made[index].name if index in made else name for index, name in enumerate(manifest.fragments))
         if names != manifest.fragments:
-            if time.monotonic() - began_s > self._node.config.cluster.coding_grace_s / 2:
-                return ()  # their nodes may be about to remove them
-            if gone and len(made) < len(places):
+            is_late = time.monotonic() - began_s > self._node.config.cluster.coding_grace_s / 2
+            if is_late or (gone and len(made) < len(places)):  # their nodes may be about to remove what is late
                 return ()
             whole = await self._groups.manifest(bucket, manifest.group)
             slots = tuple(slot for slot in whole.slots if slot.name not in gone)
