@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ MAX_XATTR_BYTES = 1536
 
 _OBJECT_KIND, _TOMBSTONE_KIND, _CODED_KIND = 1, 2, 3
 _CODED = b"coded/"
-_CODED_PATH_BYTES = len(_CODED) + 32
+_CODED_PATH = re.compile(rb"coded/[0-9a-f]{32}")
 _VALUE = struct.Struct("<BBHIQIQIQQH")
 DENIAL_BIT = 1 << 16
 """Bit of an epoch that makes a tombstone a denial. Denying an object takes the next epoch with this bit, allowing it
@@ -293,7 +294,7 @@ def decode_entry(value: bytes) -> CatalogEntry:
     end = _VALUE.size + fields[10]
     metadata_at = end + fields[2]
     kind = _OBJECT_KIND if fields[10] else _TOMBSTONE_KIND
-    if fields[1] == _CODED_KIND and fields[10] == _CODED_PATH_BYTES and value.startswith(_CODED, _VALUE.size):
+    if fields[1] == _CODED_KIND and _CODED_PATH.fullmatch(value, _VALUE.size, end):
         kind = _CODED_KIND
     if fields[0] != FORMAT_VERSION or fields[1] != kind or len(value) < metadata_at:
         raise StoreFormatError(

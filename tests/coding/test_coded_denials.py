@@ -11,6 +11,9 @@ import pytest
 from ais_loader import Status, connect, errors
 from ais_loader.testing import eventually
 from storage_node.batch.gather.fragments import GatheredFragments
+from storage_node.cluster.coding import fragments
+from storage_node.cluster.coding.keeper import Keeper
+from storage_node.context.errors import TooFewCopies
 from tests.coding.coded_kit import CodedCluster
 from tests.node.cluster_kit import BUCKET
 
@@ -30,6 +33,7 @@ def files_with(folder: Path, data: bytes) -> list[str]:
 def test_the_bytes_of_denied_objects_leave_their_group_and_the_others_stay(
     tmp_path: Path, snapshot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fragments, "WINDOW_BYTES", 4096)  # objects end in one window, and others begin in the next
     with CodedCluster(tmp_path, coding_grace_s=4.0, repair_interval_s=0.5) as cluster:
         [manifest] = cluster.put_coded(OBJECTS)
         with connect(cluster.nodes[0].url) as client:
@@ -66,3 +70,24 @@ def test_the_bytes_of_denied_objects_leave_their_group_and_the_others_stay(
                 lambda _, bucket, names: {one for one in names if one[32:35] in ("/0/", "/1/")},
             )
             assert [bytes(item.data) for item in bucket.get_batch(list(others))] == list(others.values())
+
+
+def test_lost_fragments_are_written_again_while_denied_bytes_cannot_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+
+    async def wipe(*of: object) -> bool:
+        tried.append(of)
+        raise TooFewCopies("no host is left")
+
+    monkeypatch.setattr(Keeper, "_wipe", wipe)
+    with CodedCluster(tmp_path, coding_grace_s=4.0, repair_interval_s=0.5) as cluster:
+        [manifest] = cluster.put_coded(OBJECTS)
+        with connect(cluster.nodes[0].url) as client:
+            client.bucket(BUCKET).deny(["s/03"], reason="order")
+        eventually(lambda: bool(tried))
+        lost = manifest.fragments[1]
+        store = cluster.store(cluster.holder(lost))
+        store.delete(cluster.companion, lost)
+        eventually(lambda: [one.has_file for one in store.replicas.newest(cluster.companion, [lost]) if one] == [True])

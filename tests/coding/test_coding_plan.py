@@ -18,6 +18,7 @@ from storage_node.cluster.coding.plan import (
     LEAST_FRAGMENT_BYTES,
     Candidate,
     Collector,
+    denied_slots,
     is_lost,
     is_sparse,
     living,
@@ -29,7 +30,7 @@ from storage_node.cluster.coding.plan import (
 )
 from storage_node.cluster.repair.plan import UNKNOWN, State
 from storage_node.context.errors import TooFewCopies
-from storage_node.store.format import CatalogEntry, Version, coded_path, tombstone
+from storage_node.store.format import DENIAL_BIT, CatalogEntry, Version, coded_path, tombstone
 from tests.table import table
 
 RS = Redundancy(4, 2)
@@ -159,6 +160,14 @@ def test_an_object_lives_in_a_group_while_any_owner_has_its_entry_there() -> Non
     assert is_sparse(manifest(), found[:1])
     unsure = [{0: answers[0]}, {0: answers[0], 1: {**answers[1], "c": UNKNOWN}}, {1: answers[1]}]
     assert [living(manifest(), nodes, one) for one in unsure] == [None] * 3, "a node that is silent may have an entry"
+
+
+def test_an_object_that_was_put_after_its_denial_stays_in_its_group() -> None:
+    later = Version(ONE.epoch + 2 * DENIAL_BIT, 300, 1)
+    slots = (Slot("a", ONE, 0, 10, 0), Slot("b", later, 10, 10, 0))
+    denied, here = State(Version(ONE.epoch + DENIAL_BIT, 200, 1), True), State(later, False, group=GROUP)
+    answers = {0: {"a": denied, "b": here}, 1: {"a": None, "b": denied}}
+    assert denied_slots(manifest()._replace(slots=slots), answers) == [slots[0]]
 
 
 def test_an_owner_with_a_file_swaps_it_once_another_owner_has_swapped() -> None:

@@ -73,6 +73,9 @@ def test_a_request_that_means_something_else_is_refused(store: Store) -> None:
     wrong.entry[0] = encode_entry(entry)
     with pytest.raises(InvalidRequest, match="not in a group"):
         recode(store, wrong, GRACE_S)
+    wrong.entry[0] = b"".join((wrong.entry[0][:1], b"\1", encode_entry(coded(entry))[2:]))
+    with pytest.raises(InvalidRequest, match="not in a group"):
+        recode(store, wrong, GRACE_S)
     wrong.entry[0] = wrong.entry[0][:20]
     with pytest.raises(StoreFormatError, match="20 bytes"):
         recode(store, wrong, GRACE_S)

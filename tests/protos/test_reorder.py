@@ -460,3 +460,13 @@ def test_what_a_transform_has_made_begins_again_and_what_is_held_of_it_is_droppe
     assert data == {0: content(0, 5), 1: content(1, 70, 2), 2: content(2, 4)}
     assert buffer.complete and buffer.held_bytes == 0 and not buffer.begun
     assert not any(buffer.held_bytes_of(sender) for sender in (first, other, again))
+
+
+def test_what_is_asked_for_again_leaves_the_bytes_of_the_others_in_their_places() -> None:
+    reorder = Reorder(3, 0, ordered=True)
+    frame = frame_of([(0, 0, b"zero", pb.OK), (1, 1, b"", pb.UNAVAILABLE), (2, 2, b"two", pb.OK)])
+    frame.content = [memoryview(b"zero"), memoryview(b""), memoryview(b"two")]  # as from fragments
+    assert reorder.push(reorder.add_sender([0, 1, 2]), frame, again=frame.status > 0).tolist() == [1]
+    reorder.push(reorder.add_sender([1]), frame_of([(0, 1, b"one", pb.OK)]))
+    out = reorder.pop(100)
+    assert out is not None and [bytes(data) for data in out.entries()] == [b"zero", b"one", b"two"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import TypeAlias
 
 import numpy as np
@@ -43,7 +44,7 @@ def subset(frame: Frame, keep: Mask) -> Frame | None:
         frame.checksum[keep],
         frame.status[keep],
         frame.checksum_kind[keep],
-        frame.content,
+        list(compress(frame.content, keep)) if isinstance(frame.content, list) else frame.content,
         frame.piece,
         errors,
     )

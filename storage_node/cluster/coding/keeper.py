@@ -89,8 +89,7 @@ class Keeper:
         self._node, self._membership, self._writes, self._peers, self._fragments, self._metrics = parts
         self._groups = groups
         self._empty_since_s: dict[bytes, float] = {}
-        """When groups were first found to be empty, or without a manifest. By this node's monotonic clock: a wall clock
-        that is wrong must not remove what a coder has just written."""
+        """When groups were first found to be empty, by this node's monotonic clock: the wall clock may be wrong."""
         self._kept: dict[bytes, _Kept] = {}
         """The groups that this node keeps, as of the last pass."""
         self._swept_s = -math.inf
@@ -194,7 +193,10 @@ class Keeper:
         owners = dict(zip(names, owners_of(view, bucket, names), strict=True))
         answers = await self._states(view, bucket, owners)
         if denied := denied_slots(manifest, answers):
-            return await self._wipe(view, bucket, companion, manifest, denied), False
+            is_whole = await self._mend(view, bucket, companion, manifest)  # whatever becomes of the rest
+            if (await self._groups.manifest(bucket, group)).fragments == manifest.fragments:  # or in the next pass
+                is_whole &= await self._wipe(view, bucket, companion, manifest, denied)
+            return is_whole, False
         alive = living(manifest, owners, answers)
         if alive == []:
             if bucket.snapshot:  # they may see versions that have ended
@@ -291,8 +293,8 @@ class Keeper:
             data = bytearray(await self._groups.fragment(bucket, manifest, index, at, size_bytes))
             for piece in holes.get(index, ()):
                 first = max(piece.start - at, 0)
-                stop = min(piece.start + piece.size_bytes - at, len(data))
-                data[first:stop] = bytes(max(0, stop - first))
+                stop = max(first, min(piece.start + piece.size_bytes - at, len(data)))
+                data[first:stop] = bytes(stop - first)
             return bytes(data)
 
         log.info("%s objects of group %s are denied, and leave it", len(denied), manifest.group.hex())
@@ -326,9 +328,8 @@ class Keeper:
         made = {index: place for index, place in places.items() if place.name in lasting}
         names = tuple(made[index].name if index in made else name for index, name in enumerate(manifest.fragments))
         if names != manifest.fragments:
-            if time.monotonic() - began_s > self._node.config.cluster.coding_grace_s / 2:
-                return ()  # their nodes may be about to remove them
-            if gone and len(made) < len(places):
+            is_late = time.monotonic() - began_s > self._node.config.cluster.coding_grace_s / 2
+            if is_late or (gone and len(made) < len(places)):  # their nodes may be about to remove what is late
                 return ()
             whole = await self._groups.manifest(bucket, manifest.group)
             slots = tuple(slot for slot in whole.slots if slot.name not in gone)

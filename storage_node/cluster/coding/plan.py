@@ -158,8 +158,9 @@ def denied_slots(manifest: Manifest, answers: Mapping[int, Answer]) -> list[Slot
     """Return the objects that are denied: their bytes have to leave the fragments."""
     found: list[Slot] = []
     for slot in manifest.slots:
-        states = [answer.get(slot.name) for answer in answers.values()]
-        if any(state is not None and state.is_tombstone and state.version.epoch & DENIAL_BIT for state in states):
+        states = [state for answer in answers.values() if (state := answer.get(slot.name)) is not None]
+        dead = [state.version for state in states if state.is_tombstone and state.version.epoch & DENIAL_BIT]
+        if max(dead, default=slot.version) > slot.version:  # an owner may not know yet that it is allowed again
             found.append(slot)
     return found
 

@@ -313,7 +313,7 @@ def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.Re
 def coded_entry(value: bytes) -> CatalogEntry:
     """Decode a coded entry that another node sent. Raises InvalidRequest, StoreFormatError."""
     entry = fmt.decode_entry(value)
-    if not entry.is_coded:
+    if not entry.is_coded or fmt.has_file(value):
         raise errors.InvalidRequest("an entry of an object whose bytes are not in a group")
     from_wire(entry)
     if entry.raw_metadata:

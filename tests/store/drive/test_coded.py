@@ -48,7 +48,7 @@ def test_an_entry_is_decoded_as_it_was_encoded(offset: int) -> None:
     assert (entry.group, entry.is_coded, entry.has_file, entry.is_tombstone) == (GROUP, True, False, False)
 
 
-@pytest.mark.parametrize("path", [b"", b"coded/", b"coded/12", b"00/00/1.1"])
+@pytest.mark.parametrize("path", [b"", b"coded/", b"coded/12", b"00/00/1.1", b"coded/" + b"z" * 32])
 def test_a_coded_entry_without_a_group_is_refused(path: bytes) -> None:
     value = bytearray(fmt.encode_entry(CatalogEntry(1, 2, 3, 4, 5, 6, 0, path, b"", b"")))
     value[1] = 3
