@@ -313,8 +313,8 @@ def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.Re
 def coded_entry(value: bytes) -> CatalogEntry:
     """Decode a coded entry that another node sent. Raises InvalidRequest, StoreFormatError."""
     entry = fmt.decode_entry(value)
-    if not entry.is_coded:
-        raise errors.InvalidRequest("an entry of an object whose bytes are not in a group")
+    if not entry.is_coded or entry.epoch & fmt.DENIAL_BIT:
+        raise errors.InvalidRequest("an entry of an object whose bytes are not in a group, or of a denial")
     from_wire(entry)
     if entry.raw_metadata:
         fmt.decode_metadata(entry.raw_metadata)
