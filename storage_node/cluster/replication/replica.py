@@ -292,9 +292,10 @@ def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.Re
     coded = [(name, coded_entry(value)) for name, value in zip(request.name, request.entry, strict=True)]
     for name in request.name:
         check_object_name(name)
-    wanted = dict(enumerate(coded))
+    uuid, refused = request.bucket.uuid, store.denied.content_error
+    wanted = {at: one for at, one in enumerate(coded) if not refused(uuid, one[0], one[1].checksum, one[1].size_bytes)}
     if request.only_files:
-        here = store.replicas.newest(request.bucket.name, [name for name, _ in coded])
+        here = store.replicas.newest(request.bucket.name, [name for name, _ in wanted.values()])
         wanted = {
             at: (name, entry._replace(modified_ns=mine.modified_ns))
             for (at, (name, entry)), mine in zip(wanted.items(), here, strict=True)

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import InvalidRequest, ObjectDenied
+from ais_loader.wire.denied import content_of
+from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
+from ais_loader.wire.generated import ais_snapshot_copies_pb2 as copies_pb
 from ais_loader.wire.reserved import DENIED, REMOTE_DELETED, REMOTE_PENDING
-from storage_node.cluster.replication.replica import coded_entry
+from storage_node.cluster.replication.replica import coded_entry, recode
 from storage_node.remote.write_back.uploader import _settled
+from storage_node.services.snapshots import _begin
 from storage_node.store import format as fmt
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.store import Store
@@ -70,3 +74,23 @@ def test_a_takedown_rewrites_no_more_of_the_catalog_than_its_names(
     monkeypatch.setattr(drive_of(store).catalog, "compact", lambda *keys: ranges.append(keys))
     store.denied.deny(BUCKET, ["a"], "order")
     assert len(ranges) == 2 and all(first[:17] == last[:17] for first, last in ranges)
+
+
+@pytest.mark.parametrize("group", [b"", bytes(16)])
+def test_other_nodes_send_no_denied_content_to_be_kept(store: Store, group: bytes) -> None:
+    entry = put(store, "a", b"picture")
+    content = content_of(entry.checksum, entry.size_bytes)
+    store.denied.change_contents(BUCKET, [content], [], "order")
+    ref = replica_pb.BucketRef(name=BUCKET, uuid=store.bucket(BUCKET).uuid_bytes)
+    header = copies_pb.KeepHeader(bucket=ref, name="b", ended=entry.counter + 1, group=group)
+    header.version.epoch, header.version.counter = entry.epoch, entry.counter
+    header.checksum, header.size_bytes = entry.checksum, entry.size_bytes
+    with pytest.raises(ObjectDenied, match=content):
+        _begin(store, header)
+    coded = entry._replace(path=fmt.coded_path(bytes(16)), offset=7)
+    request = replica_pb.RecodeRequest(bucket=ref, wall_ms=store.clock.wall_ms())
+    for name, sent in ("b", coded), ("c", coded._replace(checksum=1)):
+        request.name.append(name)
+        request.entry.append(fmt.encode_entry(sent))
+    assert list(recode(store, request, grace_s=60).done) == [1]
+    assert store.replicas.newest(BUCKET, ["b"]) == [None]
