@@ -172,6 +172,10 @@ def _begin(store: Store, header: copies_pb.KeepHeader) -> KeptVersion:
     check_object_name(header.name)
     version = from_wire(header.version)
     check_counter(header.ended, "end of a version")
+    content = header.checksum, header.size_bytes
+    refused = store.denied.content_error(header.bucket.uuid, header.name, *content)
+    if refused is not None and not header.is_tombstone:
+        raise refused
     if not version.counter < header.ended:
         raise InvalidRequest(f"{header.name!r}: version {version} cannot have ended with the number {header.ended}")
     entry = CatalogEntry(

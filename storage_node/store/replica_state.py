@@ -415,8 +415,7 @@ class ReplicaState:
         if not self.stale.any:
             return False
         wanted = self.stale.wanted(bucket_uuid, name)
-        is_denied = wanted is not None and bool(wanted.epoch & fmt.DENIAL_BIT)
-        return is_denied or (self.stale.whole(bucket_uuid) and self._buckets.has_denied(bucket_uuid))
+        return self.stale.whole(bucket_uuid) or (wanted is not None and bool(wanted.epoch & fmt.DENIAL_BIT))
 
     def page(
         self,

@@ -21,7 +21,7 @@ from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.denied_names import denied_error
 from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.ended_versions import Ended, Retained, find_seen, scan_seen
+from storage_node.store.drive.ended_versions import Ended, Retained, end_retained, find_seen, scan_seen
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry, Version
@@ -103,11 +103,8 @@ def release(gone: Sequence[RetainedHere]) -> None:
             if now is None or fmt.decode_entry(now) != one.record:
                 continue
             batch = WriteBatch(raw_mode=True)
-            batch.delete(one.key)
+            end_retained(batch, one.key, one.record)
             if one.record.has_file:
-                generation = one.record.generation
-                batch.delete(fmt.generation_key(fmt.MARK_PREFIX, generation))
-                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), one.record.path)
                 dead.append(one.record)
             one.drive.catalog.write(batch, sync=False)
         changes.defer_unlink(Ended(dead, []))
@@ -215,11 +212,8 @@ def _keep(kept: KeptVersion) -> None:
                 if retention.is_seen(kept.bucket_uuid, other.record.counter, entry.counter):
                     _end_at(batch, other, entry.counter, marked)
                 else:
-                    batch.delete(other.key)
+                    end_retained(batch, other.key, other.record)
                     if other.record.has_file:
-                        batch.delete(fmt.generation_key(fmt.MARK_PREFIX, other.record.generation))
-                        path = other.record.path
-                        batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, other.record.generation), path)
                         dead.append(other.record)
         else:
             key = fmt.retained_key(kept.bucket_uuid, kept.name, ended)

@@ -248,8 +248,10 @@ class WriteRouter:
             by_drive: dict[Drive, list[int]] = {}
             for at, staged in enumerate(objects):
                 try:
-                    if self.denied_contents:
-                        self._require_allowed(staged.pending)
+                    one = staged.pending
+                    refused = self.content_error(one.bucket_uuid, one.name, one.file.checksum, one.file.size_bytes)
+                    if refused is not None:
+                        raise refused
                     owner = staged.drive if staged.placement is placement else self._bring(staged, placement)
                 except LoaderError as error:
                     staged.pending.file.discard()
@@ -265,11 +267,6 @@ class WriteRouter:
                         _keep_index(drive, objects[at], result)
                         self.tell(objects[at].pending.bucket_uuid, objects[at].pending.name, result)
         return results
-
-    def _require_allowed(self, one: PendingObject) -> None:
-        refused = self.content_error(one.bucket_uuid, one.name, one.file.checksum, one.file.size_bytes)
-        if refused is not None:
-            raise refused
 
     def content_error(self, bucket_uuid: bytes, name: str, checksum: int, size_bytes: int) -> ObjectDenied | None:
         """Return the error for an object of denied content."""

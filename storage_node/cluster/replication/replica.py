@@ -292,9 +292,10 @@ def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.Re
     coded = [(name, coded_entry(value)) for name, value in zip(request.name, request.entry, strict=True)]
     for name in request.name:
         check_object_name(name)
-    wanted = dict(enumerate(coded))
+    uuid, refused = request.bucket.uuid, store.denied.content_error
+    wanted = {at: one for at, one in enumerate(coded) if not refused(uuid, one[0], one[1].checksum, one[1].size_bytes)}
     if request.only_files:
-        here = store.replicas.newest(request.bucket.name, [name for name, _ in coded])
+        here = store.replicas.newest(request.bucket.name, [name for name, _ in wanted.values()])
         wanted = {
             at: (name, entry._replace(modified_ns=mine.modified_ns))
             for (at, (name, entry)), mine in zip(wanted.items(), here, strict=True)
@@ -313,8 +314,8 @@ def recode(store: Store, request: wire.RecodeRequest, grace_s: float) -> wire.Re
 def coded_entry(value: bytes) -> CatalogEntry:
     """Decode a coded entry that another node sent. Raises InvalidRequest, StoreFormatError."""
     entry = fmt.decode_entry(value)
-    if not entry.is_coded or fmt.has_file(value):
-        raise errors.InvalidRequest("an entry of an object whose bytes are not in a group")
+    if not entry.is_coded or fmt.has_file(value) or entry.epoch & fmt.DENIAL_BIT:
+        raise errors.InvalidRequest("an entry of an object whose bytes are not in a group, or of a denial")
     from_wire(entry)
     if entry.raw_metadata:
         fmt.decode_metadata(entry.raw_metadata)

@@ -119,6 +119,6 @@ def _users(entry: CatalogEntry) -> dict[str, str]:
 def _settled(entry: CatalogEntry, found: RemoteObject | None) -> bytes:
     """Return the metadata of an entry that is uploaded. `found`: the remote object; None if it has been replaced."""
     if entry.is_tombstone:
-        return encode_metadata({REMOTE_DELETED: "1"})
+        return encode_metadata(_users(entry) | {REMOTE_DELETED: "1"})
     own = metadata_of(found) if found is not None else {REMOTE_ETAG: REPLACED_ETAG}
     return encode_metadata(own | _users(entry))

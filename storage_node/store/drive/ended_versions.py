@@ -166,10 +166,7 @@ class Retention:
         """Add to a commit that snapshots lose what they see of a name. Yields the key and the entry of each version."""
         for retained, value in self._catalog.scan(fmt.retained_prefix(fmt.bucket_of_key(key), fmt.name_of_key(key))):
             entry = fmt.decode_entry(value)
-            batch.delete(retained)
-            if entry.has_file:
-                batch.delete(fmt.generation_key(fmt.MARK_PREFIX, entry.generation))
-                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, entry.generation), entry.path)
+            end_retained(batch, retained, entry)
             yield retained, entry
 
     def _is_kept(self, key: bytes, entry: CatalogEntry, ended: int) -> bool:
@@ -219,17 +216,22 @@ class Retention:
                 continue
             entry = fmt.decode_entry(value)
             if not self.is_seen(fmt.bucket_of_key(key), entry.counter, fmt.ended_of_retained(key)):
-                batch.delete(key)
+                end_retained(batch, key, entry)
                 gone += 1
-                if not entry.has_file:
-                    continue
-                batch.delete(fmt.generation_key(fmt.MARK_PREFIX, entry.generation))
-                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, entry.generation), entry.path)
-                dead.append(entry)
+                if entry.has_file:
+                    dead.append(entry)
         if gone:
             self._catalog.write(batch, sync=sync)
             failpoint("snapshot.trimmed")
         return dead
+
+
+def end_retained(batch: WriteBatch, key: bytes, entry: CatalogEntry) -> None:
+    """Add to a commit that a retained version ends, and that its file is garbage."""
+    batch.delete(key)
+    if entry.has_file:
+        batch.delete(fmt.generation_key(fmt.MARK_PREFIX, entry.generation))
+        batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, entry.generation), entry.path)
 
 
 def enter_from_file(

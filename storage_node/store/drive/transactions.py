@@ -324,7 +324,8 @@ class Transactions:
         The questions, in an order in which each one may rely on the answers to those before it:
 
         - A move is committed only over the very entry whose bytes it has copied.
-        - A denied object stays denied. A copy that is older is none, as of any tombstone.
+        - A denied object stays denied. A copy that is older is none, as of any tombstone. No object has the version of
+          a denial, whoever sends it.
         - A file of the version that is coded here replaces the coded entry.
         - A copy of a remote object gives way to a write that is not uploaded yet, and to a newer copy that was evicted.
         - A mended copy of the version that is here replaces it, whatever its condition says: that was decided before.
@@ -339,10 +340,13 @@ class Transactions:
             if before != pending.moved or pending.bucket_uuid in self.dead_buckets:
                 return VersionConflict(f"{pending.name!r}: changed while it was to be moved")
             return _Chosen(key, pending, entry._replace(writes=pending.moved.writes))
-        if before is not None and before.is_denied:
-            is_newer = entry.version > before.version and not entry.epoch & fmt.DENIAL_BIT
-            if pending.version is None or not (is_newer or pending.is_copy):
-                return denied_error(repr(pending.name), before)
+        is_denied = entry.epoch & fmt.DENIAL_BIT or (
+            before is not None
+            and before.is_denied
+            and (pending.version is None or not (entry.version > before.version or pending.is_copy))
+        )
+        if is_denied:
+            return denied_error(repr(pending.name), before)
         if before is not None and before.is_coded and before[:5] == entry[:5]:
             return _Chosen(key, pending, entry._replace(writes=before.writes))
         floor = self.retention.floor(pending.bucket_uuid)
@@ -415,8 +419,9 @@ class Transactions:
         """Remove the bytes that denials have ended from the drive, and what the catalog's files have of `rows`, and
         record that. Raises LoaderError."""
         self._garbage.reap(everything=True)
-        if rows:
-            self._catalog.compact(min(rows), max(rows) + b"\0")
+        for prefix in {key[:1] for key in rows}:  # all objects are between a name and what snapshots see of it
+            of_prefix = [key for key in rows if key.startswith(prefix)]
+            self._catalog.compact(min(of_prefix), max(of_prefix) + b"\0")
         self.denied.purged()
 
     def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
@@ -819,6 +824,6 @@ def _tombstone(
     version: Version, modified_ns: int, memory: bytes, raw_metadata: bytes, before: CatalogEntry | None
 ) -> CatalogEntry:
     """Create a tombstone. A denied object that is deleted once more stays denied for the reason that it had."""
-    if version.epoch & fmt.DENIAL_BIT and before is not None and before.is_denied:
-        raw_metadata = raw_metadata or before.raw_metadata
+    if version.epoch & fmt.DENIAL_BIT and before is not None and before.is_denied and not fmt.is_denying(raw_metadata):
+        raw_metadata = fmt.encode_metadata(before.metadata | fmt.decode_metadata(raw_metadata))
     return fmt.tombstone(version, modified_ns, memory, raw_metadata)

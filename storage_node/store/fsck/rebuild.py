@@ -49,7 +49,8 @@ _ASIDE = "catalog.lost-"
 class _DriveContents:
     """Contents of one drive, from an intact catalog or from its files."""
 
-    newest: Version = field(default_factory=lambda: Version(0, 0))
+    epoch: int = 0
+    """The highest epoch of a store in versions."""
     next_generation: int = 1
     highest_counter: int = 0
     objects: int = 0
@@ -58,7 +59,7 @@ class _DriveContents:
     buckets: set[bytes] = field(default_factory=set)
 
     def note(self, version: Version, bucket_uuid: bytes | None = None) -> None:
-        self.newest = max(self.newest, version)
+        self.epoch = max(self.epoch, fmt.store_epoch(version.epoch))
         self.note_counter(version.counter)
         if bucket_uuid is not None:
             self.buckets.add(bucket_uuid)
@@ -203,7 +204,7 @@ class _Rebuild:
                     self._find(
                         "unknown-bucket", root, message, repaired=f"kept, as bucket {recovered_name(bucket_uuid)!r}"
                     )
-        epoch = max([record.epoch, *(fmt.store_epoch(on_drive.newest.epoch) for on_drive in seen.values())])
+        epoch = max([record.epoch, *(on_drive.epoch for on_drive in seen.values())])
         if epoch > record.epoch or newest is None:
             record = record.with_epoch(epoch)
         return record.next_epoch() if rebuilt or newest is None else record
@@ -256,7 +257,7 @@ class _Rebuild:
             catalog = opened.enter_context(contextlib.closing(Catalog(root / _NEW, writable=True)))
             carried = _carry_over(root, catalog, seen)
             self._collect(root, files, catalog, cuts, seen)
-            if seen.files and not seen.newest.counter and not evidence.keeps_identity(files):
+            if seen.files and not seen.epoch and not evidence.keeps_identity(files):
                 raise StoreFormatError(
                     f"{root}: none of its {seen.files:,} files says what it is, and its file system stores no extended "
                     "attributes: its catalog cannot be rebuilt"
@@ -300,6 +301,14 @@ class _Rebuild:
                     problem = "its index is damaged, or cannot be read: what lies in it cannot be told"
                 self._find("no-identity", root, problem, path)
                 continue
+            key = evidence.object_key(identity)
+            before = catalog.get(key)
+            other = fmt.decode_entry(before) if before is not None else None
+            batch = WriteBatch(raw_mode=True)
+            if other is not None and other.is_denied and other.version > identity.version:  # the next start removes it
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, identity.generation), path)
+                catalog.write(batch, sync=False)
+                continue
             if ended is not None:
                 seen.note(identity.version)
                 seen.note_counter(ended)
@@ -307,9 +316,6 @@ class _Rebuild:
                     self._superseded(root, path)
                 continue
             seen.note(identity.version, identity.bucket_uuid)
-            key = evidence.object_key(identity)
-            before = catalog.get(key)
-            other = fmt.decode_entry(before) if before is not None else None
             # Of the same version, the later file is the one that a move has left, or a repair.
             if other is not None and other.has_file and other.version == identity.version:
                 is_older = other.generation > identity.generation
@@ -323,7 +329,6 @@ class _Rebuild:
             entry = evidence.record_of(files, identity, path)
             if other is not None and other.is_coded and other.version == entry.version:
                 entry = entry._replace(raw_metadata=other.raw_metadata, writes=other.writes)
-            batch = WriteBatch(raw_mode=True)
             batch.put(key, fmt.encode_entry(entry))
             catalog.write(batch, sync=False)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import CorruptObject, StoreFormatError, StoreLocked, StoreNotFound
+from ais_loader.errors import CorruptObject, ObjectDenied, StoreFormatError, StoreLocked, StoreNotFound
 from storage_node.store import format as fmt
+from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck.fsck import rebuild, repair
 from storage_node.store.store import Store
@@ -20,6 +21,7 @@ from tests.store.store_kit import (
     assert_sound,
     contents,
     copy_with_attributes,
+    drive_of,
     file_of,
     flip_a_byte,
     kinds,
@@ -143,6 +145,41 @@ def test_counters_and_epochs_go_beyond_everything_that_was_ever_seen(root: Path)
         new = put(store, "a", b"new")
         assert new.epoch == epoch + 1
         assert new.counter > last.counter and new.generation > last.generation + 1000
+
+
+def test_a_denial_does_not_hide_the_epoch_of_what_else_is_there(root: Path) -> None:
+    with store_at(root) as store:
+        store.denied.deny(BUCKET, ["denied"], "order")
+        store.record.change(lambda record: record.with_epoch(7))
+    with Store.open([root]) as store:
+        assert put(store, "a", b"old").epoch == 7
+        bucket = f"recovered-{store.bucket(BUCKET).uuid}"
+    (root / "record.json").unlink()
+    rebuild([root])
+    with Store.open([root]) as store:
+        assert put(store, "a", b"new", bucket).epoch > 7
+
+
+def test_what_a_takedown_has_left_is_gone_after_a_catalog_made_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_at(root) as store:
+        put(store, "a", b"first " * 1000)
+        store.snapshots.create(BUCKET, "kept")
+        put(store, "a", b"second " * 1000)
+        drive = drive_of(store)
+        monkeypatch.setattr(drive.changes, "defer_unlink", lambda ended: None)  # as if it had died there
+        store.denied.deny(BUCKET, ["a"], "order")
+        assert len(object_files(root)) == 2
+        batch = WriteBatch(raw_mode=True)
+        batch.put(fmt.object_key(store.bucket(BUCKET).uuid_bytes, "z"), b"damaged")
+        drive.catalog.write(batch, sync=True)
+    assert kinds(rebuild([root])) == ["drive-unusable"]
+    with Store.open([root]) as store:
+        for bucket in (BUCKET, f"{BUCKET}@kept"):
+            with pytest.raises(ObjectDenied):
+                read(store, "a", bucket)
+        assert object_files(root) == []
 
 
 def test_metadata_that_did_not_fit_is_reported_as_lost(root: Path) -> None:

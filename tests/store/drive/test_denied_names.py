@@ -1,0 +1,96 @@
+"""Denials on one drive: what other nodes may send, and what the catalog rewrites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader.errors import InvalidRequest, ObjectDenied
+from ais_loader.wire.denied import content_of
+from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
+from ais_loader.wire.generated import ais_snapshot_copies_pb2 as copies_pb
+from ais_loader.wire.reserved import DENIED, REMOTE_DELETED, REMOTE_PENDING
+from storage_node.cluster.replication.replica import coded_entry, recode
+from storage_node.remote.write_back.uploader import _settled
+from storage_node.services.snapshots import _begin
+from storage_node.store import format as fmt
+from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.store import Store
+from tests.store.store_kit import BUCKET, drive_of, put, read, store_at
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with store_at(tmp_path / "drive") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+@pytest.mark.parametrize("denied", [False, True])
+def test_no_object_gets_the_version_of_a_denial(store: Store, is_copy: bool, denied: bool) -> None:
+    before = put(store, "a", b"good").version
+    if denied:
+        store.denied.deny(BUCKET, ["a"], "order")
+        [tombstone] = store.replicas.newest(BUCKET, ["a"])
+        assert tombstone is not None
+        before = tombstone.version
+    sent = Version(before.epoch | fmt.DENIAL_BIT, before.counter + 1, 3)
+    with store.begin_put(BUCKET, "a") as upload, pytest.raises(ObjectDenied):
+        upload.write(b"sent")
+        upload.assign(sent, is_copy=is_copy)
+        upload.commit()
+    [left] = store.replicas.newest(BUCKET, ["a"])
+    assert left is not None and left.version == before
+    if not denied:
+        assert read(store, "a") == b"good"
+
+
+def test_a_coded_entry_with_the_version_of_a_denial_is_refused() -> None:
+    entry = CatalogEntry(1, 2, 3, 4, 5, 6, 7, fmt.coded_path(bytes(16)), b"", b"")
+    assert coded_entry(fmt.encode_entry(entry)) == entry
+    with pytest.raises(InvalidRequest, match="denial"):
+        coded_entry(fmt.encode_entry(entry._replace(epoch=1 | fmt.DENIAL_BIT)))
+
+
+def test_a_deletion_that_is_to_be_uploaded_keeps_the_reason_of_a_denial(store: Store) -> None:
+    store.denied.deny(BUCKET, ["a"], "order")
+    store.delete(BUCKET, "a", keep_tombstone=True, raw_metadata=fmt.encode_metadata({REMOTE_PENDING: "*"}))
+    [left] = store.replicas.newest(BUCKET, ["a"])
+    assert left is not None and left.is_denied and fmt.is_pending(left.raw_metadata)
+    assert left.metadata[DENIED] == "order"
+    settled = left._replace(raw_metadata=_settled(left, None))
+    assert settled.metadata == {DENIED: "order", REMOTE_DELETED: "1"}
+
+
+def test_a_takedown_rewrites_no_more_of_the_catalog_than_its_names(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "a", b"one", metadata={"k": "v"})
+    store.snapshots.create(BUCKET, "kept")
+    put(store, "a", b"two", metadata={"k": "v"})
+    ranges: list[tuple[bytes, bytes]] = []
+    monkeypatch.setattr(drive_of(store).catalog, "compact", lambda *keys: ranges.append(keys))
+    store.denied.deny(BUCKET, ["a"], "order")
+    assert len(ranges) == 2 and all(first[:17] == last[:17] for first, last in ranges)
+
+
+@pytest.mark.parametrize("group", [b"", bytes(16)])
+def test_other_nodes_send_no_denied_content_to_be_kept(store: Store, group: bytes) -> None:
+    entry = put(store, "a", b"picture")
+    content = content_of(entry.checksum, entry.size_bytes)
+    store.denied.change_contents(BUCKET, [content], [], "order")
+    ref = replica_pb.BucketRef(name=BUCKET, uuid=store.bucket(BUCKET).uuid_bytes)
+    header = copies_pb.KeepHeader(bucket=ref, name="b", ended=entry.counter + 1, group=group)
+    header.version.epoch, header.version.counter = entry.epoch, entry.counter
+    header.checksum, header.size_bytes = entry.checksum, entry.size_bytes
+    with pytest.raises(ObjectDenied, match=content):
+        _begin(store, header)
+    coded = entry._replace(path=fmt.coded_path(bytes(16)), offset=7)
+    request = replica_pb.RecodeRequest(bucket=ref, wall_ms=store.clock.wall_ms())
+    for name, sent in ("b", coded), ("c", coded._replace(checksum=1)):
+        request.name.append(name)
+        request.entry.append(fmt.encode_entry(sent))
+    assert list(recode(store, request, grace_s=60).done) == [1]
+    assert store.replicas.newest(BUCKET, ["b"]) == [None]
