@@ -114,10 +114,6 @@ class Buckets:
             self._record.refresh(only_if_stale=False)
         return dict(self._record.current.buckets)
 
-    def has_denied(self, bucket_uuid: bytes) -> bool:
-        """Whether anything of a bucket has ever been denied in the cluster."""
-        return bucket_uuid.hex() in self._record.current.denied
-
     # -- changing
 
     def create(
