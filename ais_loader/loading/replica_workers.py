@@ -118,7 +118,9 @@ class ReplicaWorkers:
         """Return the workers of a replica that reads, if they have no batch left, and close the rest."""
         self._leave()
         reader, self._reader = self._reader, None
-        return None if reader is None else reader.release()
+        workers = None if reader is None else reader.release()
+        self._kept.clear()
+        return workers
 
     def close(self, *, wait: bool = True) -> None:
         if os.getpid() != self._pid:  # in a child that was forked, which has none of these
@@ -127,6 +129,7 @@ class ReplicaWorkers:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close(wait=wait)
+        self._kept.clear()
         for _, future in self._unanswered.values():
             future.cancel()
 

@@ -555,3 +555,17 @@ def test_workers_that_are_kept_read_in_the_next_epoch_too(tmp_path: Path) -> Non
 
     assert together(2, run) == [alone(Logged(tmp_path / "own"), PLAN, 3, collate=collate)] * 2
     assert len({pid for pid, _ in logged.reads()}) == 2 and len(logged.reads()) == 3 * STEPS
+
+
+def test_nothing_of_an_iteration_that_has_ended_is_kept(tmp_path: Path) -> None:
+    logged = Logged(tmp_path / "reads")
+
+    def run(given: Any) -> BatchLoader:
+        loader = loader_of(logged, PLAN, given, collate=collate)
+        assert len([None for _ in loader]) == STEPS
+        return loader
+
+    loaders = together(2, run)
+    gc.collect()
+    assert "ais-loader-slot" not in Path("/proc/self/maps").read_text()
+    assert loaders
