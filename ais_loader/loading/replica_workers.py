@@ -262,18 +262,20 @@ class _Reader:
         return workers
 
     def close(self, *, wait: bool = True, keeps_workers: bool = False) -> None:
-        """End. What was sent can still be received."""
-        self._closed = True
-        self._listener.shutdown(socket.SHUT_RDWR)
+        """End. What was sent can still be received. May be called again."""
+        with contextlib.suppress(OSError):
+            self._closed = True
+            self._listener.shutdown(socket.SHUT_RDWR)
         if wait and self._thread is not threading.current_thread():
             self._thread.join()
-        if self._workers is not None and not keeps_workers:
-            self._workers.close(wait=wait)
+        workers, self._workers = self._workers, None
+        if workers is not None and not keeps_workers:
+            workers.close(wait=wait)
         with self._sending:
             self._members = {}
-            for file in self._files.values():
-                os.close(file)
-        for conn in self._conns:
+            while self._files:
+                os.close(self._files.popitem()[1])
+        for conn in [*self._conns]:
             hang_up(conn)
         self._listener.close()
 
@@ -285,9 +287,7 @@ class _Reader:
                 self._look()
         except Exception:  # of the system: there are no more descriptors, for instance
             log.exception("%s no longer reads", self._replicas)
-            self._listener.shutdown(socket.SHUT_RDWR)
-            for conn in self._conns:
-                hang_up(conn)
+            self.close(wait=False)  # or the name would stay taken, and no other could read
 
     def _look(self) -> None:
         """Wait for messages, and begin what can begin."""

@@ -569,3 +569,19 @@ def test_nothing_of_an_iteration_that_has_ended_is_kept(tmp_path: Path) -> None:
     gc.collect()
     assert "ais-loader-slot" not in Path("/proc/self/maps").read_text()
     assert loaders
+
+
+def test_a_reader_that_fails_is_succeeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, begun = replica_workers._Reader._begin, []
+
+    def failing(self: Any) -> None:
+        begin(self)
+        begun.append(self)
+        if len(begun) == 20:
+            raise MemoryError("no more of it")
+
+    monkeypatch.setattr(replica_workers._Reader, "_begin", failing)
+    logged = Logged(tmp_path / "reads")
+    found = together(2, lambda given: [told(batch) for batch in loader_of(logged, PLAN, given, collate=collate)])
+    assert found == [alone(Logged(tmp_path / "own"), PLAN, collate=collate)] * 2
+    assert len(set(begun)) == 2
