@@ -55,7 +55,8 @@ class Replicas:
     def begin(self) -> None:
         """Begin another iteration. Raises InvalidRequest if a process of this host has the same index and key."""
         try:
-            self._alive = self._alive or self.bound(socket.SOCK_DGRAM, f"{self.index} alive")
+            if self._alive is None or self._alive.fileno() == -1:  # closed, in a child that was forked
+                self._alive = self.bound(socket.SOCK_DGRAM, f"{self.index} alive")
         except OSError as error:
             raise InvalidRequest(
                 f"{self} is here already ({error}): each process needs an index of its own, and each group of replicas "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -585,3 +586,21 @@ def test_a_reader_that_fails_is_succeeded(tmp_path: Path, monkeypatch: pytest.Mo
     found = together(2, lambda given: [told(batch) for batch in loader_of(logged, PLAN, given, collate=collate)])
     assert found == [alone(Logged(tmp_path / "own"), PLAN, collate=collate)] * 2
     assert len(set(begun)) == 2
+
+
+def test_a_child_that_reads_as_its_parent_is_refused(tmp_path: Path) -> None:
+    loader = loader_of(Numbers(COUNT), PLAN, (0, 2, new_key()))
+    loader.start_prefetch()
+    child = multiprocessing.get_context("fork").Process(target=_read_again, args=(loader, tmp_path))
+    child.start()
+    child.join(60)
+    loader.close()
+    assert "replica 0 of 2 is here already" in (tmp_path / "told").read_text()
+
+
+def _read_again(loader: BatchLoader, folder: Path) -> None:
+    try:
+        loader._ahead = None
+        next(iter(loader))
+    except InvalidRequest as error:
+        (folder / "told").write_text(str(error))
