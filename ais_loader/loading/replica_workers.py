@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.loading.process_workers import SLOTS_BESIDES, deliver, hang_up, packed_error
+from ais_loader.loading.process_workers import SLOTS_BESIDES, deliver, hang_up, packed_error, receive_file, send_file
 from ais_loader.loading.replicas import Replicas, ends
 from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
 from ais_loader.loading.workers import FetchedBatch, Workers
@@ -188,7 +188,7 @@ class ReplicaWorkers:
         with contextlib.suppress(EOFError, OSError, RuntimeError):
             while not self._closed.is_set():
                 ticket, began_s, result = conn.recv()
-                file = recv_handle(conn) if isinstance(result, Parcel) and result.is_new else None
+                file = receive_file(conn) if isinstance(result, Parcel) and result.is_new else None
                 # Small ones are copied, as the trainer may change its own.
                 kept = result._replace(parts=[*map(bytes, result.parts)]) if isinstance(result, Parcel) else None
                 with self._lock:
@@ -382,7 +382,7 @@ class _Reader:
                 try:
                     conn.send((ticket, began_s, result))
                     if isinstance(result, Parcel) and result.is_new:
-                        send_handle(conn, self._files[result.slot], 0)
+                        send_file(conn, self._files[result.slot])
                 except BlockingIOError:
                     self._conns[conn].stands_still = True
                     hang_up(conn)
@@ -394,6 +394,7 @@ _DIFFER = "replicas need the same plan or sampler, entries, and data-parallel ra
 
 
 def _connection(sock: socket.socket) -> Connection:
+    sock.setblocking(True)  # whatever the default timeout is
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
     conn = Connection(sock.detach())
     ends.add(conn)

@@ -70,6 +70,7 @@ class Replicas:
     def bound(self, kind: int, use: str) -> socket.socket:
         """Return a socket with this name. Raises OSError if another one has it."""
         sock = socket.socket(socket.AF_UNIX, kind)
+        sock.setblocking(True)  # whatever the default timeout is
         ends.add(sock)
         try:
             sock.bind(self.address(use))

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from itertools import islice
@@ -586,6 +587,20 @@ def test_a_reader_that_fails_is_succeeded(tmp_path: Path, monkeypatch: pytest.Mo
     found = together(2, lambda given: [told(batch) for batch in loader_of(logged, PLAN, given, collate=collate)])
     assert found == [alone(Logged(tmp_path / "own"), PLAN, collate=collate)] * 2
     assert len(set(begun)) == 2
+
+
+@table("workers", [0, 1])
+def test_a_default_timeout_of_sockets_changes_nothing(tmp_path: Path, workers: int) -> None:
+    logged = Logged(tmp_path / "reads")
+
+    def run(given: Any) -> list[Any]:
+        return [told(batch) for batch in loader_of(logged, PLAN, given, collate=collate, workers=workers)]
+
+    socket.setdefaulttimeout(5)
+    try:
+        assert together(2, run) == [alone(Logged(tmp_path / "own"), PLAN, collate=collate)] * 2
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_a_child_that_reads_as_its_parent_is_refused(tmp_path: Path) -> None:
