@@ -162,6 +162,7 @@ class ReplicaWorkers:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             if sock.connect_ex(replicas.address(f"reader in {self._iteration}")) == 0:
                 if (pid := _peer_of(sock)) is None:
+                    sock.close()
                     raise InvalidRequest(f"a process of another user reads with the key of {replicas}")
                 self._told = f"process {pid} reads for the replicas of this host"
                 return _connection(sock)
@@ -300,7 +301,9 @@ class _Reader:
                 continue
             with contextlib.suppress(OSError):  # closed
                 sock, _ = self._listener.accept()
-                if _peer_of(sock) is not None:
+                if _peer_of(sock) is None:
+                    sock.close()
+                else:
                     self._conns[_connection(sock)] = _Member()
         is_late = time.monotonic() > self._awaited_until_s
         self._awaited = {one for one in self._awaited if self._is_expected(one, is_late)}

@@ -619,3 +619,35 @@ def _read_again(loader: BatchLoader, folder: Path) -> None:
         next(iter(loader))
     except InvalidRequest as error:
         (folder / "told").write_text(str(error))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_nothing_that_another_user_sends_is_unpickled(tmp_path: Path) -> None:
+    given = (0, 2, new_key())
+    with loader_of(Numbers(COUNT), PLAN, given) as loader:
+        loader.start_prefetch()
+        assert loader._replicas is not None
+        args = loader._replicas.address("reader in 0"), tmp_path / "called"
+        stranger = multiprocessing.get_context("fork").Process(target=_intrude, args=args)
+        tmp_path.chmod(0o777)
+        stranger.start()
+        stranger.join(60)
+    assert stranger.exitcode == 0 and not (tmp_path / "called").exists()
+
+
+class _Touches:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return self.path.touch, ()
+
+
+def _intrude(address: str, path: Path) -> None:
+    os.setuid(65534)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    eventually(lambda: sock.connect_ex(address) == 0)
+    conn = replica_workers._connection(sock)
+    with pytest.raises((EOFError, OSError)):  # it hangs up
+        conn.send(_Touches(path))
+        conn.recv()
