@@ -23,7 +23,7 @@ import time
 import traceback
 from concurrent.futures import Future
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from multiprocessing.reduction import ForkingPickler, recvfds, sendfds
 from queue import Empty, PriorityQueue, SimpleQueue
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -217,7 +217,7 @@ class ProcessWorkers:
             if ticket is None:
                 worker.failure = error_of(result, worker.name)
                 return False
-            file = recv_handle(worker.conn) if isinstance(result, Parcel) and result.is_new else None
+            file = receive_file(worker.conn) if isinstance(result, Parcel) and result.is_new else None
         except (EOFError, OSError, RuntimeError, pickle.UnpicklingError):
             return False
         if isinstance(result, Parcel) and result.failure and not self._told_full:
@@ -289,7 +289,7 @@ class _Worker:
             try:
                 self.process.start()
                 with contextlib.suppress(OSError):  # it has died already
-                    send_handle(self.conn, self.notes, self.process.pid)
+                    send_file(self.conn, self.notes)
             except BaseException:
                 self.conn.close()
                 os.close(self.notes)
@@ -389,7 +389,7 @@ def _run(conn: Connection, name: str, sent: _Sent, slots: int, others: list[Conn
     except BaseException as error:
         conn.send((None, 0.0, packed_error(error)))
         raise
-    notes = recv_handle(conn)
+    notes = receive_file(conn)
     os.ftruncate(notes, _STAGE_BYTES)
     os.lseek(notes, 0, os.SEEK_END)
     _NotedProgress.notes = mmap.mmap(notes, _STAGE_BYTES)
@@ -415,7 +415,7 @@ def _run(conn: Connection, name: str, sent: _Sent, slots: int, others: list[Conn
         with contextlib.suppress(OSError):  # the trainer has hung up, and `tasks` ends
             conn.send((ticket, began_s, result))
             if file is not None:
-                send_handle(conn, file, os.getppid())
+                send_file(conn, file)
         if file is not None:
             os.close(file)
         progress.enter("request")
@@ -441,8 +441,23 @@ def _begin(conn: Connection, fetcher: Fetcher, tasks: SimpleQueue[tuple[int, Any
 
 def hang_up(conn: Connection) -> None:
     """End a connection for all who have it. What has been sent can still be received."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(conn.fileno())) as end:
+    with contextlib.suppress(OSError), _end_of(conn) as end:
         end.shutdown(socket.SHUT_RDWR)
+
+
+def send_file(conn: Connection, file: int) -> None:
+    with _end_of(conn) as end:
+        sendfds(end, [file])
+
+
+def receive_file(conn: Connection) -> int:
+    with _end_of(conn) as end:
+        return recvfds(end, 1)[0]
+
+
+def _end_of(conn: Connection) -> socket.socket:
+    """Return a socket of the connection, which stays as it is: any other type would give it the default timeout."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, 0, os.dup(conn.fileno()))
 
 
 def deliver(

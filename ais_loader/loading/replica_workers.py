@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.loading.process_workers import SLOTS_BESIDES, deliver, hang_up, packed_error
+from ais_loader.loading.process_workers import SLOTS_BESIDES, deliver, hang_up, packed_error, receive_file, send_file
 from ais_loader.loading.replicas import Replicas, ends
 from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
 from ais_loader.loading.workers import FetchedBatch, Workers
@@ -118,7 +118,9 @@ class ReplicaWorkers:
         """Return the workers of a replica that reads, if they have no batch left, and close the rest."""
         self._leave()
         reader, self._reader = self._reader, None
-        return None if reader is None else reader.release()
+        workers = None if reader is None else reader.release()
+        self._kept.clear()
+        return workers
 
     def close(self, *, wait: bool = True) -> None:
         if os.getpid() != self._pid:  # in a child that was forked, which has none of these
@@ -127,6 +129,7 @@ class ReplicaWorkers:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close(wait=wait)
+        self._kept.clear()
         for _, future in self._unanswered.values():
             future.cancel()
 
@@ -159,6 +162,7 @@ class ReplicaWorkers:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             if sock.connect_ex(replicas.address(f"reader in {self._iteration}")) == 0:
                 if (pid := _peer_of(sock)) is None:
+                    sock.close()
                     raise InvalidRequest(f"a process of another user reads with the key of {replicas}")
                 self._told = f"process {pid} reads for the replicas of this host"
                 return _connection(sock)
@@ -185,7 +189,7 @@ class ReplicaWorkers:
         with contextlib.suppress(EOFError, OSError, RuntimeError):
             while not self._closed.is_set():
                 ticket, began_s, result = conn.recv()
-                file = recv_handle(conn) if isinstance(result, Parcel) and result.is_new else None
+                file = receive_file(conn) if isinstance(result, Parcel) and result.is_new else None
                 # Small ones are copied, as the trainer may change its own.
                 kept = result._replace(parts=[*map(bytes, result.parts)]) if isinstance(result, Parcel) else None
                 with self._lock:
@@ -259,18 +263,20 @@ class _Reader:
         return workers
 
     def close(self, *, wait: bool = True, keeps_workers: bool = False) -> None:
-        """End. What was sent can still be received."""
-        self._closed = True
-        self._listener.shutdown(socket.SHUT_RDWR)
+        """End. What was sent can still be received. May be called again."""
+        with contextlib.suppress(OSError):
+            self._closed = True
+            self._listener.shutdown(socket.SHUT_RDWR)
         if wait and self._thread is not threading.current_thread():
             self._thread.join()
-        if self._workers is not None and not keeps_workers:
-            self._workers.close(wait=wait)
+        workers, self._workers = self._workers, None
+        if workers is not None and not keeps_workers:
+            workers.close(wait=wait)
         with self._sending:
             self._members = {}
-            for file in self._files.values():
-                os.close(file)
-        for conn in self._conns:
+            while self._files:
+                os.close(self._files.popitem()[1])
+        for conn in [*self._conns]:
             hang_up(conn)
         self._listener.close()
 
@@ -282,9 +288,7 @@ class _Reader:
                 self._look()
         except Exception:  # of the system: there are no more descriptors, for instance
             log.exception("%s no longer reads", self._replicas)
-            self._listener.shutdown(socket.SHUT_RDWR)
-            for conn in self._conns:
-                hang_up(conn)
+            self.close(wait=False)  # or the name would stay taken, and no other could read
 
     def _look(self) -> None:
         """Wait for messages, and begin what can begin."""
@@ -297,7 +301,9 @@ class _Reader:
                 continue
             with contextlib.suppress(OSError):  # closed
                 sock, _ = self._listener.accept()
-                if _peer_of(sock) is not None:
+                if _peer_of(sock) is None:
+                    sock.close()
+                else:
                     self._conns[_connection(sock)] = _Member()
         is_late = time.monotonic() > self._awaited_until_s
         self._awaited = {one for one in self._awaited if self._is_expected(one, is_late)}
@@ -379,7 +385,7 @@ class _Reader:
                 try:
                     conn.send((ticket, began_s, result))
                     if isinstance(result, Parcel) and result.is_new:
-                        send_handle(conn, self._files[result.slot], 0)
+                        send_file(conn, self._files[result.slot])
                 except BlockingIOError:
                     self._conns[conn].stands_still = True
                     hang_up(conn)
@@ -391,6 +397,7 @@ _DIFFER = "replicas need the same plan or sampler, entries, and data-parallel ra
 
 
 def _connection(sock: socket.socket) -> Connection:
+    sock.setblocking(True)  # whatever the default timeout is
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
     conn = Connection(sock.detach())
     ends.add(conn)

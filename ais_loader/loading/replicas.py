@@ -55,7 +55,8 @@ class Replicas:
     def begin(self) -> None:
         """Begin another iteration. Raises InvalidRequest if a process of this host has the same index and key."""
         try:
-            self._alive = self._alive or self.bound(socket.SOCK_DGRAM, f"{self.index} alive")
+            if self._alive is None or self._alive.fileno() == -1:  # closed, in a child that was forked
+                self._alive = self.bound(socket.SOCK_DGRAM, f"{self.index} alive")
         except OSError as error:
             raise InvalidRequest(
                 f"{self} is here already ({error}): each process needs an index of its own, and each group of replicas "
@@ -69,6 +70,7 @@ class Replicas:
     def bound(self, kind: int, use: str) -> socket.socket:
         """Return a socket with this name. Raises OSError if another one has it."""
         sock = socket.socket(socket.AF_UNIX, kind)
+        sock.setblocking(True)  # whatever the default timeout is
         ends.add(sock)
         try:
             sock.bind(self.address(use))

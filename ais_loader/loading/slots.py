@@ -14,6 +14,7 @@ another one changes in its batch.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import pickle
@@ -178,6 +179,8 @@ class _Mapping(mmap.mmap):
             self[self.reader] = 0
         else:
             os.pwrite(self.file, bytes(1), self.reader)
+            with contextlib.suppress(OSError):  # mlockall
+                self.madvise(mmap.MADV_DONTNEED)  # free the copies of pages that were changed
 
     def pin(self) -> None:
         address = np.frombuffer(self, np.uint8).ctypes.data

@@ -134,7 +134,7 @@ def begun(loader: Any, state: Mapping[str, Any]) -> tuple[PlanPosition, Any]:
         raise InvalidRequest(
             f"need a BatchLoader of a plan, or a DataLoader with a BatchSampler; got {type(loader).__name__}"
         )
-    position = PlanPosition(own.plan, dataset, rank=0, world_size=1, tail=own._tail)
+    position = PlanPosition(own.plan, dataset, rank=0, world_size=1, tail=own._tail, held_back=own._held_back)
     position.load(state)
     return position, dataset
 

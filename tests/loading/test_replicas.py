@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from itertools import islice
@@ -555,3 +557,97 @@ def test_workers_that_are_kept_read_in_the_next_epoch_too(tmp_path: Path) -> Non
 
     assert together(2, run) == [alone(Logged(tmp_path / "own"), PLAN, 3, collate=collate)] * 2
     assert len({pid for pid, _ in logged.reads()}) == 2 and len(logged.reads()) == 3 * STEPS
+
+
+def test_nothing_of_an_iteration_that_has_ended_is_kept(tmp_path: Path) -> None:
+    logged = Logged(tmp_path / "reads")
+
+    def run(given: Any) -> BatchLoader:
+        loader = loader_of(logged, PLAN, given, collate=collate)
+        assert len([None for _ in loader]) == STEPS
+        return loader
+
+    loaders = together(2, run)
+    gc.collect()
+    assert "ais-loader-slot" not in Path("/proc/self/maps").read_text()
+    assert loaders
+
+
+def test_a_reader_that_fails_is_succeeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, begun = replica_workers._Reader._begin, []
+
+    def failing(self: Any) -> None:
+        begin(self)
+        begun.append(self)
+        if len(begun) == 20:
+            raise MemoryError("no more of it")
+
+    monkeypatch.setattr(replica_workers._Reader, "_begin", failing)
+    logged = Logged(tmp_path / "reads")
+    found = together(2, lambda given: [told(batch) for batch in loader_of(logged, PLAN, given, collate=collate)])
+    assert found == [alone(Logged(tmp_path / "own"), PLAN, collate=collate)] * 2
+    assert len(set(begun)) == 2
+
+
+@table("workers", [0, 1])
+def test_a_default_timeout_of_sockets_changes_nothing(tmp_path: Path, workers: int) -> None:
+    logged = Logged(tmp_path / "reads")
+
+    def run(given: Any) -> list[Any]:
+        return [told(batch) for batch in loader_of(logged, PLAN, given, collate=collate, workers=workers)]
+
+    socket.setdefaulttimeout(5)
+    try:
+        assert together(2, run) == [alone(Logged(tmp_path / "own"), PLAN, collate=collate)] * 2
+    finally:
+        socket.setdefaulttimeout(None)
+
+
+def test_a_child_that_reads_as_its_parent_is_refused(tmp_path: Path) -> None:
+    loader = loader_of(Numbers(COUNT), PLAN, (0, 2, new_key()))
+    loader.start_prefetch()
+    child = multiprocessing.get_context("fork").Process(target=_read_again, args=(loader, tmp_path))
+    child.start()
+    child.join(60)
+    loader.close()
+    assert "replica 0 of 2 is here already" in (tmp_path / "told").read_text()
+
+
+def _read_again(loader: BatchLoader, folder: Path) -> None:
+    try:
+        loader._ahead = None
+        next(iter(loader))
+    except InvalidRequest as error:
+        (folder / "told").write_text(str(error))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_nothing_that_another_user_sends_is_unpickled(tmp_path: Path) -> None:
+    given = (0, 2, new_key())
+    with loader_of(Numbers(COUNT), PLAN, given) as loader:
+        loader.start_prefetch()
+        assert loader._replicas is not None
+        args = loader._replicas.address("reader in 0"), tmp_path / "called"
+        stranger = multiprocessing.get_context("fork").Process(target=_intrude, args=args)
+        tmp_path.chmod(0o777)
+        stranger.start()
+        stranger.join(60)
+    assert stranger.exitcode == 0 and not (tmp_path / "called").exists()
+
+
+class _Touches:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return self.path.touch, ()
+
+
+def _intrude(address: str, path: Path) -> None:
+    os.setuid(65534)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    eventually(lambda: sock.connect_ex(address) == 0)
+    conn = replica_workers._connection(sock)
+    with pytest.raises((EOFError, OSError)):  # it hangs up
+        conn.send(_Touches(path))
+        conn.recv()

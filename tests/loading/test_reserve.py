@@ -13,6 +13,7 @@ from ais_loader import BatchLoader, Item, MapDataset, ShufflePlan
 from ais_loader.errors import EntryFailed, InvalidRequest, ObjectDenied
 from ais_loader.plans import BucketPlan, PackPlan
 from ais_loader.testing import throwaway_store
+from ais_loader.training.ledger import ledger
 
 N, HELD = 60, 8
 DENIED = {3, 7, 8, 21, 22, 40, 59, N + 2}
@@ -133,5 +134,8 @@ def test_names_and_numbers_substitute_what_a_store_denies() -> None:
                     assert now[1] == was[1]  # augmented as its place is
                 else:
                     assert now == was
+        with BatchLoader(dataset, plan, rank=0, world_size=1, reserve=HELD) as loader:
+            assert len(ledger(loader, loader.state_dict(), 0)) == 6
+            assert loader.forecast().epochs[0].entries == N
         named = BatchLoader(dataset, [[4, 6], [5, 7]], reserve=[client.bucket("data").head("s/060").entry()])
         assert [[one[0] for one in batch] for batch in named] == [[N, 6], [N, 7]]

@@ -237,3 +237,14 @@ def test_pinned_slots_are_page_locked() -> None:
     assert got.is_pinned()
     assert torch.equal(got.to("cuda", non_blocking=True).cpu(), torch.arange(LARGE))
     assert same(channel.pass_on(MIXED), MIXED)
+
+
+def test_what_one_of_several_readers_has_changed_takes_no_memory_once_it_has_dropped_it() -> None:
+    writer, reader = SlotWriter(1), SlotReader(shared_as=3)
+    parcel, file = writer.write(np.zeros(LARGE), [3])
+    array = reader.read(parcel, file)
+    array[:] = 1
+    del array
+    mapping = reader._slots[0]
+    assert not any(mapping[slice(*parcel.spans[0])]), "the copies of its pages are there"
+    assert not writer._slots[0][3]
