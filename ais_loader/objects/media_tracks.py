@@ -11,7 +11,8 @@ import mmap
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
@@ -20,7 +21,8 @@ import numpy as np
 from ais_loader.errors import MediaError
 from ais_loader.extras import needs
 from ais_loader.objects.client import Client
-from ais_loader.objects.media_index import MediaIndex, Track
+from ais_loader.objects.kept_index import IndexKind, kept_indexes
+from ais_loader.objects.media_index import MediaIndex, Track, decode_tracks, encode_tracks
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.objects.range_table import pin_of
 from ais_loader.values.entry import ObjectInfo
@@ -44,6 +46,21 @@ _AS_IN_TABLES = {"fflags": "+noparse+nofillin", "analyzeduration": "1"}
 _TAIL_PACKETS, _TAIL_S = 64, 1
 """The end of audio is decoded, to learn how many samples there are."""
 _FRAGMENTED = (b"mvex", b"moof")
+_AT_ONCE = 8
+
+
+def media_indexes(client: Client, objects: Sequence[ObjectInfo], *, timeout_s: float) -> list[MediaIndex]:
+    """Return the index of each object.
+
+    Raises MediaError for an object that is no audio or video, or is truncated; MissingExtra without PyAV, and the
+    errors of `kept_indexes`.
+    """
+
+    def made(absent: Sequence[ObjectInfo]) -> Iterable[MediaIndex]:
+        with ThreadPoolExecutor(_AT_ONCE, "ais-loader media") as pool:
+            return list(pool.map(lambda info: read_tracks(client, info, timeout_s), absent))
+
+    return kept_indexes(client, objects, IndexKind(encode_tracks, decode_tracks), made, timeout_s=timeout_s)
 
 
 def read_tracks(client: Client, info: ObjectInfo, timeout_s: float) -> MediaIndex:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ais_loader.errors import InvalidRequest, RangeError
 from ais_loader.objects.client import Client
-from ais_loader.objects.media_index import MediaIndex, media_indexes
+from ais_loader.objects.media_index import MediaIndex
 from ais_loader.objects.range_table import pin_of
 from ais_loader.training.clip_parts import part_entry
 from ais_loader.training.process_client import ClientOrUrl
@@ -123,6 +123,7 @@ class Clips(RangeDataset):
         for a file that is no audio or video or is truncated, ObjectNotFound, MissingExtra without PyAV, TypeError, and
         the errors of reading.
         """
+        from ais_loader.objects.media_tracks import media_indexes
         from ais_loader.training.clip_decoding import PartDecoder
 
         decoder = PartDecoder(pixel_format, device)

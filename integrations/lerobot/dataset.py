@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ais_loader.errors import InvalidRequest, RangeError, Unsupported
 from ais_loader.extras import needs
 from ais_loader.objects.client import Client
-from ais_loader.objects.media_index import media_indexes
+from ais_loader.objects.media_tracks import media_indexes
 from ais_loader.objects.range_table import described, pin_of
 from ais_loader.training.clip_decoding import PartDecoder
 from ais_loader.training.clip_parts import part_entry
