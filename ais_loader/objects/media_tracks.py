@@ -85,26 +85,19 @@ class _Tables:
     """A file in which packets read as zeros while `is_hidden`."""
 
     def __init__(self, file: ObjectFile) -> None:
-        self._file, self._position = file, 0
+        self._file, self._last = file, b""
         self.is_hidden = self.is_fragmented = False
+        self.seek, self.tell = file.seek, file.tell
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}.get(whence, self._file.info.size_bytes)
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, count: int = -1) -> bytes:
-        left = max(0, self._file.info.size_bytes - self._position)
-        count = left if count < 0 else min(count, left)
-        self._position += count
+    def read(self, count: int) -> bytes:
         if self.is_hidden:
+            count = max(0, min(count, self._file.info.size_bytes - self.tell()))
+            self.seek(count, io.SEEK_CUR)
             return bytes(count)
-        self._file.seek(self._position - count)
         data = self._file.read(count)
-        self.is_fragmented |= any(box in data for box in _FRAGMENTED)
+        seen = self._last + data  # a name may begin in one read and end in the next
+        self.is_fragmented |= any(box in seen for box in _FRAGMENTED)
+        self._last = seen[-3:]
         return data
 
 
@@ -114,6 +107,8 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
     first = {one.type: one for one in reversed(streams)}
     if not first:
         raise MediaError("it has neither audio nor video")
+    if unknown := [kind for kind, one in first.items() if one.codec_context is None]:
+        raise MediaError(f"its {unknown[0]} is of a codec that PyAV does not decode")
     origin = min(Fraction(one.start_time or 0) * one.time_base for one in streams)
     is_paged = container.format.name in _PAGED
     rows: dict[int, list[tuple[int, int, int, int, int]]] = {one.index: [] for one in first.values()}

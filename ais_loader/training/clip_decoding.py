@@ -142,6 +142,8 @@ def _samples(part: Part, item: Item) -> AudioSamples:
             ends = [round((tick * frame.time_base - origin) * track.rate_hz) for tick in following]
             # A decoder that drops the samples of its own start leaves the time of the frame as it is.
             at = max([exact, *(end - frame.samples for end in ends)])
+            if frame.pts <= track.ticks[0]:  # before the track begins, there is silence
+                reached = min(max(first_wanted, at), stop_wanted)
         elif abs(exact - at) > slack:
             at = exact
         if data is None:

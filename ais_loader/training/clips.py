@@ -34,7 +34,8 @@ class Clip:
     """A part of an object with audio or video.
 
     Times are in seconds, from when the file's first track begins. Of a video, a clip has every frame that is on screen
-    at a time from `start_s` up to, and without, `end_s`; of audio, the samples from one time to the other.
+    at a time from `start_s` up to, and without, `end_s`; of audio, the samples from one time to the other, which are 0
+    before its track begins.
     """
 
     source: EntryLike
