@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from ais_loader import BatchLoader, Bucket, Client, Clip, Clips, Entry, connect,
 from ais_loader.objects import media_tracks
 from ais_loader.objects.media_index import decode_tracks, encode_tracks
 from ais_loader.plans import ShufflePlan
+from ais_loader.training import clip_files
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.table import table
 
@@ -436,3 +438,11 @@ def test_fragments_are_noticed_where_reads_divide_their_names(local_films: Bucke
         at = media("fragments.mp4").index(b"mvex") + 2
         tables.read(at), tables.read(20)
     assert tables.is_fragmented
+
+
+def test_a_truncated_configuration_of_a_decoder_takes_no_time(local_films: Bucket) -> None:
+    local_films.put("a.mp4", media("b_frames.mp4"))
+    [index] = media_tracks.media_indexes(local_films.client, [local_films.head("a.mp4")], timeout_s=10)
+    cut = replace(index["video"], codec="hevc", extradata=np.frombuffer(b"\1" + b"\xff" * 40, np.uint8))
+    with pytest.raises(IndexError, match="truncated"):
+        clip_files.packets_file(cut, range(1), [b"data"])
