@@ -18,9 +18,7 @@ from ais_loader.training.clip_parts import part_entry
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import RangeDataset
 from ais_loader.training.sample_parts import flat_entries, mapped
-from ais_loader.training.take_samples import OnBatch
 from ais_loader.values.entry import Entry, EntryLike, ObjectInfo, to_entry
-from ais_loader.values.requests import OnError
 
 _FRAGMENT = re.compile(r"#(?=(?:t|track)=)")
 _TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)s?\Z")
@@ -105,15 +103,13 @@ class Clips(RangeDataset):
         pixel_format: str = "rgb24",
         device: str | None = None,
         bucket: str | None = None,
-        on_error: OnError = "raise",
         timeout_s: float = 30.0,
         retry_s: float | None = None,
-        on_batch: OnBatch | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
-            client_or_url, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+            client_or_url, bucket, timeout_s, retry_s, options: See MapDataset.
             clips: Clip values, or names or URLs with media fragments, such as "ais://drives/front.mp4#t=12,14".
             transform: A function from a sample to a sample. It must be picklable if workers are spawned.
             pixel_format: The format of pixels in FFmpeg's terms, such as "gray" or "gray16le", that PyAV converts to.
@@ -147,10 +143,8 @@ class Clips(RangeDataset):
             find,
             transform=transform,
             bucket=bucket,
-            on_error=on_error,
             timeout_s=timeout_s,
             retry_s=retry_s,
-            on_batch=on_batch,
             **options,
         )
 
