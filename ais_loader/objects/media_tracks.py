@@ -41,8 +41,9 @@ _SHORT_S = 0.25
 """How much less there may be."""
 _BLOCK_HEAD_BYTES = 64
 """Most that a container writes between the position of a packet and its bytes."""
-_AS_IN_TABLES = {"fflags": "+noparse+nofillin", "analyzeduration": "1"}
-"""libavformat returns what the tables say, whatever the packets contain, and reads few packets at first."""
+_AS_IN_TABLES = {"fflags": "+noparse+nofillin", "analyzeduration": "1", "protocol_whitelist": "none"}
+"""libavformat returns what the tables say, whatever the packets contain, reads few packets at first, and opens no other
+file or socket."""
 _TAIL_PACKETS, _TAIL_S = 64, 1
 """The end of audio is decoded, to learn how many samples there are."""
 _FRAGMENTED = (b"mvex", b"moof")

@@ -446,3 +446,10 @@ def test_a_truncated_configuration_of_a_decoder_takes_no_time(local_films: Bucke
     cut = replace(index["video"], codec="hevc", extradata=np.frombuffer(b"\1" + b"\xff" * 40, np.uint8))
     with pytest.raises(IndexError, match="truncated"):
         clip_files.packets_file(cut, range(1), [b"data"])
+
+
+def test_a_description_of_a_session_opens_no_socket(local_films: Bucket) -> None:
+    text = b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 45678 RTP/AVP 96\n"
+    local_films.put("a.sdp", text + b"a=rtpmap:96 H264/90000\n")
+    with pytest.raises(errors.MediaError, match=r"a\.sdp"):
+        Clips(local_films.client, ["a.sdp"], bucket="films")
