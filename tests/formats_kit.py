@@ -74,14 +74,18 @@ def array_record(
     kind: bytes = b"\0",
     pack: Callable[[bytes], bytes] = stored,
     chunk_type: bytes = b"r",
+    footer_of: Callable[[int, int], tuple[int, int]] = lambda start, count: (start, count),
 ) -> bytes:
+    """`footer_of`: what the footer says of a chunk that begins here and has this many records."""
     file = bytearray(_SIGNATURE)
     listed = []
+    total_records = 0
     for first in range(0, len(records), group_size):
         group = records[first : first + group_size]
-        start = _append(file, riegeli_chunk(group, kind, pack, chunk_type))
-        listed.append(b"\x08" + varint(start) + b"\x10" + varint(sum(map(len, group))) + b"\x18" + varint(len(group)))
-    total = b"\x08\x01\x10" + varint(len(listed)) + b"\x18" + varint(len(records))
+        start, count = footer_of(_append(file, riegeli_chunk(group, kind, pack, chunk_type)), len(group))
+        listed.append(b"\x08" + varint(start) + b"\x10" + varint(sum(map(len, group))) + b"\x18" + varint(count))
+        total_records += count
+    total = b"\x08\x01\x10" + varint(len(listed)) + b"\x18" + varint(total_records % 2**64)
     footer = _append(file, riegeli_chunk([b"\x0a" + varint(len(total)) + total, *listed], kind, pack))
     file += bytes(-len(file) % BLOCK_BYTES)
     _append(file, riegeli_chunk([b"\x08" + varint(footer) + b"\x10" + varint(0x71930E704FDAE05E)] * 3))

@@ -107,13 +107,14 @@ def _chunks_of(info: ObjectInfo, data: bytes, footer_at: int) -> ArrayRecordChun
         first, *listed = array_records(memoryview(data), footer_at)
         total = ArrayRecordFooter.FromString(bytes(first)).array_record
         chunks = [ArrayRecordChunk.FromString(bytes(one)) for one in listed]
-    except (ArchiveDamaged, DecodeError, ValueError) as error:
+        bounds = np.array([*(one.offset for one in chunks), footer_at], np.int64)
+        stops = np.array([one.records for one in chunks], np.int64).cumsum()
+    except (ArchiveDamaged, DecodeError, OverflowError, ValueError) as error:
         raise _damaged(info, f"its footer: {error}") from None
     except ArchiveError as error:
         raise type(error)(f"{place(info)}: {error}") from None
-    bounds = np.array([*(one.offset for one in chunks), footer_at], np.int64)
-    stops = np.array([one.records for one in chunks], np.int64).cumsum()
-    if total.version != 1 or (np.diff(bounds) <= 0).any() or (stops.item(-1) if len(stops) else 0) != total.records:
+    is_sorted = (np.diff(bounds) > 0).all() and (stops[1:] >= stops[:-1]).all()
+    if total.version != 1 or not is_sorted or sum(stops[-1:].tolist()) != total.records:
         raise _damaged(info, "its footer lists other chunks than there are")
     return ArrayRecordChunks(bounds, stops)
 
@@ -153,7 +154,8 @@ def _unpacked(kind: int, packed: memoryview) -> memoryview:
         with needs("zstandard", "array_record files"):
             import zstandard
         try:
-            data = zstandard.ZstdDecompressor().decompress(packed[at:], max_output_size=size)
+            # It never has more in memory than the size, whatever the frame says.
+            data = zstandard.ZstdDecompressor().stream_reader(packed[at:]).read(size + 1)
         except zstandard.ZstdError as error:
             raise ArchiveDamaged(f"a chunk of records that cannot be unpacked: {error}") from None
     elif kind == ord("b"):

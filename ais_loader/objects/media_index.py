@@ -8,8 +8,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
@@ -18,15 +16,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.objects.client import Client
-from ais_loader.objects.kept_index import IndexKind, kept_indexes
 from ais_loader.objects.range_table import pin_of
 from ais_loader.values.entry import ObjectInfo
 
 MediaIndex: TypeAlias = "dict[str, Track]"
 """The first video and the first audio track of an object, by the names "video" and "audio"."""
 _FORMAT = 1
-_AT_ONCE = 8
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -89,21 +84,6 @@ class Track:
 
 
 _ARRAYS = ("extradata", "head", "starts", "sizes", "ticks", "flags")
-
-
-def media_indexes(client: Client, objects: Sequence[ObjectInfo], *, timeout_s: float) -> list[MediaIndex]:
-    """Return the index of each object.
-
-    Raises MediaError for an object that is no audio or video, or is truncated; MissingExtra without PyAV, and the
-    errors of `kept_indexes`.
-    """
-    from ais_loader.objects.media_tracks import read_tracks
-
-    def made(absent: Sequence[ObjectInfo]) -> Iterable[MediaIndex]:
-        with ThreadPoolExecutor(_AT_ONCE, "ais-loader media") as pool:
-            return list(pool.map(lambda info: read_tracks(client, info, timeout_s), absent))
-
-    return kept_indexes(client, objects, IndexKind(encode_tracks, decode_tracks), made, timeout_s=timeout_s)
 
 
 def encode_tracks(info: ObjectInfo, index: MediaIndex) -> bytes:

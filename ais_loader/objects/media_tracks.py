@@ -11,7 +11,8 @@ import mmap
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
@@ -20,7 +21,8 @@ import numpy as np
 from ais_loader.errors import MediaError
 from ais_loader.extras import needs
 from ais_loader.objects.client import Client
-from ais_loader.objects.media_index import MediaIndex, Track
+from ais_loader.objects.kept_index import IndexKind, kept_indexes
+from ais_loader.objects.media_index import MediaIndex, Track, decode_tracks, encode_tracks
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.objects.range_table import pin_of
 from ais_loader.values.entry import ObjectInfo
@@ -39,11 +41,27 @@ _SHORT_S = 0.25
 """How much less there may be."""
 _BLOCK_HEAD_BYTES = 64
 """Most that a container writes between the position of a packet and its bytes."""
-_AS_IN_TABLES = {"fflags": "+noparse+nofillin", "analyzeduration": "1"}
-"""libavformat returns what the tables say, whatever the packets contain, and reads few packets at first."""
+_AS_IN_TABLES = {"fflags": "+noparse+nofillin", "analyzeduration": "1", "protocol_whitelist": "none"}
+"""libavformat returns what the tables say, whatever the packets contain, reads few packets at first, and opens no other
+file or socket."""
 _TAIL_PACKETS, _TAIL_S = 64, 1
 """The end of audio is decoded, to learn how many samples there are."""
 _FRAGMENTED = (b"mvex", b"moof")
+_AT_ONCE = 8
+
+
+def media_indexes(client: Client, objects: Sequence[ObjectInfo], *, timeout_s: float) -> list[MediaIndex]:
+    """Return the index of each object.
+
+    Raises MediaError for an object that is no audio or video, or is truncated; MissingExtra without PyAV, and the
+    errors of `kept_indexes`.
+    """
+
+    def made(absent: Sequence[ObjectInfo]) -> Iterable[MediaIndex]:
+        with ThreadPoolExecutor(_AT_ONCE, "ais-loader media") as pool:
+            return list(pool.map(lambda info: read_tracks(client, info, timeout_s), absent))
+
+    return kept_indexes(client, objects, IndexKind(encode_tracks, decode_tracks), made, timeout_s=timeout_s)
 
 
 def read_tracks(client: Client, info: ObjectInfo, timeout_s: float) -> MediaIndex:
@@ -68,26 +86,19 @@ class _Tables:
     """A file in which packets read as zeros while `is_hidden`."""
 
     def __init__(self, file: ObjectFile) -> None:
-        self._file, self._position = file, 0
+        self._file, self._last = file, b""
         self.is_hidden = self.is_fragmented = False
+        self.seek, self.tell = file.seek, file.tell
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}.get(whence, self._file.info.size_bytes)
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, count: int = -1) -> bytes:
-        left = max(0, self._file.info.size_bytes - self._position)
-        count = left if count < 0 else min(count, left)
-        self._position += count
+    def read(self, count: int) -> bytes:
         if self.is_hidden:
+            count = max(0, min(count, self._file.info.size_bytes - self.tell()))
+            self.seek(count, io.SEEK_CUR)
             return bytes(count)
-        self._file.seek(self._position - count)
         data = self._file.read(count)
-        self.is_fragmented |= any(box in data for box in _FRAGMENTED)
+        seen = self._last + data  # a name may begin in one read and end in the next
+        self.is_fragmented |= any(box in seen for box in _FRAGMENTED)
+        self._last = seen[-3:]
         return data
 
 
@@ -97,6 +108,8 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
     first = {one.type: one for one in reversed(streams)}
     if not first:
         raise MediaError("it has neither audio nor video")
+    if unknown := [kind for kind, one in first.items() if one.codec_context is None]:
+        raise MediaError(f"its {unknown[0]} is of a codec that PyAV does not decode")
     origin = min(Fraction(one.start_time or 0) * one.time_base for one in streams)
     is_paged = container.format.name in _PAGED
     rows: dict[int, list[tuple[int, int, int, int, int]]] = {one.index: [] for one in first.values()}

@@ -48,6 +48,11 @@ def tf_record_data(framed: memoryview) -> memoryview:
     return data
 
 
+def is_tf_record(head: bytes) -> bool:
+    """Whether a file that begins with these bytes begins with the length of a record, and its checksum."""
+    return len(head) >= _HEADER.size and _length(head) is not None
+
+
 def _length(framed: bytes | memoryview) -> int | None:
     """Return the length of the record that begins here; None if its checksum does not match."""
     length, checksum = _HEADER.unpack(framed[: _HEADER.size])

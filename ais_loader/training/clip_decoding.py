@@ -114,10 +114,10 @@ def _tensor_frames(part: Part, item: Item, device: str) -> VideoFrames:
     wanted, data = track.shown[numbers], None
     for run, _, packets in _runs(part, item):
         own = np.flatnonzero((wanted >= run.start) & (wanted < run.stop))
-        content, begin = packets_file(track, run, packets)
-        # A time within the frame, whichever way it is rounded.
-        times_s = (track.ticks[wanted[own]] - begin + 0.25) * track.unit[0] / track.unit[1]
         try:
+            content, begin = packets_file(track, run, packets)
+            # A time within the frame, whichever way it is rounded.
+            times_s = (track.ticks[wanted[own]] - begin + 0.25) * track.unit[0] / track.unit[1]
             decoder = VideoDecoder(content, device=device, num_ffmpeg_threads=1)
             frames = decoder.get_frames_played_at(times_s.tolist()).data
         except (RuntimeError, ValueError, IndexError) as error:
@@ -142,6 +142,8 @@ def _samples(part: Part, item: Item) -> AudioSamples:
             ends = [round((tick * frame.time_base - origin) * track.rate_hz) for tick in following]
             # A decoder that drops the samples of its own start leaves the time of the frame as it is.
             at = max([exact, *(end - frame.samples for end in ends)])
+            if frame.pts <= track.ticks[0]:  # before the track begins, there is silence
+                reached = min(max(first_wanted, at), stop_wanted)
         elif abs(exact - at) > slack:
             at = exact
         if data is None:

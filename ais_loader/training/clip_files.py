@@ -69,6 +69,8 @@ def _sets(data: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     found = []
     for _ in range(count):
         stop = at + 2 + int.from_bytes(data[at : at + 2], "big")
+        if stop > len(data):
+            raise IndexError("the configuration of its decoder is truncated")
         found.append(data[at + 2 : stop])
         at = stop
     return found, at

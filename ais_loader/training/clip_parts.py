@@ -67,7 +67,8 @@ def _audio_run(track: Track, wanted: Sequence[int]) -> range:
     first_tick = (Fraction(wanted[0], track.rate_hz) + origin - before_s) / unit - 1
     stop_tick = (Fraction(wanted[-1] + 1, track.rate_hz) + origin) / unit + 1
     first = int(np.searchsorted(track.ticks, math.floor(first_tick), "right")) - 1
-    return range(max(0, first), int(np.searchsorted(track.ticks, math.ceil(stop_tick))))
+    first = max(0, first)
+    return range(first, max(first + 1, int(np.searchsorted(track.ticks, math.ceil(stop_tick)))))
 
 
 def _ranges(track: Track, run: range, size_bytes: int) -> Ranges:

@@ -12,15 +12,13 @@ import numpy as np
 
 from ais_loader.errors import InvalidRequest, RangeError
 from ais_loader.objects.client import Client
-from ais_loader.objects.media_index import MediaIndex, media_indexes
+from ais_loader.objects.media_index import MediaIndex
 from ais_loader.objects.range_table import pin_of
 from ais_loader.training.clip_parts import part_entry
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import RangeDataset
 from ais_loader.training.sample_parts import flat_entries, mapped
-from ais_loader.training.take_samples import OnBatch
 from ais_loader.values.entry import Entry, EntryLike, ObjectInfo, to_entry
-from ais_loader.values.requests import OnError
 
 _FRAGMENT = re.compile(r"#(?=(?:t|track)=)")
 _TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)s?\Z")
@@ -34,7 +32,8 @@ class Clip:
     """A part of an object with audio or video.
 
     Times are in seconds, from when the file's first track begins. Of a video, a clip has every frame that is on screen
-    at a time from `start_s` up to, and without, `end_s`; of audio, the samples from one time to the other.
+    at a time from `start_s` up to, and without, `end_s`; of audio, the samples from one time to the other, which are 0
+    before its track begins.
     """
 
     source: EntryLike
@@ -104,15 +103,13 @@ class Clips(RangeDataset):
         pixel_format: str = "rgb24",
         device: str | None = None,
         bucket: str | None = None,
-        on_error: OnError = "raise",
         timeout_s: float = 30.0,
         retry_s: float | None = None,
-        on_batch: OnBatch | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
-            client_or_url, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+            client_or_url, bucket, timeout_s, retry_s, options: See MapDataset.
             clips: Clip values, or names or URLs with media fragments, such as "ais://drives/front.mp4#t=12,14".
             transform: A function from a sample to a sample. It must be picklable if workers are spawned.
             pixel_format: The format of pixels in FFmpeg's terms, such as "gray" or "gray16le", that PyAV converts to.
@@ -123,6 +120,7 @@ class Clips(RangeDataset):
         for a file that is no audio or video or is truncated, ObjectNotFound, MissingExtra without PyAV, TypeError, and
         the errors of reading.
         """
+        from ais_loader.objects.media_tracks import media_indexes
         from ais_loader.training.clip_decoding import PartDecoder
 
         decoder = PartDecoder(pixel_format, device)
@@ -145,10 +143,8 @@ class Clips(RangeDataset):
             find,
             transform=transform,
             bucket=bucket,
-            on_error=on_error,
             timeout_s=timeout_s,
             retry_s=retry_s,
-            on_batch=on_batch,
             **options,
         )
 

@@ -12,9 +12,7 @@ from ais_loader.objects.line_index import line_bounds
 from ais_loader.objects.range_table import BoundsTable
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
-from ais_loader.training.take_samples import OnBatch
 from ais_loader.values.entry import EntryLike, Item, ObjectInfo
-from ais_loader.values.requests import OnError
 
 _COMPRESSED = (".gz", ".zst", ".lz4", ".bz2", ".xz")
 
@@ -45,15 +43,13 @@ class Lines(RangeDataset):
         decode: Callable[[bytes], Any] | None = None,
         *,
         bucket: str | None = None,
-        on_error: OnError = "raise",
         timeout_s: float = 30.0,
         retry_s: float | None = None,
-        on_batch: OnBatch | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
-            client_or_url, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+            client_or_url, bucket, timeout_s, retry_s, options: See MapDataset.
             entries: Whole objects, as in MapDataset, or the URL of a prefix.
             decode: A function from the bytes of a line to a sample, such as `json.loads`. It runs in the process that
                 fetched the batch, and must be picklable if workers are spawned.
@@ -68,17 +64,7 @@ class Lines(RangeDataset):
                     raise InvalidRequest(f"{info.bucket}/{info.name}: compressed, so no line can be read by itself")
             return BoundsTable(objects, line_bounds(client, objects, timeout_s=timeout_s)), _Line(decode)
 
-        super().__init__(
-            client_or_url,
-            entries,
-            find,
-            bucket=bucket,
-            on_error=on_error,
-            timeout_s=timeout_s,
-            retry_s=retry_s,
-            on_batch=on_batch,
-            **options,
-        )
+        super().__init__(client_or_url, entries, find, bucket=bucket, timeout_s=timeout_s, retry_s=retry_s, **options)
 
     def __repr__(self) -> str:
         return f"<Lines, {len(self):,} in all, {self._client!r}>"

@@ -323,8 +323,7 @@ class _WindowTable(_IndexedTable):
         ends = pointers + lengths.astype(np.int64) * size
         self._within(file, 0, int(ends.max(initial=0)))
         if (
-            (lengths < 0).any()
-            or (pointers < 0).any()
+            min(lengths.min(initial=0), pointers.min(initial=0), ends.min(initial=0)) < 0
             or int(lengths.sum(dtype=np.int64)) * size != file.tokens.size_bytes
         ):
             raise file.damaged(f"its lengths are not those of {file.tokens.size_bytes:,} bytes of tokens")

@@ -94,6 +94,9 @@ class _RowTable(RangeTable):
         rows = [[footer.row_group(at).num_rows for at in range(footer.num_row_groups)] for footer in footers]
         self._rows = [np.array(one, np.int64).cumsum() for one in rows]
         """Number of rows up to the end of each group, by file."""
+        for info, one in zip(objects, rows, strict=True):
+            if min(one, default=0) < 0:
+                raise ArchiveDamaged(f"{place(info)}: a footer with a group of {min(one)} rows")
         self._groups = [[at for at, count in enumerate(one) if count] for one in rows]
         super().__init__(objects, [len(one) for one in self._groups] if of_groups else map(sum, rows))
         self._leaves = [_leaves(*one, columns) for one in zip(objects, footers, strict=True)]
@@ -144,7 +147,10 @@ class _Rows(ItemDecoder):
         parts = [(at, item.data[stop - (size or 0) : stop]) for stop, (at, size) in zip(stops, ranges, strict=True)]
         try:
             file = _opened(max(map(sum, ranges)), parts, metadata=self._footers[number])  # type: ignore[arg-type]
-            return file.read_row_group(group, self._columns, use_threads=False)
+            table = file.read_row_group(group, self._columns, use_threads=False)
+            if len(table) != self._footers[number].row_group(group).num_rows:
+                raise OSError(f"it has {len(table):,} rows, not those of the footer")
+            return table
         except (pyarrow.ArrowException, OSError) as error:
             raise ArchiveDamaged(f"row group {group}, which cannot be decoded: {error}").caused_by(error) from None
 
@@ -207,4 +213,4 @@ def _leaves(info: ObjectInfo, footer: pyarrow.parquet.FileMetaData, columns: lis
 
 def _start_of(chunk: Any) -> int:
     starts = (chunk.dictionary_page_offset, chunk.data_page_offset)
-    return int(min(start for start in starts if start))  # some writers say 0 where there is no dictionary
+    return int(min((start for start in starts if start), default=0))  # some writers say 0 where there is no dictionary

@@ -15,7 +15,7 @@ from ais_loader.objects.array_records import ArrayRecordChunks, array_record_chu
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.objects.range_table import BoundsTable, foreign, read_ranges
-from ais_loader.objects.tf_records import tf_record_bounds, tf_record_data
+from ais_loader.objects.tf_records import is_tf_record, tf_record_bounds, tf_record_data
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.sample_parts import SharedItem, Within
@@ -61,7 +61,7 @@ class Records(RangeDataset):
 
         def find(client: Client, objects: list[ObjectInfo]) -> tuple[_RecordTable, _Record]:
             heads = read_ranges(client, [(one, 0, min(HEAD_BYTES, one.size_bytes)) for one in objects], timeout_s)
-            formats = [format_of(head) for head in heads]
+            formats = [None if is_tf_record(head) else format_of(head) for head in heads]
             for info, found in zip(objects, formats, strict=True):
                 if found not in (None, ARRAY_RECORD):
                     raise foreign(objects, info, found, "a TFRecord or array_record file", "*.tfrecord")

@@ -18,9 +18,7 @@ from ais_loader.objects.client import Client
 from ais_loader.objects.range_table import RangeTable, foreign, place, read_ranges
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
-from ais_loader.training.take_samples import OnBatch
 from ais_loader.values.entry import EntryLike, Item, ObjectInfo
-from ais_loader.values.requests import OnError
 
 _NPY, _LLM_C = "numpy", "llm.c"
 
@@ -52,15 +50,13 @@ class TokenWindows(RangeDataset):
         as_tensor: bool = False,
         transform: Callable[[Any], Any] | None = None,
         bucket: str | None = None,
-        on_error: OnError = "raise",
         timeout_s: float = 30.0,
         retry_s: float | None = None,
-        on_batch: OnBatch | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
-            client_or_url, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+            client_or_url, bucket, timeout_s, retry_s, options: See MapDataset.
             entries: Whole objects, as in MapDataset, or the URL of a prefix. The first 512 bytes of all objects are
                 read with one request. An object in numpy's format is a one-dimensional array. Any other object is the
                 array's bytes alone; one that begins like text, an archive or another known format is refused.
@@ -92,10 +88,8 @@ class TokenWindows(RangeDataset):
             find,
             bucket=bucket,
             transform=transform,
-            on_error=on_error,
             timeout_s=timeout_s,
             retry_s=retry_s,
-            on_batch=on_batch,
             **options,
         )
         self.window, self.stride, self.dtype = size, step, stored.newbyteorder("=")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ais_loader.errors import InvalidRequest, RangeError, Unsupported
 from ais_loader.extras import needs
 from ais_loader.objects.client import Client
-from ais_loader.objects.media_index import media_indexes
+from ais_loader.objects.media_tracks import media_indexes
 from ais_loader.objects.range_table import described, pin_of
 from ais_loader.training.clip_decoding import PartDecoder
 from ais_loader.training.clip_parts import part_entry
@@ -105,11 +105,16 @@ class _Files:
         self.bucket, _, self.prefix = self.url.removeprefix(SCHEME).partition("/")
         if not root.startswith(SCHEME) or not self.bucket:
             raise InvalidRequest(f"root={root!r}: need the URL of a folder, such as ais://robots/pusht")
+        self.digest = hashlib.blake2b(digest_size=16)
+        """Of all that was read."""
 
     def read(self, names: Sequence[str]) -> list[bytes]:
         entries = [Entry(self.bucket, self.prefix + name) for name in names]
         with self.client.get_batch(entries, timeout_s=self.timeout_s) as batch:
-            return [item.tobytes() for item in batch]
+            found = [item.tobytes() for item in batch]
+        for data in found:
+            self.digest.update(data)
+        return found
 
     def rows(self, names: Sequence[str]) -> pa.Table:
         """Return the rows of Parquet files. Raises InvalidRequest for another file."""
@@ -159,6 +164,7 @@ class _FrameTable(Sequence[dict[str, Entry]]):
         [text] = [name for name in tasks.column_names if name != "task_index"]  # a pandas frame's index
         self.tasks = dict(zip(tasks["task_index"].to_pylist(), tasks[text].to_pylist(), strict=True))
         self._find_frames(files, about, tolerance_s)
+        self._files_digest = files.digest.hexdigest()
 
     def _find_frames(self, files: _Files, about: pa.Table, tolerance_s: float) -> None:
         """Find each row's frame in each video. Raises InvalidRequest if one is not there."""
@@ -212,10 +218,12 @@ class _FrameTable(Sequence[dict[str, Entry]]):
         return entries
 
     def digest(self) -> str:
-        """Return a digest of what the samples fetch, in their order, the same on every platform."""
+        """Return a digest of what the samples have and fetch, in their order, the same on every platform."""
         pins = [(info.bucket, info.name, pin_of(info)) for info in self._objects]
         offsets = {key: several.tolist() for key, several in self.offsets.items()}
-        digest = hashlib.blake2b(repr((pins, offsets)).encode("utf-8", "surrogatepass"), digest_size=16)
+        digest = hashlib.blake2b(
+            repr((pins, offsets, self._files_digest)).encode("utf-8", "surrogatepass"), digest_size=16
+        )
         for column in (self.columns["index"], *self._videos.values(), *self._frames.values()):
             digest.update(np.ascontiguousarray(column, "<i8").data)
         return digest.hexdigest()

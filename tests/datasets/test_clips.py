@@ -7,6 +7,8 @@ import pickle
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ import numpy as np
 import pytest
 import soundfile
 from datasets_kit import RecordingTransport
-from media_kit import SOUNDS, VIDEOS, boxes, media, sound, video, whole_sound, whole_video
+from media_kit import SOUNDS, VIDEOS, _tone, boxes, media, sound, video, whole_sound, whole_video
 
 from ais_loader import BatchLoader, Bucket, Client, Clip, Clips, Entry, connect, errors
+from ais_loader.objects import media_tracks
 from ais_loader.objects.media_index import decode_tracks, encode_tracks
 from ais_loader.plans import ShufflePlan
+from ais_loader.training import clip_files
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.table import table
 
@@ -398,3 +402,54 @@ def test_pixels_of_another_format(local_films: Bucket) -> None:
     assert (found.data.shape, found.data.dtype) == ((2, 64, 96), np.uint8)
     with pytest.raises(errors.InvalidRequest, match="pixel_format='grey'"):
         Clips(local_films.client, ["a.mp4"], bucket="films", pixel_format="grey")
+
+
+def test_audio_that_begins_later_is_silent_before(local_films: Bucket) -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as output:
+        picture, tone = output.add_stream("libx264", rate=10), output.add_stream("aac", rate=48_000)
+        picture.width, picture.height, picture.pix_fmt = 96, 64, "yuv420p"
+        for at in range(20):
+            frame = av.VideoFrame.from_ndarray(np.zeros((64, 96, 3), np.uint8), format="rgb24")
+            frame.pts, frame.time_base = at, Fraction(1, 10)
+            output.mux(picture.encode(frame))
+            if at >= 10:
+                output.mux(tone.encode(_tone(at * 4800, 4800, 48_000, "stereo")))
+        output.mux(picture.encode(None))
+        output.mux(tone.encode(None))
+    local_films.put("late.mp4", file.getvalue())
+    names = [f"late.mp4#t={times}&track=audio" for times in ("0,0.5", "0,1.5", "1.2,1.5")]
+    before, whole, behind = Clips(local_films.client, names, bucket="films")[:]
+    assert before.data.shape == (2, 24_000) and not before.data.any()
+    assert not whole.data[:, :46_000].any() and np.abs(whole.data[:, 48_000:]).max() > 0.1
+    np.testing.assert_array_equal(whole.data[:, 57_600:], behind.data)
+
+
+def test_a_codec_without_a_decoder_is_named(local_films: Bucket) -> None:
+    local_films.put("a.mp4", media("with_sound.mp4").replace(b"avc1", b"zzzz"))
+    with pytest.raises(errors.MediaError, match=r"a\.mp4: its video is of a codec that PyAV does not decode"):
+        Clips(local_films.client, ["a.mp4"], bucket="films")
+
+
+def test_fragments_are_noticed_where_reads_divide_their_names(local_films: Bucket) -> None:
+    local_films.put("fragments.mp4", media("fragments.mp4"))
+    with local_films.open("fragments.mp4") as file:
+        tables = media_tracks._Tables(file)
+        at = media("fragments.mp4").index(b"mvex") + 2
+        tables.read(at), tables.read(20)
+    assert tables.is_fragmented
+
+
+def test_a_truncated_configuration_of_a_decoder_takes_no_time(local_films: Bucket) -> None:
+    local_films.put("a.mp4", media("b_frames.mp4"))
+    [index] = media_tracks.media_indexes(local_films.client, [local_films.head("a.mp4")], timeout_s=10)
+    cut = replace(index["video"], codec="hevc", extradata=np.frombuffer(b"\1" + b"\xff" * 40, np.uint8))
+    with pytest.raises(IndexError, match="truncated"):
+        clip_files.packets_file(cut, range(1), [b"data"])
+
+
+def test_a_description_of_a_session_opens_no_socket(local_films: Bucket) -> None:
+    text = b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 45678 RTP/AVP 96\n"
+    local_films.put("a.sdp", text + b"a=rtpmap:96 H264/90000\n")
+    with pytest.raises(errors.MediaError, match=r"a\.sdp"):
+        Clips(local_films.client, ["a.sdp"], bucket="films")

@@ -215,6 +215,8 @@ def test_a_replaced_file_is_never_other_tokens(bucket: Bucket, name: str) -> Non
 
 TOKENS, INDEX = megatron(FILES["c"])
 _COUNT = sum(map(len, FILES["c"]))
+_END = 34 + 12 * _COUNT
+"""Where the pointers end."""
 
 
 @table(
@@ -229,6 +231,7 @@ _COUNT = sum(map(len, FILES["c"]))
         (TOKENS, INDEX + b"\0", "ArchiveDamaged: x.idx: "),
         (TOKENS[:-2], INDEX, "ArchiveDamaged: x.idx: bytes"),
         (TOKENS, INDEX[:34] + b"\xff" * 4 * _COUNT + INDEX[34 + 4 * _COUNT :], "ArchiveDamaged: x.idx: "),
+        (TOKENS, INDEX[: _END - 8] + b"\xff" * 7 + b"\x7f" + INDEX[_END:], "ArchiveDamaged: x.idx: "),
     ],
 )
 def test_a_damaged_index_is_told(local_store: Client, tokens: bytes, index: bytes, message: str) -> None:

@@ -238,3 +238,15 @@ def test_bad_arguments(bucket: Bucket, call: str, message: str) -> None:
     with pytest.raises((errors.LoaderError, TypeError), match=re.escape(text)) as raised:
         eval(call, {"ParquetRows": ParquetRows, "client": bucket.client})
     assert type(raised.value).__name__ == kind
+
+
+@table(("code", "rows"), [(9, -5), (12, 6)])
+def test_groups_of_other_numbers_of_rows_are_refused(local_store: Client, code: int, rows: int) -> None:
+    bucket = local_store.create_bucket("tables", exist_ok=True)
+    data = parquet(pa.table({"a": range(10)}), row_group_size=5, use_dictionary=False, write_statistics=False)
+    before, mark, behind = data.rpartition(b"\x16\x0a\x26")  # the number, and the field behind it, in Thrift's code
+    changed = before + bytes([mark[0], code, mark[2]]) + behind
+    assert pq.ParquetFile(io.BytesIO(changed)).metadata.row_group(1).num_rows == rows
+    bucket.put("x.parquet", changed)
+    with pytest.raises(errors.ArchiveDamaged, match=f"{rows} rows|not those of the footer"):
+        ParquetRows(local_store, ["ais://tables/x.parquet"]).__getitems__([0, 5])

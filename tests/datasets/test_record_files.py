@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import resource
 import struct
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import zstandard
 from datasets_kit import RecordingTransport
 from torch.utils.data import DataLoader
 
@@ -141,6 +143,11 @@ TF, AR, ZS = FILES["a.tfrecord"], FILES["b.array_record"], FILES["d.array_record
 _CHUNK = riegeli_chunk([b"a", b"bc"])
 
 
+def _wrapped(start: int, count: int) -> tuple[int, int]:
+    """Counts whose sum is 4 in 64 bits."""
+    return start, {64: 2**63 - 1, 107: 2**63 - 1}.get(start, 3)
+
+
 @table(
     ("data", "message"),
     [
@@ -155,6 +162,12 @@ _CHUNK = riegeli_chunk([b"a", b"bc"])
         (AR[:65_536], "InvalidOrDamaged: its end is missing or damaged"),
         (_flipped(AR, len(AR) - 65_536 + 24 + 40 + 3), "InvalidOrDamaged: its end is missing or damaged"),
         (AR[:40], "InvalidOrDamaged: its end is missing"),
+        (array_record([b"a"], footer_of=lambda start, _: (start, 2**64 - 1)), "InvalidOrDamaged: its footer"),
+        (array_record([b"a"], footer_of=lambda *_: (2**64 - 5, 1)), "InvalidOrDamaged: its footer"),
+        (
+            array_record([b"", b"a", b"aa", b"aaa"], footer_of=_wrapped),
+            "InvalidOrDamaged: its footer lists other chunks",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused(local_store: Client, data: bytes, message: str) -> None:
@@ -164,6 +177,22 @@ def test_a_damaged_file_is_refused(local_store: Client, data: bytes, message: st
     with pytest.raises(kind, match=re.escape(message.partition(": ")[2])) as raised:
         Records(local_store, ["ais://damaged/x"])
     assert "ais://damaged/x" in str(raised.value)
+
+
+def test_a_record_whose_length_looks_like_gzip(local_store: Client) -> None:
+    bucket = local_store.create_bucket("damaged", exist_ok=True)
+    record = bytes(0x088B1F)
+    bucket.put("x", tf_record(record))
+    assert Records(local_store, ["ais://damaged/x"])[:] == [record]
+
+
+def test_a_chunk_takes_no_more_memory_than_it_says() -> None:
+    packed = varint(1) + zstandard.ZstdCompressor().compress(bytes(300 << 20))
+    chunk = riegeli_chunk([b"a"], b"z", lambda data: packed if data == b"a" else zstd(data))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(errors.ArchiveDamaged, match="another size"):
+        array_records_module.array_records(memoryview(chunk), 64)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
 def test_a_damaged_record_is_told_where_it_is(local_store: Client) -> None:

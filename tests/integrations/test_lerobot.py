@@ -186,6 +186,17 @@ def test_a_batch_is_one_request_and_a_plan_resumes(client: Client) -> None:
         BatchLoader(other, plan, collate=_indices).load_state_dict(loader.state_dict())
 
 
+def test_a_state_notices_that_rows_were_replaced(changed: Bucket) -> None:
+    plan = ShufflePlan(sum(LENGTHS), 8, seed=2)
+    state = BatchLoader(LeRobotDataset(changed.client, "ais://changed"), plan).state_dict()
+    BatchLoader(LeRobotDataset(changed.client, "ais://changed"), plan).load_state_dict(state)
+    rows = pa.parquet.read_table(io.BytesIO(FILES["data/chunk-000/file-000.parquet"]))
+    rows = rows.set_column(1, "action", pa.array([[0.0, 0.0]] * len(rows), rows["action"].type))
+    changed.put("data/chunk-000/file-000.parquet", parquet(**{name: rows[name] for name in rows.column_names}))
+    with pytest.raises(errors.InvalidRequest, match="belongs to another plan"):
+        BatchLoader(LeRobotDataset(changed.client, "ais://changed"), plan).load_state_dict(state)
+
+
 def _indices(samples: list[dict[str, Any]]) -> list[int]:
     for sample in samples:
         assert np.array_equal(sample[CAMERAS[0]], TOP[sample["index"]])
