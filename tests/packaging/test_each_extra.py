@@ -173,6 +173,29 @@ from ais_loader import decoders
 samples, rate = decoders.audio(item)
 assert rate == 8000 and samples.size == round(DURATION_S * 8000)
 """,
+    "torch,video": """
+sound, = ais_loader.Clips(url, ["ais://b/speech.flac#t=0,0.5"])[:]
+assert sound.data.shape == (1, 4000) and sound.rate_hz == 8000
+""",
+    "torch,parquet": """
+import io, pyarrow, pyarrow.parquet
+file = io.BytesIO()
+pyarrow.parquet.write_table(pyarrow.table({"n": [1, 2, 3]}), file)
+ais_loader.connect(url).bucket("b").put("n.parquet", file.getvalue())
+assert [row["n"] for row in ais_loader.ParquetRows(url, ["ais://b/n.parquet"])[:]] == [1, 2, 3]
+""",
+    "torch,lerobot": """
+import av, pyarrow.parquet
+from ais_loader.integrations.lerobot import LeRobotDataset
+try:
+    LeRobotDataset(url, "ais://b/nothing")
+except ais_loader.errors.LoaderError as error:
+    assert "info.json" in str(error), error
+""",
+    "torchcodec": """
+import importlib.metadata
+assert importlib.metadata.version("torchcodec")  # to import it takes FFmpeg's libraries
+""",
     "ui": """
 import signal, subprocess, urllib.request
 with subprocess.Popen([BIN / "ais-loader", "ui", "--store", url], stdout=subprocess.PIPE, text=True) as page:
@@ -222,8 +245,8 @@ for tool in ("mypy", "ruff", "uv", "ais-loader"):
 """,
 }
 """One use of each extra, and of none. `url` is a node's."""
-LONG = ("store,ray", "ray-data", "dev")
-"""Starting Ray takes half a minute; `dev` is what all tests run with."""
+LONG = ("store,ray", "ray-data", "torchcodec", "dev")
+"""Starting Ray takes half a minute; torchcodec brings libraries of its own; `dev` is what all tests run with."""
 BEGINNING = f"""
 import pathlib, sys
 import ais_loader
