@@ -365,6 +365,7 @@ def test_the_command_that_installs_an_extra_names_the_checkout_or_the_wheel(
 @pytest.mark.slow
 def test_no_optional_package_is_imported_but_where_its_absence_is_told() -> None:
     behind_a_check = {  # in functions that nobody gets to without it
+        "ais_loader/training/parquet_rows.py": {"pyarrow in a function"},
         "storage_node/metrics/exporter.py": {"prometheus_client in a function"},
         "storage_node/security/identity/authority.py": {"cryptography in a function"},
         "storage_node/security/identity/credentials.py": {"cryptography in a function"},
