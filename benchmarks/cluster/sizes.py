@@ -12,9 +12,9 @@ the cluster's total grows by the square, which must level off where renewals bec
 
 The second table extends the line that fits the three sizes best, and says how far the farthest figure is from it. A
 figure that is more than a quarter off is not extended, nor is an idle cluster: its square fits, but leases are renewed
-less often in large clusters. All nodes share two cores and their caches here, so that a PUT or a GET takes more processor
-time with each further process, though it concerns as many nodes, and its bytes do not grow. Read the table for what
-saturates first, not as measurements.
+less often in large clusters. All nodes share two cores and their caches here, so that a PUT or a GET takes more
+processor time with each further process, though it concerns as many nodes, and its bytes do not grow. Read the table
+for what saturates first, not as measurements.
 
     python -m benchmarks.cluster.sizes  # some minutes
 """
