@@ -103,7 +103,7 @@ def test_a_node_serves_each_group_of_ranks_as_it_serves_one_loader(tmp_path: Pat
             options = {"url": one.url, "how": how, "workers": workers}
             with processes("fork", folder, ranks, 2, options, target, ShufflePlan(COUNT, 8, seed=3)) as all_ranks:
                 for rank in all_ranks:
-                    rank.join(120)
+                    rank.join(400)
                     assert rank.exitcode == 0
             served = {key: value - before[key] for key, value in counts(one).items()}
             found[name] = served, [had(folder, rank) for rank in range(ranks)]
@@ -149,7 +149,7 @@ def refused(folder: Path, given: Any, epochs: int, options: dict[str, Any], plan
 def test_groups_that_do_not_fit_are_refused_by_all_ranks(tmp_path: Path) -> None:
     with processes("fork", tmp_path, 4, 1, {}, refused) as ranks:
         for rank in ranks:
-            rank.join(60)
+            rank.join(240)
             assert rank.exitcode == 0
     found = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(4)]
     wanted = {
@@ -174,7 +174,7 @@ def test_a_rank_that_reads_for_its_group_is_killed_and_the_group_reads_on(tmp_pa
             eventually(lambda: len(had(tmp_path, 0)) >= 3)
             ranks[0].kill()
             for rank in ranks:
-                rank.join(60)
+                rank.join(240)
             assert [rank.exitcode for rank in ranks] == [-signal.SIGKILL, 0, 0, 0]
     expected = [
         [[bytes([int(number)]) * OBJECT_BYTES for number in PLAN.batch(epoch, step)] for step in range(12)]

@@ -356,7 +356,7 @@ def test_two_processes_with_one_index_are_refused(tmp_path: Path) -> None:
     first = loader_of(Numbers(COUNT), PLAN, (0, 2, key))
     first.start_prefetch()
     with processes("fork", tmp_path, 1, 1, {"replicas": (0, 2, key)}, target=_refused) as (other,):
-        other.join(60)
+        other.join(240)
     first.close()
     assert "replica 0 of 2 is here already" in (tmp_path / "told").read_text()
 
@@ -393,13 +393,13 @@ def kill_reader(folder: Path, found: list[Any], after: int) -> int:
     pid = logged.reads()[-1][0]
     index = next(at for at, one in enumerate(found) if one.pid == pid)
     found[index].kill()
-    found[index].join(60)
+    found[index].join(240)
     return index
 
 
 def wait_for(found: list[Any], killed: set[int]) -> None:
     for index, one in enumerate(found):
-        one.join(60)
+        one.join(240)
         assert one.exitcode == (-signal.SIGKILL if index in killed else 0), f"replica {index}: {one.exitcode}"
 
 
@@ -435,7 +435,7 @@ def test_readers_that_are_killed_at_any_moment_cost_no_batch(tmp_path: Path, wor
                 break
             index = alive[0] if draws.random() < 0.8 else draws.choice(alive)  # the first one is the one that reads
             found[index].kill()
-            found[index].join(60)
+            found[index].join(240)
             if found[index].exitcode:
                 killed.add(index)
         wait_for(found, killed)
@@ -608,7 +608,7 @@ def test_a_child_that_reads_as_its_parent_is_refused(tmp_path: Path) -> None:
     loader.start_prefetch()
     child = multiprocessing.get_context("fork").Process(target=_read_again, args=(loader, tmp_path))
     child.start()
-    child.join(60)
+    child.join(240)
     loader.close()
     assert "replica 0 of 2 is here already" in (tmp_path / "told").read_text()
 
@@ -631,7 +631,7 @@ def test_nothing_that_another_user_sends_is_unpickled(tmp_path: Path) -> None:
         stranger = multiprocessing.get_context("fork").Process(target=_intrude, args=args)
         tmp_path.chmod(0o777)
         stranger.start()
-        stranger.join(60)
+        stranger.join(240)
     assert stranger.exitcode == 0 and not (tmp_path / "called").exists()
 
 
