@@ -106,7 +106,7 @@ class _Files:
         if not root.startswith(SCHEME) or not self.bucket:
             raise InvalidRequest(f"root={root!r}: need the URL of a folder, such as ais://robots/pusht")
         self.digest = hashlib.blake2b(digest_size=16)
-        """Of all that was read."""
+        """The digest of all that was read."""
 
     def read(self, names: Sequence[str]) -> list[bytes]:
         entries = [Entry(self.bucket, self.prefix + name) for name in names]

@@ -92,6 +92,7 @@ def train_alone(folder: Path, given: Any, epochs: int, options: dict[str, Any], 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @table("how, workers", [("group", 0), ("mesh", 0), ("placed", 1)])
 def test_a_node_serves_each_group_of_ranks_as_it_serves_one_loader(tmp_path: Path, how: str, workers: int) -> None:
     found: dict[str, Any] = {}
