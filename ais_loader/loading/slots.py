@@ -132,9 +132,10 @@ class SlotReader:
     def map(self, number: int, file: int) -> None:
         """Map a new slot, which replaces the one with its number. Raises OSError, and RuntimeError of CUDA."""
         flags = mmap.MAP_SHARED if self._shared_as is None else mmap.MAP_PRIVATE
-        self._slots[number] = mapping = _Mapping(file, os.fstat(file).st_size, flags)
+        mapping = _Mapping(file, os.fstat(file).st_size, flags)
         if self._shared_as is not None:
             mapping.reader, mapping.file = self._shared_as, os.dup(file)
+        self._slots[number] = mapping  # complete: another thread may copy from it
         if self._pin_memory:
             mapping.pin()
 

@@ -119,7 +119,7 @@ def processes(
     finally:
         for one in found:
             one.kill()
-            one.join(240)
+            one.join(60)
 
 
 def had(folder: Path, index: int) -> list[Any]:
