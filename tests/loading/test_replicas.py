@@ -399,7 +399,8 @@ def kill_reader(folder: Path, found: list[Any], after: int) -> int:
 
 def wait_for(found: list[Any], killed: set[int]) -> None:
     for index, one in enumerate(found):
-        one.join(240)
+        # Not `join`, which also waits for the children of a process that was killed.
+        eventually(lambda one=one: one.exitcode is not None, 240)  # type: ignore[misc]
         assert one.exitcode == (-signal.SIGKILL if index in killed else 0), f"replica {index}: {one.exitcode}"
 
 
