@@ -87,7 +87,7 @@ class ContentsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListDenied(self, request, context):
-        """What is denied, and where its bytes were, as far as this node knows.
+        """Names and contents that are denied, and where their bytes were, as far as this node knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
