@@ -24,10 +24,17 @@ from ais_loader.values.urls import ENDPOINT_SCHEMES, is_remote, store_folders
 class StoreChoice:
     """The values of --store and --retry."""
 
-    url: str
+    given: str | None
     retry_s: float
     named: tuple[Target, ...] = ()
     """Arguments of the command. If one of them does not exist, a similar name is suggested."""
+
+    @property
+    def url(self) -> str:
+        """The store. Raises UsageError if none is given: commands with --loader may need none."""
+        if not self.given:
+            raise click.UsageError(f"no store given: use --store, or set {URL_VARIABLE}")
+        return self.given
 
     def naming(self, *targets: Target) -> StoreChoice:
         """Return the same store with other arguments of the command."""
@@ -131,8 +138,6 @@ store_of_commands = click.option("--store", metavar="URL", help="The store; this
 
 def _choose(store: str | None, retry: float, arguments: Iterable[Any], endpoint: str | None) -> StoreChoice:
     store = endpoint or chosen_url(click.get_current_context(), store)
-    if not store:
-        raise click.UsageError(f"no store given: use --store, or set {URL_VARIABLE}")
     each = itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in arguments)
     return StoreChoice(store, retry, tuple(one for one in each if isinstance(one, Target)))
 
@@ -140,7 +145,7 @@ def _choose(store: str | None, retry: float, arguments: Iterable[Any], endpoint:
 def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select a store to a command, which gets a StoreChoice as `store`.
 
-    The command's option --s3 takes the place of --store, as does --loader where it does so of --entries.
+    The command's option --s3, if it has one, takes the place of --store.
     """
 
     @click.option(
@@ -161,7 +166,6 @@ def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(command)
     def with_store(*args: Any, store: str | None, retry: float, **kwargs: Any) -> Any:
-        instead = kwargs.get("loader" if "entries" in kwargs else "s3")
-        return command(*args, store=_choose(store, retry, kwargs.values(), instead), **kwargs)
+        return command(*args, store=_choose(store, retry, kwargs.values(), kwargs.get("s3")), **kwargs)
 
     return with_store
