@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground upwards; names on one line share a floor.
 WIRE = """
-ais_loader.errors ais_loader.extras ais_loader.file_formats ais_loader.name_matching
+ais_loader.errors ais_loader.extras ais_loader.file_formats ais_loader.fork_barrier ais_loader.name_matching
 ais_loader.tracebacks ais_loader.version
 ais_loader.wire.generated
 ais_loader.wire

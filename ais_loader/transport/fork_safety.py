@@ -8,6 +8,9 @@ of a series of forks takes some hundredths of a second for this. If other code i
 be shut down, and a warning says so: gRPC's own handlers restart its threads in the child, and one of those crashed the
 child in 12 of 120 such forks.
 
+A thread that has ended for Python may still free what libraries keep for it. RocksDB holds a lock meanwhile that every
+opening in the child would wait for. A fork waits for such threads too.
+
 This module imports neither gRPC nor anything slow: a caller that imports it late does so inside the barrier.
 """
 
@@ -23,9 +26,9 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
+
+from ais_loader.fork_barrier import GATE
 
 WAIT_S = 5.0
 """Longest wait for running calls before a fork, which then ends them: a silent node must not stall the trainer."""
@@ -37,6 +40,9 @@ and a second if fifty processes compete for the CPU."""
 SHARED_S = 0.5
 """The same, if the last wait was in vain: each worker of a DataLoader is a fork."""
 
+ENDING_S = 0.5
+"""Longest wait before a fork for threads that are about to end."""
+
 _GRPC_THREADS = {"grpc_global_tim", "event_engine", "lifeguard", "grpc_shutdown"}
 """Names of gRPC's own threads, truncated by Linux."""
 _TICK_S = 0.005
@@ -47,6 +53,8 @@ _CHECKS_PER_S = 50
 _THREADS = "/proc/self/task"
 _AWAKE = {"R", "D"}
 """States of a thread that runs, or waits for a CPU or a page."""
+_LONG_NS = 2_000_000
+"""Processor time after which a thread is not one that ends."""
 
 
 class ForkPart(Protocol):
@@ -63,68 +71,7 @@ class ForkPart(Protocol):
         exist here."""
 
 
-class ForkBarrier:
-    """Barrier between our threads in gRPC and forks. Thread-safe.
-
-    A thread that is inside may enter again, and so may the forking thread: no other thread could finish what it runs on
-    its way to the fork, such as a destructor.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._forker: int | None = None  # guarded by _changed, like the next two
-        self._forks = 0
-        """Number of forks that the forking thread has begun: a signal handler may fork during a fork."""
-        self._inside: dict[int, int] = {}
-        """Number of entries of each thread."""
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """A fork waits for the end of this block, and this block for the end of a fork."""
-        me = threading.get_ident()
-        with self._changed:
-            if me not in self._inside:
-                self._changed.wait_for(lambda: self._forker in (None, me))
-            self._inside[me] = self._inside.get(me, 0) + 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                times = self._inside.pop(me, 0) - 1  # 0 in a child that was forked in here
-                if times > 0:
-                    self._inside[me] = times
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        """Called before a fork: admit no other thread. Returns when no other thread is forking."""
-        me = threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: self._forker in (None, me))
-            self._forker = me
-            self._forks += 1
-
-    def wait_until_empty(self, timeout_s: float) -> bool:
-        """Wait until no other thread is inside. Returns False after `timeout_s`."""
-        me = threading.get_ident()
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._inside.keys() - {me}, timeout_s)
-
-    def open(self) -> None:
-        """Called after a fork, in the parent."""
-        with self._changed:
-            if self._forker != threading.get_ident():
-                return  # the fork began before the barrier existed
-            self._forks -= 1
-            if not self._forks:
-                self._forker = None
-                self._changed.notify_all()
-
-    def open_in_child(self) -> None:
-        """Called after a fork, in the child: the threads that were inside do not exist here."""
-        self.__init__()  # type: ignore[misc]
-
-
-GATE = ForkBarrier()
+__all__ = ["GATE", "ForkPart", "grpc_begins", "register_part", "wait_for_shutdown"]
 _parts: list[ForkPart] = []
 _running = False
 """Whether this module may have started gRPC since it was last seen to be shut down."""
@@ -185,8 +132,36 @@ def _may_be_of_grpc(thread: str) -> bool:
     return name in _GRPC_THREADS or (state in _AWAKE and user_ticks == system_ticks == "0")
 
 
+def wait_for_ending_threads(timeout_s: float) -> bool:
+    """Wait until threads that Python does not know any more are gone. Returns False if they are not in time.
+
+    Threads that Python has never known, of other libraries, sleep, or use more time than any thread does when it ends.
+    """
+    ends_at_s, first_ns = time.monotonic() + timeout_s, dict[str, int]()
+    while True:
+        known = {str(thread.native_id) for thread in threading.enumerate()}
+        try:
+            unknown = set(os.listdir(_THREADS)) - known
+        except FileNotFoundError:
+            return True
+        if not any(_may_end(thread, first_ns) for thread in unknown):
+            return True
+        if time.monotonic() > ends_at_s:
+            return False
+        time.sleep(_TICK_S / 10)
+
+
+def _may_end(thread: str, first_ns: dict[str, int]) -> bool:
+    """`first_ns`: the processor time of each thread when it was first seen."""
+    try:
+        with open(f"{_THREADS}/{thread}/stat") as stat, open(f"{_THREADS}/{thread}/schedstat") as schedstat:
+            state, used_ns = stat.read().rpartition(")")[2].split()[0], int(schedstat.read().split()[0])
+    except (FileNotFoundError, ProcessLookupError):  # it has ended; or the kernel does not count
+        return False
+    return state in _AWAKE and used_ns - first_ns.setdefault(thread, used_ns) < _LONG_NS
+
+
 def _before_fork() -> None:
-    global _running, _shared
     GATE.close()
     empty = GATE.wait_until_empty(WAIT_S)
     ends_at_s = time.monotonic() + LEAVE_S
@@ -194,8 +169,13 @@ def _before_fork() -> None:
     while not empty and time.monotonic() < ends_at_s:
         empty = GATE.wait_until_empty(LEAVE_S / 10)
         _abandon_all(cut=not empty)  # on its way out a call may have made another connection
-    if not _running:
-        return
+    if _running:
+        _end_grpc(empty)
+    wait_for_ending_threads(ENDING_S)
+
+
+def _end_grpc(empty: bool) -> None:
+    global _running, _shared
     at_rest = _come_to_rest(SHARED_S if _shared else SHUTDOWN_S)
     _running = _shared = not at_rest
     if not at_rest or not empty:

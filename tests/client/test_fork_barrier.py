@@ -1,4 +1,5 @@
-"""Who may be in gRPC while the process forks: nobody but the thread that forks, for however long it takes."""
+"""Who may be in gRPC, or open a catalog, while the process forks: nobody but the thread that forks, however long it
+takes."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ais_loader.fork_barrier import ForkBarrier
 from ais_loader.testing import eventually
-from ais_loader.transport.fork_safety import ForkBarrier
 
 DEADLINE_S = 60.0
 

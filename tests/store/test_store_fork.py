@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ais_loader.errors import Closed, StoreLocked
+from ais_loader.testing import eventually
+from ais_loader.transport import fork_safety
+from storage_node.store.drive import catalog
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at
@@ -178,3 +184,75 @@ with store.begin_put("b", "after") as upload:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, check=True)
     with Store.open([tmp_path / "drive"]) as store:
         assert names(store, bucket="b") == ["after"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["open", "close"])
+def test_a_fork_waits_for_a_thread_that_opens_or_closes_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """RocksDB holds locks of the whole process meanwhile, which a child would inherit for ever."""
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", b"1")
+    inside, go_on, forked = threading.Event(), threading.Event(), threading.Event()
+
+    def held_up(*given: Any, **named: Any) -> Any:
+        inside.set()
+        assert go_on.wait(60)
+        return done(*given, **named)
+
+    done = getattr(catalog, {"open": "_open_rocksdb", "close": "_close_rocksdb"}[step])
+
+    def child() -> None:
+        monkeypatch.undo()
+        with Store.open([tmp_path / "drive"], mode="r") as own:
+            assert read(own, "a") == b"1"
+
+    def fork() -> None:
+        in_a_child(child)
+        forked.set()
+
+    own = Store.open([tmp_path / "drive"], mode="r") if step == "close" else None
+    monkeypatch.setattr(catalog, done.__name__, held_up)
+    with ThreadPoolExecutor(2) as pool:
+        opened = pool.submit(own.close if own is not None else lambda: Store.open([tmp_path / "drive"], mode="r"))
+        assert inside.wait(60)
+        forking = pool.submit(fork)
+        eventually(lambda: fork_safety.GATE._forker is not None)
+        assert not forked.is_set()
+        go_on.set()
+        forking.result(60)
+        if (store := opened.result(60)) is not None:
+            store.close()
+
+
+@pytest.mark.slow
+def test_a_fork_waits_for_threads_that_are_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(state: str, used_ns: int) -> None:
+        task.mkdir(exist_ok=True)
+        (task / "stat").write_text(f"77 (a (b) c) {state} 1 1")
+        (task / "schedstat").write_text(f"{used_ns} 0 1")
+
+    def waits() -> bool:
+        return not fork_safety.wait_for_ending_threads(0.01)
+
+    task, known = tmp_path / "77", tmp_path / str(threading.get_native_id())
+    monkeypatch.setattr(fork_safety, "_THREADS", str(tmp_path))
+    assert not waits()
+    known.mkdir()  # without a state: nobody looks at it
+    seen("R", 1_000_000)
+    assert waits()
+    seen("S", 1_000_000)
+    assert not waits()
+    seen("D", 1_000_000)
+    assert waits()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fork_safety.wait_for_ending_threads, 60.0)
+        seen("R", 1_500_000)
+        assert not waiting.done()
+        seen("R", 9_000_000)  # so long takes no end
+        assert waiting.result(60)
+        seen("R", 9_000_000)
+        waiting = pool.submit(fork_safety.wait_for_ending_threads, 60.0)
+        shutil.rmtree(task)
+        assert waiting.result(60)

@@ -7,7 +7,8 @@ If RocksDB has stopped in a writer because file descriptors ran out, the writer 
 
 A RocksDB handle must not be closed, collected or used in a process that inherited it through fork: its background
 threads do not exist there, and it would wait for them forever. Handles and iterators that a child inherits are
-therefore leaked at fork, and a catalog in another process than the one that opened it raises Closed.
+therefore leaked at fork, and a catalog in another process than the one that opened it raises Closed. Opening and
+closing one holds a lock of the whole process, so a fork waits for it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import NoReturn, TypeVar
 
 from ais_loader.errors import Closed, DriveFailed, DriveFull, LoaderError, StoreFormatError, StoreLocked
 from ais_loader.extras import needs
+from ais_loader.fork_barrier import GATE
 from storage_node.store.drive.clean_shutdown import Mark, MarkWriter, read_mark
 from storage_node.store.drive.locking import hold, lock_holder
 from storage_node.store.drive.log_guard import LogGuard, copy_for_salvage
@@ -145,7 +147,8 @@ class Catalog:
             the next one would not notice, so that it takes a new handle."""
             if (mark is not None or not writable) and not (path / "CURRENT").exists():
                 raise StoreFormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
-            self._db: Rdict = self._open(mark)
+            with GATE.call():
+                self._db: Rdict = self._open(mark)
         except Exception as error:
             raise self._open_error(error) from error
         self.is_open_here = mark is not None and mark.is_open_here
@@ -334,7 +337,8 @@ class Catalog:
             self._caught_up_to = None
             try:
                 # The old handle ends with the last thread that still reads from it.
-                self._db = self._open(read_mark(self.path))
+                with GATE.call():
+                    self._db = self._open(read_mark(self.path))
             except Exception as error:
                 raise self._error(error, "following the writer") from error
             self._is_doubtful = False
@@ -441,8 +445,9 @@ class Catalog:
                 return
             if not isinstance(self._db, _Reopening):
                 former, self._db = self._db, _Reopening(self)
-                with contextlib.suppress(Exception):  # it cannot flush; it is released when the last call on it ends
-                    former.close()
+                # It cannot flush; it is released when the last call on it ends.
+                with GATE.call(), contextlib.suppress(Exception):
+                    _close_rocksdb(former)
                 del former
             with contextlib.suppress(Exception):  # the next user of the handle gets the error
                 self._come_back()
@@ -453,7 +458,8 @@ class Catalog:
             until_s = time.monotonic() + _REOPEN_S
             while isinstance(self._db, _Reopening):
                 try:
-                    self._db = self._open(read_mark(self.path))
+                    with GATE.call():
+                        self._db = self._open(read_mark(self.path))
                     self._openings += 1
                     self._is_stopped = False
                 except Exception as error:
@@ -518,8 +524,9 @@ class Catalog:
             with self._reopening:
                 db, self._db = self._db, _ClosedHandle("the store has been closed")
             if not isinstance(db, _Reopening):
-                with contextlib.suppress(Exception):  # then the handle is released when it is dropped, here
-                    db.close()
+                # If this fails, the handle is released when it is dropped, here.
+                with GATE.call(), contextlib.suppress(Exception):
+                    _close_rocksdb(db)
             if self._high_water is not None:
                 self._high_water.close()
             if self._salvaged is not None:
@@ -528,6 +535,10 @@ class Catalog:
 
 def _open_rocksdb(path: Path, options: Options, access: AccessType) -> Rdict:
     return Rdict(str(path), options, column_families={"default": options}, access_type=access)
+
+
+def _close_rocksdb(db: Rdict) -> None:
+    db.close()
 
 
 def _state(path: Path, mark: Mark | None) -> object:
