@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import grpc
 import pytest
 
 from ais_loader import connect
-from ais_loader.errors import WriteTooLate
+from ais_loader.errors import ObjectNotFound, WriteTooLate
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_contents_pb2_grpc as contents_rpc
@@ -114,18 +115,28 @@ def test_objects_that_no_replica_takes_so_late_are_looked_at_again_and_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where nodes have only just come into touch with each other."""
-    refused: set[str] = set()
+    refused: Counter[str] = Counter()
     late_fault = replica.late_fault
 
     def late_once(store: Store, bucket_uuid: bytes, name: str, *rest: Any) -> WriteTooLate | None:
-        if name not in refused:
-            refused.add(name)
+        if refused[name] < 3:
+            refused[name] += 1
             return WriteTooLate(f"{name!r}: out of touch")
         return late_fault(store, bucket_uuid, name, *rest)
 
     monkeypatch.setattr(replica, "late_fault", late_once)
     objects = {f"k{at}": bytes([at]) * 300 for at in range(40)}
     with cluster_of(tmp_path, 2, copies=1, min_copies=1) as cluster, connect(cluster.nodes[0].url) as client:
-        put = client.bucket(BUCKET).put_many(objects.items())
-        assert [info.name for info in put.infos] == list(objects) and refused == set(objects)
+        bucket = client.bucket(BUCKET)
+        put = bucket.put_many(objects.items())
+        assert [info.name for info in put.infos] == list(objects) and refused == dict.fromkeys(objects, 3)
         assert client.get_batch([f"ais://{BUCKET}/{name}" for name in objects]).tobytes() == list(objects.values())
+        bucket.put("alone", b"first", if_absent=True)
+        refused.clear()
+        bucket.put("alone", b"second")
+        assert bytes(bucket.get("alone")) == b"second" and refused["alone"] == 3
+        refused.clear()
+        bucket.delete("alone")
+        assert refused["alone"] == 3
+        with pytest.raises(ObjectNotFound):
+            bucket.get("alone")

@@ -506,6 +506,10 @@ class Failover:
                     if not retry:
                         raise
                     continue
+                except errors.WriteTooLate as error:
+                    failure = error
+                    if not retry:
+                        raise
                 except (errors.Overloaded, errors.StaleMap) as error:
                     failure = error
                     if isinstance(error, errors.StaleMap) and replay is None:
