@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import ObjectNotFound
+from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.store import Store
@@ -24,13 +25,15 @@ SIZES = {"small": 300, "block": BLOCK_BYTES, "large": 5 * BLOCK_BYTES + 17}
 SECONDS = 1.5
 
 READER = """
-import sys
+import sys, threading
 from storage_node.store.store import Store
 from tests.store.test_store_overwrites import look_until
 with Store.open([sys.argv[1]], mode="r") as store:
     print("ready", flush=True)
     sys.stdin.readline()
-    print(look_until(store, float(sys.argv[2])), flush=True)
+    end = threading.Thread(target=sys.stdin.read, daemon=True)
+    end.start()
+    print(look_until(store, lambda: not end.is_alive()), flush=True)
 """
 
 
@@ -64,14 +67,14 @@ def look(store: Store, seen: dict[str, int]) -> int:
     return len(answers) + 2 * len(SIZES)
 
 
-def look_until(store: Store, seconds: float) -> int:
-    deadline, looks, seen = time.monotonic() + seconds, 0, dict[str, int]()
-    while time.monotonic() < deadline:
+def look_until(store: Store, is_over: Callable[[], bool]) -> int:
+    looks, seen = 0, dict[str, int]()
+    while not is_over():
         looks += look(store, seen)
     return looks
 
 
-def overwrite(store: Store, stop: threading.Event, pause: Callable[[], None]) -> int:
+def overwrite(store: Store, stop: threading.Event, pause: Callable[[], None], written: list[int]) -> None:
     number = 1
     while not stop.is_set():
         number += 1
@@ -82,7 +85,7 @@ def overwrite(store: Store, stop: threading.Event, pause: Callable[[], None]) ->
             uploads = [store.stage(BUCKET, name, [state(number, size)], {}) for name, size in SIZES.items()]
             assert not any(isinstance(result, Exception) for result in store.commit_many(uploads))
         pause()
-    return number
+        written.append(number)
 
 
 @pytest.mark.slow
@@ -101,14 +104,14 @@ def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_
 
         def look_here(target: Store) -> None:
             try:
-                looks.append(look_until(target, SECONDS))
+                looks.append(look_until(target, stop.is_set))
             except BaseException as error:
                 failures.append(error)
                 raise
 
         readers = [
             subprocess.Popen(
-                [sys.executable, "-c", READER, str(tmp_path / "drive"), str(SECONDS)],
+                [sys.executable, "-c", READER, str(tmp_path / "drive")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -119,22 +122,25 @@ def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_
             assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
         with Store.open([tmp_path / "drive"], mode="r") as beside:
             threads = [threading.Thread(target=look_here, args=(target,)) for target in (store, store, beside)]
-            rounds: list[int] = []
-            writer = threading.Thread(target=lambda: rounds.append(overwrite(store, stop, pause)))
+            written: list[int] = []
+            writer = threading.Thread(target=overwrite, args=(store, stop, pause, written))
             for thread in (writer, *threads):
                 thread.start()
             for reader in readers:
                 assert reader.stdin is not None
                 reader.stdin.write("\n")
                 reader.stdin.flush()
-            for thread in threads:
-                thread.join(timeout=60)
-            outputs = [reader.communicate(timeout=60)[0] for reader in readers]
-            stop.set()
-            writer.join(timeout=60)
+            began_s = time.monotonic()
+            try:
+                eventually(lambda: failures or (len(written) > 5 and time.monotonic() - began_s > SECONDS))
+            finally:
+                stop.set()
+                outputs = [reader.communicate(timeout=60)[0] for reader in readers]
+                for thread in (writer, *threads):
+                    thread.join(timeout=60)
         assert not failures
         assert [reader.returncode for reader in readers] == [0, 0]
-        assert rounds[0] > 5 and all(int(output) > 0 for output in outputs) and len(looks) == 3
+        assert all(int(output) > 0 for output in outputs) and len(looks) == 3
     assert_sound(tmp_path / "drive")
 
 
