@@ -189,6 +189,8 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
                 names = {
                     node.uuid.hex(): node.uuid.hex() for node in _map_of(hosts, peer_secret.operator(root)).node
                 } | names
+            if not address:  # a Ray of this root alone: also those of hosts that are too busy to answer
+                names = {uuid: uuid for uuid in ray_actors.started()} | names
             for uuid, name in names.items():
                 if ray_actors.stop(uuid, DRAIN_GRACE_S):
                     tell(f"{name}: stopped")

@@ -261,6 +261,14 @@ def _kill(uuid: str, actor: Any) -> None:
         time.sleep(_POLL_S)
 
 
+def started() -> list[str]:
+    """Return the ids of the nodes that have an actor, on hosts that are away too."""
+    import ray.util
+
+    prefix = _name("")
+    return [name.removeprefix(prefix) for name in ray.util.list_named_actors() if name.startswith(prefix)]
+
+
 def _name(uuid: str) -> str:
     return f"node-{uuid}"
 
