@@ -148,7 +148,7 @@ def coded_cluster(
     settings = {
         "coding_delay_s": 0.0,
         "coding_grace_s": 3600.0,
-        "repair_interval_s": 0.5,
+        "repair_interval_s": 1.0,
         "read_lease_s": 15.0,
         **config,
     }
