@@ -40,7 +40,7 @@ and a second if fifty processes compete for the CPU."""
 SHARED_S = 0.5
 """The same, if the last wait was in vain: each worker of a DataLoader is a fork."""
 
-ENDING_S = 0.5
+ENDING_S = 5.0
 """Longest wait before a fork for threads that are about to end."""
 
 _GRPC_THREADS = {"grpc_global_tim", "event_engine", "lifeguard", "grpc_shutdown"}
