@@ -19,7 +19,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.placement import object_hash
 from ais_loader.wire.redundancy import companion_name
 
+K = TypeVar("K")
+V = TypeVar("V")
 U64: TypeAlias = npt.NDArray[np.uint64]
 F64: TypeAlias = npt.NDArray[np.float64]
 I32: TypeAlias = npt.NDArray[np.int32]
@@ -263,6 +265,14 @@ class ClusterView:
 
 
 # The owners by a smaller number of copies are the first ones of those by a larger number.
+
+
+def by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Group values by their keys, such as nodes, in the order of the pairs."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def added_buckets(before: pb.ClusterMap, after: pb.ClusterMap) -> list[pb.MapBucket] | None:

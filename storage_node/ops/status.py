@@ -168,6 +168,7 @@ def _shortages(progress: replica_pb.ProgressResponse) -> list[str]:
     short = sorted(progress.short_objects.items())
     found = [f"{count} objects of {name!r} have too few copies" for name, count in short]
     found += [f"bucket {name!r} is not coded: {why}" for name, why in sorted(progress.coding.waits.items())]
+    found += [f"{name!r} still has denied bytes: {why}" for name, why in sorted(progress.coding.denied.items())]
     if progress.coding.short_groups:
         found.append(f"{progress.coding.short_groups} groups of coded objects lack fragments")
     return [*found, f"{progress.scrub.damaged} copies are damaged"] if progress.scrub.damaged else found

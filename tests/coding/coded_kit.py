@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import pytest
 
 from ais_loader.errors import LoaderError
 from ais_loader.testing import eventually
@@ -22,6 +26,20 @@ from tests.store.store_kit import read
 
 DATA, PARITY = 4, 2
 FRAGMENT_BYTES = 1 << 20
+
+
+class SettableClock:
+    """The clock of a module, which tests move forward."""
+
+    def __init__(self, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed_s = 0.0
+        monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed_s
+
+    def time_ns(self) -> int:
+        return time.time_ns()
 
 
 class CodedCluster(LocalCluster):

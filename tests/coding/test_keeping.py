@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ais_loader import connect
 from ais_loader.testing import eventually
-from tests.coding.coded_kit import CodedCluster
+from storage_node.cluster.coding import keeper
+from storage_node.cluster.coding.fragments import FragmentWriter
+from storage_node.cluster.coding.group import Manifest
+from storage_node.store.names import CODED_PREFIX
+from tests.coding.coded_kit import CodedCluster, SettableClock
 from tests.node.cluster_kit import BUCKET
 
 pytestmark = pytest.mark.slow
@@ -40,3 +46,35 @@ def test_a_group_that_only_a_snapshot_sees_gets_its_lost_fragments_again(tmp_pat
             eventually(lambda: has(cluster, cluster.holder(lost), lost))
             pinned = client.bucket(f"{BUCKET}@s")
             assert [item.tobytes() for item in pinned.get_batch(list(OBJECTS))] == list(OBJECTS.values())
+
+
+def test_fragments_that_take_longer_to_write_than_they_stay_unnamed_take_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grace_s, clock, write = 3600.0, SettableClock(keeper, monkeypatch), FragmentWriter.write
+
+    async def slowly(self: FragmentWriter, *of: Any, **more: Any) -> None:
+        clock.passed_s += grace_s
+        await write(self, *of, **more)
+
+    monkeypatch.setattr(FragmentWriter, "write", slowly)
+    with CodedCluster(tmp_path, nodes=8, coding_grace_s=grace_s, repair_interval_s=0.5) as cluster:
+        [manifest] = cluster.put_coded(OBJECTS)
+        for first, second in ((0, 1), (2, 3)):  # some fragments are on one host, by any seed
+            cluster.map.node[second].host = cluster.map.node[first].host
+        cluster.learn()
+        cluster.await_compared()
+
+        def named() -> tuple[str, ...]:
+            name = CODED_PREFIX + manifest.group.hex()
+            return Manifest.decode(cluster.bytes_in(BUCKET, name, cluster.owners(name)[0])).fragments
+
+        def hosts(names: Iterable[str]) -> set[str]:
+            return {cluster.view.nodes[cluster.holder(name)].host for name in names}
+
+        assert len(hosts(manifest.fragments)) < 6
+        eventually(lambda: len(hosts(named())) == 6, timeout_s=60.0)
+        eventually(lambda: all(has(cluster, cluster.holder(name), name) for name in named()), timeout_s=60.0)
+        with connect(cluster.nodes[0].url) as client:
+            found = client.bucket(BUCKET).get_batch(list(OBJECTS))
+            assert [item.tobytes() for item in found] == list(OBJECTS.values())

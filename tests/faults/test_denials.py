@@ -6,10 +6,11 @@ Each object has bytes of its own, which are searched for in every file of the dr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,13 @@ import pytest
 from ais_loader import Client, ClusterOptions, EmbeddedOptions, Entry, Status, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing import eventually, throwaway_folder
+from storage_node.store.files.segment_format import HEAD_BYTES, STATE_BYTES, row_offset
 from storage_node.store.fsck.fsck import check
 from storage_node.store.store import Store
 from tests.cluster_processes import ClusterProcesses
+from tests.store.segment_kit import head_of
+from tests.store.store_kit import flip_a_byte
+from tests.table import table
 
 SIZES = {"tiny": 300, "page": 5000, "large": 300_000}
 """Objects that share pages, that have pages in a segment, and that have files."""
@@ -92,6 +97,42 @@ def test_nothing_of_denied_objects_is_on_the_drives(folder: Path) -> None:
         items = list(reader.bucket("b@kept").get_batch(denied, on_error="placeholder"))
         assert {item.status for item in items} == {Status.OBJECT_DENIED}
         assert {one.name for one in reader.bucket("b").denied().names} == set(denied)
+
+
+def flip(file: Path, *places: int) -> None:
+    for place in places:
+        flip_a_byte(file, place)
+
+
+@table(
+    ("damage", "is_told"),
+    [
+        (lambda file, copy, row: flip(file, 0, file.stat().st_size - HEAD_BYTES), False),
+        (lambda file, copy, row: flip(file, row + STATE_BYTES, copy + row + STATE_BYTES), False),
+        (lambda file, copy, row: os.truncate(file, row), False),
+        (lambda file, copy, row: flip(file, row, copy + row), True),
+        (lambda file, copy, row: flip(file, row + STATE_BYTES, copy + row), True),
+        (lambda file, copy, row: flip(file, 0), True),
+    ],
+)
+def test_bytes_are_reported_as_removed_only_where_the_index_of_their_segment_tells_where_they_are(
+    tmp_path: Path, damage: Callable[[Path, int, int], object], is_told: bool
+) -> None:
+    names = [f"page-{number:02}" for number in range(12)]
+    folder = tmp_path / "store"
+    with connect(f"file://{folder}") as client:
+        bucket = client.create_bucket("b")
+        bucket.put_many([(name, data_of(name), metadata_of(name)) for name in names])
+        [segment] = [file for file in left_on([folder], names[3]) if "segment" in file.name]
+        damage(segment, head_of(segment).copy_at, row_offset(3))
+        bucket.deny(names[:6], reason="order")
+    for _ in range(2):  # the second start has nothing in memory of what was left
+        with connect(f"file://{folder}") as client:
+            found = client.bucket("b").denied()
+            assert [one.name for one in found.names] == names[:6]
+            assert found.is_purged == is_told
+            for one in found.names:
+                assert not (one.is_purged and left_on([folder], one.name)), one.name
 
 
 def test_nothing_is_left_while_objects_move_between_drives(folder: Path) -> None:
@@ -234,3 +275,35 @@ def test_a_node_that_dies_in_a_takedown_keeps_nothing(cluster: ClusterProcesses,
         assert {item.status for item in items} == {Status.OBJECT_DENIED}
         eventually(lambda: not any(left_on(all_drives(cluster), name) for name in names), timeout_s=60.0)
         eventually(lambda: bucket.denied().is_purged, timeout_s=60.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_put_through_nodes_that_have_not_heard_of_a_denial_does_not_end_it(folder: Path, copies: int) -> None:
+    """A node was down during the denial, and one that has it is down afterwards. Of two copies, one is up then."""
+    names = [f"page-{number:02}" for number in range(16)]
+    objects = [(name, data_of(name), metadata_of(name)) for name in names]
+    with ClusterProcesses(folder, 3, drives_per_node=1, buckets={"b": copies}) as cluster, client_of(cluster) as client:
+        bucket = client.bucket("b")
+        cluster.kill([2])
+
+        def is_denied() -> bool:
+            with contextlib.suppress(errors.NodeUnavailable):  # the nodes have just learned of each other
+                return len(bucket.deny(names, reason="order").names) == len(names)
+            return False
+
+        eventually(is_denied, timeout_s=60.0)
+        cluster.kill([0])
+        cluster.start([2])
+        with connect(cluster.url, options=ClusterOptions(retry_s=5.0)) as impatient:
+            refused = impatient.bucket("b").put_many(objects, on_error="return").failures
+        assert copies == 1 or [one.name for one in refused] == names
+        assert {type(one.error) for one in refused} <= {errors.ObjectDenied, errors.NodeUnavailable}
+        cluster.start([0])
+
+        def is_refused() -> bool:
+            items = list(bucket.get_batch(names, on_error="placeholder"))
+            return {item.status for item in items} == {Status.OBJECT_DENIED}
+
+        eventually(is_refused, timeout_s=60.0)
+        eventually(lambda: not any(left_on(all_drives(cluster), name) for name in names), timeout_s=60.0)

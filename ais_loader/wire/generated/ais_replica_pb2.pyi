@@ -215,7 +215,7 @@ class ProgressResponse(_message.Message):
     def __init__(self, map_version: _Optional[int] = ..., clean_version: _Optional[int] = ..., names_seen: _Optional[int] = ..., names_before: _Optional[int] = ..., doubtful_names: _Optional[int] = ..., doubtful_bucket: _Optional[_Iterable[str]] = ..., silent: _Optional[_Iterable[str]] = ..., objects_pushed: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., names_fetched: _Optional[int] = ..., short_objects: _Optional[_Mapping[str, int]] = ..., short_writes: _Optional[int] = ..., scrub: _Optional[_Union[ScrubProgress, _Mapping]] = ..., clock_offset_s: _Optional[float] = ..., clock_ahead_s: _Optional[float] = ..., coding: _Optional[_Union[CodingProgress, _Mapping]] = ...) -> None: ...
 
 class CodingProgress(_message.Message):
-    __slots__ = ("groups", "short_groups", "groups_coded", "objects_coded", "bytes_coded", "groups_dissolved", "fragments_rebuilt", "waits", "looked_s_ago", "lacking", "unsafe_groups")
+    __slots__ = ("groups", "short_groups", "groups_coded", "objects_coded", "bytes_coded", "groups_dissolved", "fragments_rebuilt", "waits", "looked_s_ago", "lacking", "unsafe_groups", "denied")
     class WaitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,13 @@ class CodingProgress(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DeniedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     SHORT_GROUPS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_CODED_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +248,7 @@ class CodingProgress(_message.Message):
     LOOKED_S_AGO_FIELD_NUMBER: _ClassVar[int]
     LACKING_FIELD_NUMBER: _ClassVar[int]
     UNSAFE_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    DENIED_FIELD_NUMBER: _ClassVar[int]
     groups: int
     short_groups: int
     groups_coded: int
@@ -252,7 +260,8 @@ class CodingProgress(_message.Message):
     looked_s_ago: float
     lacking: _containers.ScalarMap[str, int]
     unsafe_groups: int
-    def __init__(self, groups: _Optional[int] = ..., short_groups: _Optional[int] = ..., groups_coded: _Optional[int] = ..., objects_coded: _Optional[int] = ..., bytes_coded: _Optional[int] = ..., groups_dissolved: _Optional[int] = ..., fragments_rebuilt: _Optional[int] = ..., waits: _Optional[_Mapping[str, str]] = ..., looked_s_ago: _Optional[float] = ..., lacking: _Optional[_Mapping[str, int]] = ..., unsafe_groups: _Optional[int] = ...) -> None: ...
+    denied: _containers.ScalarMap[str, str]
+    def __init__(self, groups: _Optional[int] = ..., short_groups: _Optional[int] = ..., groups_coded: _Optional[int] = ..., objects_coded: _Optional[int] = ..., bytes_coded: _Optional[int] = ..., groups_dissolved: _Optional[int] = ..., fragments_rebuilt: _Optional[int] = ..., waits: _Optional[_Mapping[str, str]] = ..., looked_s_ago: _Optional[float] = ..., lacking: _Optional[_Mapping[str, int]] = ..., unsafe_groups: _Optional[int] = ..., denied: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ScrubProgress(_message.Message):
     __slots__ = ("damaged", "found", "mended", "scrubbed_bytes", "pass_objects", "pass_bytes", "finished_s", "is_under_way")

@@ -29,7 +29,7 @@ from ais_loader.errors import BucketNotFound, LoaderError
 from ais_loader.wire import recycled
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.checksum import crc32c
-from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.cluster_map import ClusterView, by_key
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.redundancy import Redundancy, companion_name
@@ -96,6 +96,8 @@ class CodingMetrics:
     """Those of them that lack fragments."""
     waits: dict[str, str] = field(default_factory=dict)
     """Why objects of a bucket are not coded, by bucket."""
+    denied: dict[str, str] = field(default_factory=dict)
+    """Why groups of a bucket that this node keeps still have bytes of denied objects, by bucket."""
     last_look: LastLook | None = None
 
 
@@ -228,10 +230,9 @@ class Coder:
         """Return the nodes that answer, and the objects that another owner has in a group: its keeper has them swapped
         here. Nothing would come of a group that lacks a fragment, or an owner that swaps."""
         reached, coded = set(range(len(view.nodes))), set[str]()
-        asked: dict[int, list[str]] = {node: [] for node in range(len(view.nodes))}
-        for name in versions:
-            for node in owners[name][1:]:
-                asked[node].append(name)
+        asked = {node: list[str]() for node in reached} | by_key(
+            (node, name) for name in versions for node in owners[name][1:]
+        )
         for first in range(0, max(map(len, asked.values())) or 1, GROUP_OBJECTS):
             requests = {node: names[first : first + GROUP_OBJECTS] for node, names in asked.items()}
             answers, _ = await self._peers.newest(view, bucket, requests, coded_only=True)
@@ -265,23 +266,12 @@ class Coder:
                 return bytes(held[at : at + size_bytes])
             return await self._node.read(self._read_range, bucket.name, objects[0], at, size_bytes)
 
-        manifest = Manifest(
-            group,
-            redundancy.data,
-            redundancy.parity,
-            fragment_bytes,
-            bucket.uuid,
-            tuple(places[index].name for index in range(redundancy.fragments)),
-            tuple(
-                Slot(one.name, one.entry.version, offset, one.entry.size_bytes, one.entry.checksum)
-                for one, offset in zip(objects, offsets, strict=True)
-            ),
-        )
+        names = tuple(places[index].name for index in range(redundancy.fragments))
+        placed = zip(((one.name, one.entry) for one in objects), offsets, strict=True)
+        slots = tuple(Slot(name, of.version, offset, of.size_bytes, of.checksum) for (name, of), offset in placed)
+        manifest = Manifest(group, redundancy.data, redundancy.parity, fragment_bytes, bucket.uuid, names, slots)
         await self._fragments.write(view, companion, manifest, places, read)
-        nodes: dict[int, list[str]] = {}
-        for place in places.values():
-            nodes.setdefault(place.node, []).append(place.name)
-        return _Built(manifest, objects, nodes)
+        return _Built(manifest, objects, by_key((place.node, place.name) for place in places.values()))
 
     def _read_range(self, bucket: str, one: Candidate, at: int, size_bytes: int) -> bytes:
         """Return a range of a large object, verified by its blocks. Raises LoaderError."""
@@ -300,10 +290,7 @@ class Coder:
         began_s: float,
     ) -> list[_Built]:
         """Write the manifests of those groups whose fragments are on disks; return those whose manifest is as well."""
-        names: dict[int, list[str]] = {}
-        for one in built:
-            for node, mine in one.nodes.items():
-                names.setdefault(node, []).extend(mine)
+        names = by_key((node, name) for one in built for node, mine in one.nodes.items() for name in mine)
         lasting = await self._fragments.lasting(view, companion, names)
         built = [one for one in built if lasting.issuperset(one.manifest.fragments)]
         failpoint("code.fragments")
@@ -311,10 +298,8 @@ class Coder:
             return []
         await record(self._writes, bucket, [one.manifest for one in built])
         recorded = [manifest_name(one.manifest.group) for one in built]
-        nodes: dict[int, list[str]] = {}
-        for name, owners in zip(recorded, owners_of(view, bucket, recorded), strict=True):
-            for node in owners:
-                nodes.setdefault(node, []).append(name)
+        owned = zip(recorded, owners_of(view, bucket, recorded), strict=True)
+        nodes = by_key((node, name) for name, owners in owned for node in owners)
         lasting = await self._fragments.lasting(view, bucket, nodes)
         failpoint("code.manifest")
         return [one for one in built if manifest_name(one.manifest.group) in lasting]
@@ -328,15 +313,13 @@ class Coder:
         began_ms: int,
     ) -> None:
         grace_s, left, sizes = self._node.config.cluster.coding_grace_s, dict[str, bytes](), dict[str, int]()
-        by_node: dict[int, list[tuple[str, bytes]]] = {}
         for one in built:
             path = fmt.coded_path(one.manifest.group)
             for found, slot in zip(one.objects, one.manifest.slots, strict=True):
                 left[found.name] = fmt.encode_entry(found.entry._replace(path=path, offset=slot.offset))
                 sizes[found.name] = slot.size_bytes
-                for node in owners[found.name][1:]:
-                    by_node.setdefault(node, []).append((found.name, left[found.name]))
-        for node, coded in by_node.items():
+        others = by_key((node, one) for one in left.items() for node in owners[one[0]][1:])
+        for node, coded in others.items():
             for part in chunks(coded, GROUP_OBJECTS):
                 try:
                     done = await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, began_ms)

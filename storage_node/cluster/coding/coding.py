@@ -112,6 +112,7 @@ class Coding:
             groups_dissolved=counts.groups_dissolved,
             fragments_rebuilt=counts.fragments_rebuilt,
             waits=counts.waits,
+            denied=counts.denied,
             looked_s_ago=None if look is None else time.monotonic() - look.began_s,
             lacking=None if look is None else look.lacking,
             unsafe_groups=0 if look is None else look.unsafe_groups,

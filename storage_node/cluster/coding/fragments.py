@@ -16,9 +16,8 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.coding.codec import codec_of
 from storage_node.cluster.coding.group import Manifest
-from storage_node.cluster.coding.plan import FragmentPlace
+from storage_node.cluster.coding.plan import FragmentPlace, is_lost
 from storage_node.cluster.repair.peers import RepairPeers
-from storage_node.cluster.repair.plan import UNKNOWN
 from storage_node.cluster.repair.transfers import OutgoingObject, Throttle, all_of
 from storage_node.cluster.replication.replicas import LocalReplicaStream, RemoteReplicaStream
 from storage_node.context.membership import Membership
@@ -98,10 +97,5 @@ class FragmentWriter:
         """Return those of these names, by node, that the nodes have on their disks; of a name that is asked of several
         nodes, all of them."""
         answers, _ = await self._peers.newest(view, bucket, names, make_lasting=True)
-        missing = {
-            name
-            for node, wanted in names.items()
-            for name in wanted
-            if (state := answers.get(node, {}).get(name)) is None or state is UNKNOWN or state.is_tombstone
-        }
+        missing = {name for node, wanted in names.items() for name in wanted if is_lost(name, answers.get(node, {}))}
         return {name for wanted in names.values() for name in wanted} - missing

@@ -5,9 +5,9 @@ others are parity. Small objects do not cross the border between two fragments, 
 all of such an object. The rest of a fragment is zeros. A very large object has a group of its own.
 
 The manifest says which objects a group holds and the names of its fragments, which are objects of the companion bucket.
-A group is never changed, but fragments are written again under other names when they are lost. The manifest is JSON,
-compressed with zlib; it is an object, so its checksum is in the catalog. Its fields are those of `Manifest`, slots by
-columns.
+A group is never changed, but fragments are written again under other names when they are lost, and with zeros in the
+place of denied objects, which the manifest does not have then. The manifest is JSON, compressed with zlib; it is an
+object, so its checksum is in the catalog. Its fields are those of `Manifest`, slots by columns.
 """
 
 from __future__ import annotations
@@ -72,6 +72,16 @@ class Manifest(NamedTuple):
             offset += found[-1].size_bytes
         return found
 
+    def joined(self) -> Manifest:
+        """Return the manifest with one slot, without a name, for objects that follow each other."""
+        found: list[list[int]] = []
+        for offset, size_bytes in sorted((slot.offset, slot.size_bytes) for slot in self.slots):
+            if found and sum(found[-1]) == offset:
+                found[-1][1] += size_bytes
+            else:
+                found.append([offset, size_bytes])
+        return self._replace(slots=tuple(Slot("", Version(0, 0), offset, size, 0) for offset, size in found))
+
     def encode(self) -> bytes:
         names, versions, *columns = zip(*self.slots, strict=True) if self.slots else ([],) * 5
         fields = (
@@ -90,11 +100,8 @@ class Manifest(NamedTuple):
             if number != _FORMAT or len(fragments) != data + parity:
                 raise StoreFormatError(f"manifest of format {number}; this version reads {_FORMAT}")
             slots = tuple(Slot(name, Version(*version), *where) for name, version, *where in zip(*columns, strict=True))
-            return cls(
-                *(bytes.fromhex(group), data, parity, fragment_bytes, bytes.fromhex(bucket_uuid)),
-                fragments=tuple(fragments),
-                slots=slots,
-            )
+            sizes = data, parity, fragment_bytes
+            return cls(bytes.fromhex(group), *sizes, bytes.fromhex(bucket_uuid), tuple(fragments), slots)
         except (zlib.error, ValueError, TypeError) as error:
             raise StoreFormatError(f"damaged manifest of {len(encoded)} bytes: {error}") from error
 

@@ -9,8 +9,9 @@ Whole objects are compared with their checksums. If one does not match, it is re
 compared with the checksums of its blocks, so that a damaged one counts as lost. Ranges are compared only if that is
 asked for, like those of objects with files.
 
-Manifests are cached without their slots. If a fragment is not where its manifest says, it was rebuilt elsewhere: the
-manifest is read again.
+Manifests are cached without the names of objects. If a fragment is not where its manifest says, it was rebuilt
+elsewhere: the manifest is read again. A range in which no object is any more is refused: its object was denied, and
+zeros took its place.
 
 Belongs to the node's event loop.
 """
@@ -199,7 +200,7 @@ class GroupReader:
         return found
 
     async def _layouts(self, bucket: cluster_pb.MapBucket, groups: Collection[bytes]) -> dict[bytes, Manifest]:
-        """Return the manifests of these groups without their slots, as far as they can be read."""
+        """Return the manifests of these groups without names, as far as they can be read."""
         missing = [group for group in groups if group not in self._known and group not in self._loading]
         if missing:
             self._loading |= dict.fromkeys(missing, asyncio.ensure_future(self._load(bucket, missing)))
@@ -214,7 +215,7 @@ class GroupReader:
         try:
             for group, manifest in zip(groups, await self._manifests(bucket, groups), strict=True):
                 if isinstance(manifest, Manifest):
-                    self._known[group] = manifest._replace(slots=())
+                    self._known[group] = manifest.joined()
             while len(self._known) > _KNOWN_GROUPS:
                 self._known.popitem(last=False)
         except LoaderError:
@@ -270,7 +271,7 @@ class GroupReader:
             layouts = await self._layouts(bucket, {wanted[at].group for at in left})
             rooms, ranges = {at: memoryview(bytearray(wanted[at].size_bytes)) for at in left}, dict[int, list[_Range]]()
             for at in left:
-                if (layout := layouts.get(wanted[at].group)) is not None:
+                if (layout := layouts.get(wanted[at].group)) is not None and _has(layout, wanted[at]):
                     ranges[at] = _ranges(layout, wanted[at], rooms[at])
             parts = [one for each in ranges.values() for one in each]
             await self._fill(companion_name(bucket.uuid), parts, verify=verify, waits=is_last)
@@ -359,6 +360,10 @@ class GroupReader:
             changed.set()
 
 
+def _has(layout: Manifest, wanted: Wanted) -> bool:
+    return any(one.offset <= wanted.offset <= one.offset + one.size_bytes - wanted.size_bytes for one in layout.slots)
+
+
 def _ranges(layout: Manifest, wanted: Wanted, room: memoryview) -> list[_Range]:
     found: list[_Range] = []
     at = 0
@@ -377,7 +382,7 @@ def _name(wanted: Wanted) -> str:
 
 
 def _unreadable(group: bytes) -> NodeUnavailable:
-    return NodeUnavailable(f"the manifest of group {group.hex()} cannot be read now")
+    return NodeUnavailable(f"group {group.hex()}: its manifest cannot be read now, or its object has left it")
 
 
 def _failure(frame: Frame, index: int, status: int, label: str) -> LoaderError:

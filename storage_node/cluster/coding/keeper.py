@@ -34,13 +34,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, NodeUnavailable
 from ais_loader.wire.bucket_uuid import created_ns
-from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.checksum import crc32c
+from ais_loader.wire.cluster_map import ClusterView, by_key
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.redundancy import companion_name
+from ais_loader.wire.reserved import DENIED
 from storage_node.cluster.coding.coder import CodingParts, LastLook, record
-from storage_node.cluster.coding.group import Manifest, Piece, Slot
+from storage_node.cluster.coding.group import Manifest, Slot
 from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.cluster.coding.plan import (
     FragmentPlace,
@@ -60,7 +62,7 @@ from storage_node.cluster.repair.plan import UNKNOWN, Answer, owners_of
 from storage_node.cluster.repair.transfers import chunks
 from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import CatalogEntry, Version, coded_path, encode_entry
+from storage_node.store.format import CatalogEntry, Version, coded_path, encode_entry, encode_metadata
 from storage_node.store.names import CODED_PREFIX
 
 _LOOKS = 8
@@ -82,6 +84,8 @@ class _Kept(NamedTuple):
     """The manifest without its slots, which take most of it."""
     looked_s: float
     """When the owners of its objects were last asked about them. They have just swapped when it is made."""
+    denied: Mapping[str, str] = {}
+    """Why it still has bytes of denied objects, by its bucket; empty if it has none."""
 
 
 class Keeper:
@@ -137,6 +141,7 @@ class Keeper:
             self._unnamed_since_s = {one: s for one, s in self._unnamed_since_s.items() if one in unnamed}
         self._empty_since_s = {group: since_s for group, since_s in self._empty_since_s.items() if group in found}
         self._kept = {group: kept for group, kept in self._kept.items() if group in found}
+        self._metrics.denied = dict(item for kept in self._kept.values() for item in kept.denied.items())
         lacking = Counter(view.nodes[node].uuid.hex() for lost in self._lacking.values() for node in {*lost.values()})
         unsafe += sum(len(lost) > self._kept[group].layout.parity for group, lost in self._lacking.items())
         self._metrics.groups, self._metrics.short_groups = count, short
@@ -183,6 +188,7 @@ class Keeper:
             looked_s = now_s - young_s if kept is None else kept.looked_s
             kept = self._kept[group] = _Kept(version, manifest._replace(slots=()), looked_s)
         if not is_mine:
+            self._kept[group] = kept._replace(denied={})  # its keeper tells
             await self._look(view, companion, kept.layout)
             return True, True
         is_other = (bucket.coding.data, bucket.coding.parity) != (kept.layout.data, kept.layout.parity)
@@ -194,9 +200,18 @@ class Keeper:
         answers = await self._states(view, bucket, owners)
         if denied := denied_slots(manifest, answers):
             is_whole = await self._mend(view, bucket, companion, manifest)  # whatever becomes of the rest
-            if (await self._groups.manifest(bucket, group)).fragments == manifest.fragments:  # or in the next pass
-                is_whole &= await self._wipe(view, bucket, companion, manifest, denied)
+            if (await self._groups.manifest(bucket, group)).fragments != manifest.fragments:
+                return is_whole, False  # in the next pass
+            try:
+                await self._wipe(view, bucket, companion, manifest, denied)
+            except (ReplicaLost, LoaderError) as error:
+                if not kept.denied:
+                    log.warning("group %s of %s keeps denied bytes for now: %s", group.hex(), bucket.name, error)
+                # Not in each pass: all owners were asked.
+                self._kept[group] = kept._replace(looked_s=now_s, denied={bucket.name: str(error)})
+                return is_whole, True
             return is_whole, False
+        self._kept[group] = kept = kept._replace(denied={})
         alive = living(manifest, owners, answers)
         if alive == []:
             if bucket.snapshot:  # they may see versions that have ended
@@ -215,10 +230,7 @@ class Keeper:
         self, view: ClusterView, bucket: pb.MapBucket, nodes: Mapping[str, Sequence[int]], *, lasting: bool = False
     ) -> dict[int, Answer]:
         """Return what these nodes, by name, have, with `lasting` on disks. Those that act by another map are silent."""
-        requests: dict[int, list[str]] = {}
-        for name, mine in nodes.items():
-            for node in mine:
-                requests.setdefault(node, []).append(name)
+        requests = by_key((node, name) for name, mine in nodes.items() for node in mine)
         answers, by_this_map = await self._peers.newest(view, bucket, requests, make_lasting=lasting)
         return {node: answer for node, answer in answers.items() if node in by_this_map}
 
@@ -226,14 +238,9 @@ class Keeper:
         self, view: ClusterView, bucket: pb.MapBucket, manifest: Manifest, node: int, slots: Sequence[Slot]
     ) -> None:
         wall_ms = self._node.store.clock.wall_ms()
-        path = coded_path(manifest.group)
-        coded = [
-            (
-                slot.name,
-                encode_entry(CatalogEntry(*slot.version, slot.size_bytes, slot.checksum, 0, slot.offset, path, b"")),
-            )
-            for slot in slots
-        ]
+        where = coded_path(manifest.group), b""
+        entries = (CatalogEntry(*one.version, one.size_bytes, one.checksum, 0, one.offset, *where) for one in slots)
+        coded = [(slot.name, encode_entry(entry)) for slot, entry in zip(slots, entries, strict=True)]
         for part in chunks(coded, PAGE_NAMES):
             await self._peers.recode(view.nodes[node].peer_endpoint, bucket, part, wall_ms, only_files=True)
 
@@ -241,13 +248,14 @@ class Keeper:
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, manifest: Manifest) -> bool:
         """Write lost fragments again; return whether all are there now. Raises ReplicaLost, LoaderError."""
-        began_s, (owners, answers) = time.monotonic(), await self._look(view, companion, manifest)
+        owners, answers = await self._look(view, companion, manifest)
         lost = lost_fragments(view, manifest, owners, answers)
         if not lost:
             return len(answers) == len(set(owners))
         used = [view.nodes[node].host for index, node in enumerate(owners) if index not in lost]
+        names, salt = manifest.fragments, self._salt(manifest)
         try:
-            places = place_fragments(view, companion, manifest.group, lost, used=used, names=manifest.fragments)
+            places = place_fragments(view, companion, manifest.group, lost, used=used, names=names, salt=salt)
         except TooFewCopies:
             # Two fragments on one host are better than one fewer.
             lost = [index for index in lost if is_lost(manifest.fragments[index], answers.get(owners[index]))]
@@ -259,16 +267,17 @@ class Keeper:
         if not places:
             return False
         log.info("fragments %s of group %s are written again", sorted(places), manifest.group.hex())
-        for index, place in places.items():  # one by one: that a node cannot take its own hinders no other
+        made = 0
+        for index, place in places.items():  # one by one: a node that cannot take its own, or is slow, hinders no other
             try:
                 await self._fragments.write(view, companion, manifest, {index: place}, read, is_coded=True)
+                if (changed := await self._replace(view, bucket, companion, manifest, {index: place})) is not None:
+                    manifest, made = changed, made + 1
+                    self._lacking[manifest.group].pop(index, None)
             except (ReplicaLost, LoaderError) as error:
                 log.info("fragment %d of group %s: %s", index, manifest.group.hex(), error)
-        made = await self._replace(view, bucket, companion, manifest, places, began_s)
-        self._metrics.fragments_rebuilt += len(made)
-        for index in made:
-            self._lacking[manifest.group].pop(index, None)
-        return len(made) == len(places)
+        self._metrics.fragments_rebuilt += made
+        return made == len(places)
 
     async def _wipe(
         self,
@@ -277,17 +286,22 @@ class Keeper:
         companion: pb.MapBucket,
         manifest: Manifest,
         denied: Sequence[Slot],
-    ) -> bool:
-        """Write the fragments with bytes of denied objects again, with zeros in their place, and the parity; return
-        whether they have taken the place of the others. Raises ReplicaLost, LoaderError."""
-        began_s, holes = time.monotonic(), dict[int, list[Piece]]()
-        for slot in denied:
-            for piece in manifest.pieces(slot.offset, slot.size_bytes):
-                holes.setdefault(piece.fragment, []).append(piece)
+    ) -> None:
+        """Write the fragments with bytes of denied objects again, with zeros in their place, and the parity, and have
+        them take the place of the others. Raises ReplicaLost, LoaderError."""
+        pieces = (piece for slot in denied for piece in manifest.pieces(slot.offset, slot.size_bytes))
+        holes = by_key((piece.fragment, piece) for piece in pieces)
         changed = [*holes, *range(manifest.data, manifest.data + manifest.parity)]
         owners = owners_of(view, companion, manifest.fragments)
         used = [view.nodes[found[0]].host for index, found in enumerate(owners) if index not in changed]
-        places = place_fragments(view, companion, manifest.group, changed, used=used, taken=manifest.fragments)
+        salt, hosts = self._salt(manifest, denied), {node.host for node in view.nodes}
+        try:
+            places = place_fragments(view, companion, manifest.group, changed, used=used, salt=salt)
+        except TooFewCopies:  # each stays on its host: two fragments on one are better than denied bytes
+            places = {}
+            for index in changed:
+                others = hosts - {view.nodes[owners[index][0]].host}
+                places |= place_fragments(view, companion, manifest.group, [index], used=others, salt=salt)
 
         async def read(index: int, at: int, size_bytes: int) -> bytes:
             data = bytearray(await self._groups.fragment(bucket, manifest, index, at, size_bytes))
@@ -299,15 +313,19 @@ class Keeper:
 
         log.info("%s objects of group %s are denied, and leave it", len(denied), manifest.group.hex())
         await self._fragments.write(view, companion, manifest, places, read)
-        if not await self._replace(view, bucket, companion, manifest, places, began_s, {slot.name for slot in denied}):
-            return False
+        if await self._replace(view, bucket, companion, manifest, places, {slot.name for slot in denied}) is None:
+            raise NodeUnavailable("not all fragments without its denied objects are on disks")
         name, before = manifest_name(manifest.group), self._kept[manifest.group].version
         newer = (await self._recorded(view, bucket, [name], lasting=True)).get(name)
         if newer is None or newer <= before:
-            return False  # the manifest before, which may come back, names what would be deleted
-        if (replica_set := self._writes.replica_set(companion.name)) is not None:  # not only after coding_grace_s
-            await self._writes.delete_many(replica_set, sorted(manifest.fragments[index] for index in changed))
-        return True
+            raise NodeUnavailable("the manifest before may come back, and names what would be deleted")
+        if (replica_set := self._writes.replica_set(companion.name)) is not None:  # what is denied is removed at once
+            reason = encode_metadata({DENIED: "it has bytes of denied objects"})
+            await self._writes.deny(replica_set, [manifest.fragments[index] for index in changed], reason)
+
+    def _salt(self, manifest: Manifest, denied: Sequence[Slot] = ()) -> int:
+        """Return a salt from which no name of a fragment with other bytes was drawn: some reader may still know it."""
+        return self._kept[manifest.group].version.counter << 32 | crc32c(repr(denied).encode()) & 0xFFFF0000
 
     async def _replace(
         self,
@@ -316,26 +334,24 @@ class Keeper:
         companion: pb.MapBucket,
         manifest: Manifest,
         places: Mapping[int, FragmentPlace],
-        began_s: float,
         gone: Collection[str] = (),
-    ) -> Collection[int]:
-        """Name fragments that were written, and are on disks, in the manifest; return which. If objects are `gone`, it
-        names all of these fragments or none, and no longer those objects. Raises ReplicaLost, LoaderError."""
-        by_node: dict[int, list[str]] = {}
-        for place in places.values():
-            by_node.setdefault(place.node, []).append(place.name)
-        lasting = await self._fragments.lasting(view, companion, by_node)
-        made = {index: place for index, place in places.items() if place.name in lasting}
-        names = tuple(made[index].name if index in made else name for index, name in enumerate(manifest.fragments))
-        if names != manifest.fragments:
-            is_late = time.monotonic() - began_s > self._node.config.cluster.coding_grace_s / 2
-            if is_late or (gone and len(made) < len(places)):  # their nodes may be about to remove what is late
-                return ()
+    ) -> Manifest | None:
+        """Name fragments that have just been written in the manifest, and no longer objects that are `gone`. Return it;
+        None, with nothing changed, if not all are on disks. Raises ReplicaLost, LoaderError."""
+        written_s, names = time.monotonic(), {index: place.name for index, place in places.items()}
+        nodes = by_key((place.node, place.name) for place in places.values())
+        if not (await self._fragments.lasting(view, companion, nodes)).issuperset(names.values()):
+            return None
+        changed = manifest._replace(fragments=tuple({**dict(enumerate(manifest.fragments)), **names}.values()))
+        if changed.fragments != manifest.fragments:
             whole = await self._groups.manifest(bucket, manifest.group)
+            is_late = time.monotonic() - written_s > self._node.config.cluster.coding_grace_s / 2
+            if is_late or whole.fragments != manifest.fragments:  # their nodes may be about to remove what is late
+                return None
             slots = tuple(slot for slot in whole.slots if slot.name not in gone)
-            await record(self._writes, bucket, [whole._replace(fragments=names, slots=slots)])
+            await record(self._writes, bucket, [whole._replace(fragments=changed.fragments, slots=slots)])
             self._groups.forget([manifest.group])
-        return made
+        return changed
 
     async def _look(
         self, view: ClusterView, companion: pb.MapBucket, manifest: Manifest
@@ -363,14 +379,14 @@ class Keeper:
     ) -> bool:
         """Have all owners make copies again of what they have in the group. Returns whether they have."""
         self._metrics.groups_dissolved += 1
-        by_node: dict[int, list[Slot]] = {}
-        for slot in manifest.slots:
-            for node in owners[slot.name]:
-                state = answers.get(node, {}).get(slot.name)
-                if state is not None and state.group == manifest.group:
-                    by_node.setdefault(node, []).append(slot)
+        coded = by_key(
+            (node, slot)
+            for slot in manifest.slots
+            for node in owners[slot.name]
+            if (state := answers.get(node, {}).get(slot.name)) is not None and state.group == manifest.group
+        )
         is_done = answers.keys() >= set(itertools.chain(*owners.values()))
-        for node, slots in by_node.items():
+        for node, slots in coded.items():
             try:
                 for part in chunks(slots, _RECALLED_NAMES):
                     await self._peers.recall(

@@ -99,20 +99,19 @@ def place_fragments(
     *,
     used: Collection[str] = (),
     names: Sequence[str] = (),
-    taken: Collection[str] = (),
+    salt: int = 0,
 ) -> dict[int, FragmentPlace]:
     """Choose names for fragments such that their owners are on different hosts, none of which is in `used`.
 
     A name ends with a number, the salt, which is drawn until the name has such an owner. `names`: of all fragments,
-    to be kept where they do. `taken`: names not to be used. Raises TooFewCopies if there are too few hosts.
+    to be kept where they do. `salt`: the first to be drawn. Raises TooFewCopies if there are too few hosts.
     """
     hosts, placed = set(used), dict[int, FragmentPlace]()
     for index in indexes:
-        for name in itertools.chain(
-            names[index : index + 1], (fragment_name(group, index, salt) for salt in range(_DRAWS))
-        ):
+        drawn = (fragment_name(group, index, number) for number in range(salt, salt + _DRAWS))
+        for name in itertools.chain(names[index : index + 1], drawn):
             node = view.owners(companion, name)[0]
-            if view.nodes[node].host not in hosts and name not in taken:
+            if view.nodes[node].host not in hosts:
                 hosts.add(view.nodes[node].host)
                 placed[index] = FragmentPlace(name, node)
                 break

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ais_loader.wire.cluster_map import ClusterView, added_buckets, object_hashes
+from ais_loader.wire.cluster_map import ClusterView, added_buckets, by_key, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.cluster.consensus.effects import changing
@@ -104,12 +104,9 @@ def _is_final(entry: CatalogEntry) -> bool:
 
 def questions(page: NamePage, local: int, nodes: int) -> dict[int, list[str]]:
     """Return the names that each other node has to be asked for."""
-    by_node: dict[int, list[str]] = {}
-    for name, owners, ripe in zip(page.names, page.owners, page.ripe, strict=True):
-        for node in range(nodes) if ripe else owners:
-            if node != local:
-                by_node.setdefault(node, []).append(name)
-    return by_node
+    rows = zip(page.names, page.owners, page.ripe, strict=True)
+    asked = ((name, range(nodes) if ripe else owners) for name, owners, ripe in rows)
+    return by_key((node, name) for name, of_name in asked for node in of_name if node != local)
 
 
 def plan(

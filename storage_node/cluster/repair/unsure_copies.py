@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ais_loader.errors import LoaderError
-from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.cluster_map import ClusterView, by_key
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN
@@ -168,10 +168,7 @@ class UnsureCopies:
         rows = list(names)
         uuids = since.notified(bucket.uuid, rows) or [set() for _ in rows]
         owners: list[Sequence[int]] = [[view.position[one] for one in nodes if one in view.position] for nodes in uuids]
-        requests: dict[int, list[str]] = {}
-        for name, positions in zip(rows, owners, strict=True):
-            for node in positions:
-                requests.setdefault(node, []).append(name)
+        requests = by_key((node, name) for name, nodes in zip(rows, owners, strict=True) for node in nodes)
         answers, _ = await self._peers.newest(view, bucket, requests)
         newer: dict[str, Version] = {}
         sure: set[str] = set()

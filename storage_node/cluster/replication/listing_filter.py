@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ais_loader.wire.cluster_map import by_key
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replicas import Replicas, outcome
@@ -77,9 +78,5 @@ def owns(replica_set: ReplicaSet, names: Sequence[bytes]) -> bool:
 
 def _of_others(replica_set: ReplicaSet, names: Sequence[str]) -> dict[int, list[str]]:
     """Group the names that this node does not own by the nodes that own them."""
-    requests: dict[int, list[str]] = {}
-    for name, having in zip(names, replica_set.view.holders(replica_set.bucket, names), strict=True):
-        if replica_set.position not in having:
-            for node in having:
-                requests.setdefault(node, []).append(name)
-    return requests
+    found = zip(names, replica_set.view.holders(replica_set.bucket, names), strict=True)
+    return by_key((node, name) for name, having in found if replica_set.position not in having for node in having)

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import grpc.aio
 
 from ais_loader.errors import ClockOffset, InvalidRequest, LoaderError, SourceChanged, SourceUnreadable
+from ais_loader.wire.cluster_map import by_key
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_contents_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_contents_pb2 as contents
@@ -437,11 +438,8 @@ class Replicas:
 
     def next_round(self, writes: Iterable[PendingWrite]) -> dict[int, list[PendingWrite]]:
         """Return the nodes to ask next, with the writes that still lack participants; empty if there is none."""
-        wanted: dict[int, list[PendingWrite]] = {}
-        for write in writes:
-            for node in write.next_nodes(partial(self.avoids, write.replica_set)):
-                wanted.setdefault(node, []).append(write)
-        return wanted
+        asked = ((write, write.next_nodes(partial(self.avoids, write.replica_set))) for write in writes)
+        return by_key((node, write) for write, nodes in asked for node in nodes)
 
     def avoids(self, replica_set: ReplicaSet, node: int) -> bool:
         """Return whether another node failed recently."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 
 from ais_loader.errors import BucketNotFound, LoaderError, ObjectDenied, ObjectNotFound, SnapshotNotFound
-from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.cluster_map import ClusterView, by_key
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
@@ -88,11 +88,8 @@ class Convergence:
         """Return what the cut sees on the other owners of these names, as far as they answer, and which of them
         answered under this map."""
         local = view.position[self._membership.node_uuid]
-        requests: dict[int, list[str]] = {}
-        for name, positions in zip(names, owners, strict=True):
-            for node in positions:
-                if node != local:
-                    requests.setdefault(node, []).append(name)
+        owned = zip(names, owners, strict=True)
+        requests = by_key((node, name) for name, nodes in owned for node in nodes if node != local)
         found = await asyncio.gather(
             *(self._ask(view.nodes[node].peer_endpoint, bucket, cut, wanted) for node, wanted in requests.items())
         )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ais_loader.wire.answer_check import digest
+from ais_loader.wire.cluster_map import by_key
 from ais_loader.wire.frame import U8
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.limits.counters import BatchTally
@@ -32,10 +33,7 @@ def digest_of(objects: Iterable[tuple[str, str, str]]) -> str:
 
 def named(objects: Iterable[tuple[str, str, str]]) -> dict[str, list[str | list[str]]]:
     """Return names by bucket, as lines have them, each once: a member is a list of its archive's name and its own."""
-    found: dict[str, list[str | list[str]]] = {}
-    for bucket, name, member in dict.fromkeys(objects):
-        found.setdefault(bucket, []).append([name, member] if member else name)
-    return found
+    return by_key((bucket, [name, member] if member else name) for bucket, name, member in dict.fromkeys(objects))
 
 
 class BatchReads:

@@ -360,8 +360,8 @@ class Garbage:
         self._files.clear_staging()
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
             left = list(self._catalog.scan(prefix))
-            # They may be of denied objects.
-            unlinked = self._files.unlink_many([path for _, path in left], durably=True)
+            is_denying = next(self._catalog.scan(fmt.DENIAL_PREFIX), None) is not None  # they may be of denied objects
+            unlinked = self._files.unlink_many([path for _, path in left], durably=is_denying)
             self._forget([], unlinked.segments)
             for key, path in left:
                 if path not in unlinked.failed:

@@ -373,6 +373,8 @@ class RawFiles:
                 if (use := self._segments.free(file, of_file, durably=durably)) is not None:
                     segments[file] = use
                     unlinked.append(file)
+                elif durably:
+                    raise OSError(errno.EBADMSG, f"the index of {file.decode()} does not tell where all bytes are")
             except FileNotFoundError:
                 segments[file] = REMOVED
             except OSError as error:

@@ -103,7 +103,7 @@ class Segments:
 
     def free(self, file: bytes, slots: Sequence[int], *, durably: bool = False) -> SegmentUse | None:
         """Free the bytes of dead objects, and remove the segment with the last of them. Returns the space that it takes
-        then; None if its index cannot be read. `durably`: see `RawFiles.unlink_many`. Raises OSError."""
+        then; None if its index cannot be read or, with `durably`, does not tell where they all are. Raises OSError."""
         with self._opened(file, os.O_RDWR) as (fd, segment):
             if segment is None:
                 return None  # the doctor reports it when no entry names it
@@ -136,6 +136,8 @@ class Segments:
         _punch_around(fd, segment, freed, gone)
         if durably:
             os.fsync(fd)
+            if len(gone) < len(slots) or any(segment.place(slot) is None for slot in gone):
+                return None
         return segment.use(freed)
 
     def use(self, file: bytes) -> SegmentUse | None:
