@@ -194,7 +194,8 @@ class ProcessWorkers:
                     return
         except BaseException as error:  # noqa: BLE001 - of code of the user's, for instance; nobody else would learn it
             with self._lock:
-                self._failed = self._failed or LoaderError(f"{self._workers[at].name} cannot be served: {error!r}")
+                told = f"{self._workers[at].name} cannot be served: {traceback.format_exception_only(error)[0].strip()}"
+                self._failed = self._failed or LoaderError(told)
             self._put_back(self._workers[at].held.values())
 
     def _hand_out(self, at: int) -> bool:
