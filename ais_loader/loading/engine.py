@@ -76,7 +76,7 @@ class Engine:
             try:
                 fetched = ticket.future.result(watch.left_s)
             except Exception as error:
-                if not isinstance(error, TimeoutError) or ticket.future.done():
+                if not isinstance(error, TimeoutError) or (ticket.future.done() and ticket.future.exception() is error):
                     error.add_note(f"raised for {ticket.named}, of {self._name_of(ticket.work)}")
                     raise
                 if watch.tell(f"{self._workers.progress(ticket.number)}, for {self._name_of(ticket.work)}"):

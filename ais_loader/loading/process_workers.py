@@ -21,6 +21,7 @@ import struct
 import threading
 import time
 import traceback
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler, recvfds, sendfds
@@ -115,7 +116,8 @@ class ProcessWorkers:
 
     def submit(self, ticket: int, work: Any, named: str, seed: int) -> Future[FetchedBatch]:
         """Fetch the samples of `work`. Raises the errors of pickling it."""
-        task = _Task(ticket, work, named, ForkingPickler.dumps((ticket, work, seed)), Future())
+        packed = bytes(ForkingPickler.dumps(work))  # apart, so that an error of unpickling it has a ticket
+        task = _Task(ticket, work, named, ForkingPickler.dumps((ticket, packed, seed)), Future())
         self._put(task)
         return task.future
 
@@ -178,17 +180,23 @@ class ProcessWorkers:
     # -- in the thread of each worker
 
     def _keep(self, at: int) -> None:
-        while self._hand_out(at):
-            worker = self._workers[at]
-            if worker.conn in wait([worker.conn, worker.process.sentinel]) and self._receive(worker):
-                continue
-            worker.process.kill()
-            worker.process.join()
-            hang_up(worker.conn)  # what it has sent can be read, and then the end, whoever has inherited its socket
-            while worker.held and self._receive(worker):
-                pass
-            if not self._replace(at, worker):
-                return
+        try:
+            while self._hand_out(at):
+                worker = self._workers[at]
+                if worker.conn in wait([worker.conn, worker.process.sentinel]) and self._receive(worker):
+                    continue
+                worker.process.kill()
+                worker.process.join()
+                hang_up(worker.conn)  # what it has sent can be read, and then the end, whoever has inherited its socket
+                while worker.held and self._receive(worker):
+                    pass
+                if not self._replace(at, worker):
+                    return
+        except BaseException as error:  # noqa: BLE001 - of code of the user's, for instance; nobody else would learn it
+            with self._lock:
+                told = f"{self._workers[at].name} cannot be served: {traceback.format_exception_only(error)[0].strip()}"
+                self._failed = self._failed or LoaderError(told)
+            self._put_back(self._workers[at].held.values())
 
     def _hand_out(self, at: int) -> bool:
         """Hand batches to a worker. Wait for one if it has none. Returns whether to go on."""
@@ -218,7 +226,7 @@ class ProcessWorkers:
                 worker.failure = error_of(result, worker.name)
                 return False
             file = receive_file(worker.conn) if isinstance(result, Parcel) and result.is_new else None
-        except (EOFError, OSError, RuntimeError, pickle.UnpicklingError):
+        except (EOFError, OSError, RuntimeError, MemoryError, pickle.UnpicklingError):
             return False
         if isinstance(result, Parcel) and result.failure and not self._told_full:
             self._told_full = True
@@ -251,17 +259,20 @@ class ProcessWorkers:
             elif self._failed is None:
                 first = f"at {lost[0].named}, {self._fetcher.name_of(lost[0].work)}" if lost else "without work"
                 self._failed = LoaderError(f"{worker.name} {worker.end}, {first}, and may not be replaced again")
-            failed = self._failed
+        return self._put_back(lost)
+
+    def _put_back(self, lost: Iterable[_Task]) -> bool:
+        """Let any worker take these batches. If there may be none, all that wait fail. Returns whether to go on."""
         for task in lost:
             self._put(task)
-        while failed is not None:
+        while self._failed is not None:
             with contextlib.suppress(Empty):
                 if (left := self._tasks.get_nowait()[2]) is not None:
-                    left.future.set_exception(failed)
+                    left.future.set_exception(self._failed)
                     continue
                 self._tasks.put((-1, next(self._order), None))
             break
-        return failed is None
+        return self._failed is None
 
 
 class _Worker:
@@ -308,7 +319,8 @@ class _Worker:
             return "stalled, and was ended"
         if code is None:
             return "ended"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        names = (one.name for one in signal.Signals if one == -code)
+        return f"was killed by {next(names, f'signal {-code}')}" if code < 0 else f"ended with status {code}"
 
     @property
     def has_failed_to_start(self) -> bool:
@@ -328,7 +340,8 @@ class _Worker:
         if self.notes is None or not self.stage()[0]:
             return "not available: it has not begun"
         size = os.fstat(self.notes).st_size
-        os.kill(self.process.pid, signal.SIGUSR1)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(self.process.pid, signal.SIGUSR1)
         deadline_s, text = time.monotonic() + _DUMP_S, b""
         while time.monotonic() < deadline_s:
             before, text = text, os.pread(self.notes, 1 << 20, size)
@@ -383,6 +396,7 @@ def _run(conn: Connection, name: str, sent: _Sent, slots: int, others: list[Conn
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer ends its workers
     for other in others:
         other.close()
+    os.register_at_fork(after_in_child=conn.close)  # a child that kept it open would hide the death of this process
     torch.set_num_threads(1)  # the threads of a forked trainer do not exist here
     try:
         fetcher = sent.take()
@@ -403,7 +417,7 @@ def _run(conn: Connection, name: str, sent: _Sent, slots: int, others: list[Conn
         ticket, work, pending, seed = task
         file = None
         try:
-            if isinstance(pending, Exception):
+            if isinstance(pending, BaseException):
                 raise pending
             fetched = fetcher.finish(work, pending, progress, SampleSeeds(seed, owns_process=True))
             progress.enter("transfer")
@@ -424,13 +438,14 @@ def _run(conn: Connection, name: str, sent: _Sent, slots: int, others: list[Conn
 
 def _begin(conn: Connection, fetcher: Fetcher, tasks: SimpleQueue[tuple[int, Any, Any, int] | None]) -> None:
     """Receive batches, and request their samples ahead."""
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(Exception):  # the trainer has hung up, or there is no memory for its message
         while True:
-            ticket, work, seed = conn.recv()
-            pending: Any
+            ticket, packed, seed = conn.recv()
+            work = pending = None
             try:
+                work = pickle.loads(packed)
                 pending = fetcher.begin(work)
-            except Exception as error:  # noqa: BLE001 - raised in the trainer
+            except BaseException as error:  # noqa: BLE001 - raised in the trainer
                 pending = error
             tasks.put((ticket, work, pending, seed))
     tasks.put(None)
@@ -455,9 +470,15 @@ def receive_file(conn: Connection) -> int:
         return recvfds(end, 1)[0]
 
 
-def _end_of(conn: Connection) -> socket.socket:
-    """Return a socket of the connection, which stays as it is: any other type would give it the default timeout."""
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, 0, os.dup(conn.fileno()))
+@contextlib.contextmanager
+def _end_of(conn: Connection) -> Iterator[socket.socket]:
+    """Yield a socket of the connection, which stays as it is: any other type would give it the default timeout."""
+    # Not of a copy: where descriptors have run out, a connection has to be ended all the same.
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, 0, conn.fileno())
+    try:
+        yield end
+    finally:
+        end.detach()
 
 
 def deliver(
@@ -469,7 +490,7 @@ def deliver(
         return
     try:
         fetched: FetchedBatch = slots.read(result, file)
-    except Exception as error:  # noqa: BLE001 - raised where the batch is consumed
+    except BaseException as error:  # noqa: BLE001 - raised where the batch is consumed
         future.set_exception(error.with_traceback(None))  # it would keep the slots
         return
     fetched.transfer_s = time.perf_counter() - began_s
@@ -483,14 +504,18 @@ def packed_error(error: BaseException) -> tuple[bytes, str]:
         data = pickle.dumps(error)
         pickle.loads(data)
     except Exception:  # noqa: BLE001 - any error in a class of the caller's
-        data = pickle.dumps(RuntimeError(f"{type(error).__qualname__}: {error}"))
+        data = pickle.dumps(RuntimeError(traceback.format_exception_only(error)[0].strip()))  # its text may raise, too
     return data, text
 
 
 def error_of(failure: tuple[bytes, str], name: str) -> Exception:
     data, text = failure
-    error: BaseException = pickle.loads(data)
-    if not isinstance(error, Exception):  # SystemExit would end the trainer
-        error = RuntimeError(repr(error))
-    error.add_note(f"raised in {name}:\n{text}")
+    try:
+        error: BaseException = pickle.loads(data)
+        if not isinstance(error, Exception):  # SystemExit would end the trainer
+            error = RuntimeError(repr(error))
+    except BaseException as problem:  # noqa: BLE001 - of a class that is not here, or the user's
+        error = RuntimeError(f"an error that cannot be unpickled here ({type(problem).__name__}); see below")
+    with contextlib.suppress(Exception):  # of a class that takes no notes
+        error.add_note(f"raised in {name}:\n{text}")
     return error

@@ -72,28 +72,29 @@ class ReplicaWorkers:
             described: The plan and the place in it. All replicas raise InvalidRequest if one of them differs.
             start: Starts the workers, if this replica reads.
         """
-        replicas.begin()
+        self._presence = replicas.begin()
         self._iteration = replicas.iteration
-        self._replicas, self._described, self._start, self._in_flight = replicas, described, start, in_flight
+        self.replicas, self._described, self.start, self.in_flight = replicas, described, start, in_flight
         self._lock = threading.Lock()
         self._unanswered: dict[int, tuple[_Asked, Future[FetchedBatch]]] = {}
         self._drawn, self._pid = 0, os.getpid()
+        self._first: dict[str, Any] = {}  # as drawn
         self._failed: Exception | None = None
         self._kept: deque[tuple[int, Parcel, SlotReader]] = deque(maxlen=2 * in_flight)
         """The latest batches, with where they are: others may lack them when the reader dies."""
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         """Replicas that had begun when this one met a reader."""
         self._closed = threading.Event()
         self._conn: Connection | None = None
         self._reader: _Reader | None = None
         self._told = "no replica reads yet"
-        self._presence = replicas.bound(socket.SOCK_DGRAM, f"{replicas.index} in {self._iteration}")
         self._thread = threading.Thread(target=self._run, name="ais-loader-replica", daemon=True)
         self._thread.start()
 
     def submit(self, ticket: int, work: Any, named: str, seed: int) -> Future[FetchedBatch]:
         """Ask for the samples of `work`. Raises the errors of pickling it."""
         drawn = ({} if ticket else self._described) | {"batch": named, "digest of its numbers": _digest(work)}
+        self._first = self._first or drawn
         asked = _Asked(ticket, named, drawn, bytes(ForkingPickler.dumps((work, seed))))
         future: Future[FetchedBatch] = Future()
         with self._lock:
@@ -157,9 +158,10 @@ class ReplicaWorkers:
 
     def _meet(self) -> Connection | None:
         """Return a connection to the reader, which may be this process; None if this replica has left."""
-        replicas, turn_s = self._replicas, time.monotonic() + _TURN_S
+        replicas, turn_s = self.replicas, time.monotonic() + _TURN_S
         while not self._closed.wait(_RETRY_S):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.setblocking(False)  # a reader that stands still takes no connections
             if sock.connect_ex(replicas.address(f"reader in {self._iteration}")) == 0:
                 if (pid := _peer_of(sock)) is None:
                     sock.close()
@@ -167,22 +169,22 @@ class ReplicaWorkers:
                 self._told = f"process {pid} reads for the replicas of this host"
                 return _connection(sock)
             sock.close()
-            if time.monotonic() > turn_s or not any(map(self._is_expected, range(replicas.index))):
+            if time.monotonic() > turn_s or not any(map(self.is_expected, range(replicas.index))):
                 with contextlib.suppress(OSError):  # another replica was faster
-                    self._reader = _Reader(replicas, self._start, self._in_flight, self._is_expected, self._copied)
+                    self._reader = _Reader(self)
         return None
 
-    def _is_expected(self, index: int, is_late: bool = False) -> bool:
+    def is_expected(self, index: int, is_late: bool = False) -> bool:
         """Whether a replica is in this iteration, or may still begin it."""
-        has_begun = is_late or index in self._seen or bool(self._kept)
-        return self._replicas.is_expected(index, self._iteration, has_begun=has_begun)
+        has_begun = is_late or index in self.seen or bool(self._kept)
+        return self.replicas.is_expected(index, self._iteration, has_begun=has_begun)
 
     def _listen(self, conn: Connection) -> None:
         """Receive batches until the reader has ended."""
-        slots = SlotReader(shared_as=self._replicas.index)
-        self._seen |= {one for one in range(self._replicas.count) if self._is_expected(one, is_late=True)}
+        slots = SlotReader(shared_as=self.replicas.index)
+        self.seen |= {one for one in range(self.replicas.count) if self.is_expected(one, is_late=True)}
         with self._lock:
-            _send(conn, (self._replicas.index, min(self._unanswered, default=self._drawn)))
+            _send(conn, (self.replicas.index, min(self._unanswered, default=self._drawn)))
             for asked, _ in self._unanswered.values():
                 _send(conn, asked)
             self._conn = conn
@@ -193,7 +195,7 @@ class ReplicaWorkers:
                 # Small ones are copied, as the trainer may change its own.
                 kept = result._replace(parts=[*map(bytes, result.parts)]) if isinstance(result, Parcel) else None
                 with self._lock:
-                    _, future = self._unanswered.pop(ticket)
+                    _, future = self._unanswered.pop(ticket, (None, Future()))  # it may come twice if asked for again
                 deliver(future, slots, result, file, began_s, "the replica that reads")
                 if kept is not None:
                     self._kept.append((ticket, kept, slots))
@@ -203,8 +205,12 @@ class ReplicaWorkers:
         _send(conn, None)  # or what this process still has would be given back
         hang_up(conn)
 
-    def _copied(self, ticket: int) -> Parcel | None:
-        return next((slots.copied(parcel) for own, parcel, slots in list(self._kept) if own == ticket), None)
+    def copied(self, asked: _Asked) -> Parcel | None:
+        """Return a batch that this replica has had. Raises InvalidRequest for one that has begun with another batch."""
+        words = "{} at the replica that reads, and {} here: if one was started again, start all of them again"
+        if not asked.ticket and self._first and (told := first_difference(self._first, asked.drawn, words)):
+            raise InvalidRequest(_DIFFER + told)
+        return next((slots.copied(parcel) for own, parcel, slots in list(self._kept) if own == asked.ticket), None)
 
 
 class _Member:
@@ -214,34 +220,26 @@ class _Member:
         self.index = -1
         self.drawn = 0
         self.wanted: dict[int, _Asked] = {}
-        self.stands_still = False
 
 
 class _Reader:
     """Reads for the replicas of this host, its own process among them, until it is closed."""
 
-    def __init__(
-        self,
-        replicas: Replicas,
-        start: Callable[[], Workers],
-        in_flight: int,
-        is_expected: Callable[[int, bool], bool],
-        copied: Callable[[int], Parcel | None],
-    ) -> None:
-        """`copied`: Returns a batch that this replica has had. Raises OSError if another process reads."""
-        self._replicas, self._start, self._is_expected, self._copied = replicas, start, is_expected, copied
-        self._awaited, self._awaited_until_s = set(range(replicas.count)), time.monotonic() + JOIN_S
+    def __init__(self, own: ReplicaWorkers) -> None:
+        """`own`: The replica of this process. Raises OSError if another process reads."""
+        self._own, self._replicas = own, own.replicas
+        self._awaited, self._awaited_until_s = set(range(self._replicas.count)), time.monotonic() + JOIN_S
         self._conns: dict[Connection, _Member] = {}
         self._members: dict[int, Connection] = {}
         self._reading: dict[int, int] = {}
         """Batches that the workers have: their tickets there, by ticket."""
         self._tickets = itertools.count()
         self._workers: Workers | None = None
-        self._sending, self._writer = threading.Lock(), SlotWriter(in_flight + SLOTS_BESIDES)
+        self._sending, self._writer = threading.Lock(), SlotWriter(own.in_flight + SLOTS_BESIDES)
         self._files: dict[int | None, int] = {}
-        self._closed = False
-        self._listener = replicas.bound(socket.SOCK_STREAM, f"reader in {replicas.iteration}")
-        self._listener.listen(replicas.count)
+        self._closed = self._is_full = False
+        self._listener = self._replicas.bound(socket.SOCK_STREAM, f"reader in {self._replicas.iteration}")
+        self._listener.listen(self._replicas.count)
         self._thread = threading.Thread(target=self._run, name="ais-loader-replica-reader", daemon=True)
         self._thread.start()
 
@@ -297,22 +295,31 @@ class _Reader:
                 try:
                     self._hear(ready, ready.recv())
                 except (EOFError, OSError):
-                    self._drop(ready, has_died=not self._conns[ready].stands_still)
+                    self._drop(ready)
                 continue
-            with contextlib.suppress(OSError):  # closed
+            try:
                 sock, _ = self._listener.accept()
                 if _peer_of(sock) is None:
                     sock.close()
                 else:
                     self._conns[_connection(sock)] = _Member()
+            except OSError as error:  # closed, or there are no more descriptors
+                if not (self._closed or self._is_full):
+                    self._is_full = True
+                    log.warning("%s reads, and cannot be connected to: %s", self._replicas, error)
+                time.sleep(_LOOK_S)
         is_late = time.monotonic() > self._awaited_until_s
-        self._awaited = {one for one in self._awaited if self._is_expected(one, is_late)}
+        for one in [one for one in self._awaited if not self._own.is_expected(one, is_late)]:
+            self._awaited.remove(one)
+            with self._sending:
+                self._writer.give_back(one)  # it may have died
         self._begin()
 
     def _hear(self, conn: Connection, message: Any) -> None:
         member = self._conns[conn]
         if message is None:
-            self._drop(conn, has_died=False)
+            self._drop(conn)
+            self._awaited.discard(member.index)
         elif isinstance(message, _Asked):
             member.wanted[message.ticket] = message
             member.drawn = message.ticket + 1
@@ -320,18 +327,21 @@ class _Reader:
             member.index, member.drawn = message
             self._members[member.index] = conn
             self._awaited.discard(member.index)
+            self._own.seen.add(member.index)
 
-    def _drop(self, conn: Connection, *, has_died: bool) -> None:
-        member = self._conns.pop(conn)
+    def _drop(self, conn: Connection) -> None:
+        """Forget a connection. Its replica is waited for while it lives, as it may be about to connect again."""
+        index = self._conns.pop(conn).index
         with self._sending:
-            if self._members.pop(member.index, None) is not None and has_died:
-                self._writer.give_back(member.index)  # one that has left may still have batches
+            if self._members.get(index) is conn:
+                del self._members[index]
+                self._awaited.add(index)
         hang_up(conn)
 
     def _begin(self) -> None:
         """Begin the batches that all have drawn, in order."""
         while not self._awaited and self._members:
-            members = [self._conns[self._members[index]] for index in sorted(self._members)]
+            members = [self._conns[conn] for _, conn in sorted([*self._members.items()])]
             ticket = min(itertools.chain.from_iterable(member.wanted for member in members), default=None)
             if ticket is None or ticket >= min(member.drawn for member in members):
                 return
@@ -346,11 +356,11 @@ class _Reader:
 
     def _read(self, one: _Asked, asked: Iterable[int]) -> None:
         try:
-            if (parcel := self._copied(one.ticket)) is not None:
+            if (parcel := self._own.copied(one)) is not None:
                 self._send(one.ticket, 0.0, parcel, asked)
                 return
             if self._workers is None:
-                self._workers = self._start()
+                self._workers = self._own.start()
             work, seed = pickle.loads(one.data)
             own = self._reading[one.ticket] = next(self._tickets)
             future = self._workers.submit(own, work, one.named, seed)
@@ -377,8 +387,9 @@ class _Reader:
             if present and isinstance(result, FetchedBatch):
                 result, file = self._writer.write(result, present)
                 if file is not None:
-                    os.close(self._files.pop(result.slot, os.dup(file)))
-                    self._files[result.slot] = file
+                    before, self._files[result.slot] = self._files.get(result.slot), file
+                    if before is not None:
+                        os.close(before)
                 result = result._replace(is_new=result.slot is not None)
             for index in present:
                 conn = self._members[index]
@@ -386,8 +397,8 @@ class _Reader:
                     conn.send((ticket, began_s, result))
                     if isinstance(result, Parcel) and result.is_new:
                         send_file(conn, self._files[result.slot])
-                except BlockingIOError:
-                    self._conns[conn].stands_still = True
+                except BlockingIOError:  # it stands still, and is not waited for
+                    del self._members[index]
                     hang_up(conn)
                 except OSError:  # it has died, which is heard of in the thread
                     pass
@@ -405,8 +416,10 @@ def _connection(sock: socket.socket) -> Connection:
 
 
 def _send(conn: Connection, message: Any) -> None:
-    with contextlib.suppress(OSError):  # the reader has ended, which is found out in the thread
+    try:
         conn.send(message)
+    except OSError:  # the reader has ended, or stands still: a part may have been sent, which nothing may follow
+        hang_up(conn)
 
 
 def _peer_of(sock: socket.socket) -> int | None:

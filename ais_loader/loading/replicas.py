@@ -52,9 +52,10 @@ class Replicas:
     def __repr__(self) -> str:
         return f"replica {self.index} of {self.count}"
 
-    def begin(self) -> None:
-        """Begin another iteration. Raises InvalidRequest if a process of this host has the same index and key."""
+    def begin(self) -> socket.socket:
+        """Return a socket that tells the others of another iteration. Raises InvalidRequest if the index is taken."""
         try:
+            presence = self.bound(socket.SOCK_DGRAM, f"{self.index} in {self.iteration + 1}")  # before `alive`
             if self._alive is None or self._alive.fileno() == -1:  # closed, in a child that was forked
                 self._alive = self.bound(socket.SOCK_DGRAM, f"{self.index} alive")
         except OSError as error:
@@ -63,6 +64,7 @@ class Replicas:
                 "a key of its own"
             ) from error
         self.iteration += 1
+        return presence
 
     def address(self, use: str) -> str:
         return f"\0ais-loader-replicas/{self._key}/{use}"
@@ -81,10 +83,10 @@ class Replicas:
 
     def is_expected(self, index: int, iteration: int, *, has_begun: bool) -> bool:
         """Whether a replica is in an iteration, or may still begin it. `has_begun`: it has done so already."""
-        uses = [f"{index} in {iteration}", *([] if has_begun else [f"{index} alive"])]
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-            is_here = any(probe.connect_ex(self.address(use)) == 0 for use in uses)
-        return is_here or (not has_begun and not iteration)
+            uses = (f"{index} alive", f"{index} in {iteration}")
+            alive, here = (probe.connect_ex(self.address(use)) == 0 for use in uses)
+        return here or (not has_begun and alive == bool(iteration))  # where it lives, it has had the first one
 
     def close(self) -> None:
         """Let the others no longer wait for this one, until it begins another iteration."""

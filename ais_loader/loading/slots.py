@@ -131,6 +131,7 @@ class SlotReader:
 
     def map(self, number: int, file: int) -> None:
         """Map a new slot, which replaces the one with its number. Raises OSError, and RuntimeError of CUDA."""
+        self._slots.pop(number, None)  # no batch is read from the one before, if this fails
         flags = mmap.MAP_SHARED if self._shared_as is None else mmap.MAP_PRIVATE
         mapping = _Mapping(file, os.fstat(file).st_size, flags)
         if self._shared_as is not None:

@@ -64,7 +64,7 @@ def array_records(data: memoryview, start: int) -> Sequence[memoryview]:
     """Return the records of a chunk, of the bytes of the file from byte `start` on.
 
     Raises ArchiveDamaged, ArchiveUnsupported for a chunk that is transposed or compressed otherwise than by zstd or
-    brotli, LibraryMissing without brotli, MissingExtra without zstandard.
+    brotli, LibraryMissing without brotli 1.2, MissingExtra without zstandard.
     """
     chunk = _without_block_headers(data, start)
     if len(chunk) < _CHUNK_HEADER.size:
@@ -161,10 +161,10 @@ def _unpacked(kind: int, packed: memoryview) -> memoryview:
     elif kind == ord("b"):
         try:
             import brotli
-        except ImportError:
-            raise LibraryMissing("a chunk of records packed by brotli: pip install brotli") from None
-        try:
-            data = brotli.decompress(bytes(packed[at:]))
+
+            data = brotli.Decompressor().process(packed[at:], output_buffer_limit=size + 1)
+        except (ImportError, TypeError):  # before 1.2, there is no limit
+            raise LibraryMissing("a chunk of records packed by brotli: pip install 'brotli>=1.2'") from None
         except brotli.error as error:
             raise ArchiveDamaged(f"a chunk of records that cannot be unpacked: {error}") from None
     else:

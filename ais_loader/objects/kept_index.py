@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import LoaderError, SnapshotReadOnly, StoreReadOnly
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import pin_of
+from ais_loader.objects.range_table import pin_of, place
 from ais_loader.transport.base import PutSpec
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.snapshots import SNAPSHOT_MARK
@@ -52,11 +52,11 @@ def kept_indexes(
     client: Client,
     objects: Sequence[ObjectInfo],
     kind: IndexKind[T],
-    make: Callable[[Sequence[ObjectInfo]], Iterable[T]],
+    make: Callable[[Sequence[ObjectInfo]], Iterable[T | BaseException]],
     *,
     timeout_s: float,
 ) -> list[T]:
-    """Return the index of each object. `make` makes those that are not kept, in the order of their objects.
+    """Return the index of each object. `make` makes those that are not kept, or errors, in the order of their objects.
 
     Indexes that are kept are read with one request. Those that are made are kept if the client can write, except in
     remote buckets, whose objects are all uploaded.
@@ -69,8 +69,12 @@ def kept_indexes(
     if missing:
         absent = [objects[at] for at in missing]
         made = list(make(absent))
-        _keep(client, list(zip(absent, made, strict=True)), kind, objects, buckets)
+        good = [(info, one) for info, one in zip(absent, made, strict=True) if not isinstance(one, BaseException)]
+        _keep(client, good, kind, objects, buckets)  # also beside errors, so that they are not made again
         for at, found in zip(missing, made, strict=True):
+            if isinstance(found, BaseException):
+                found.add_note(f"raised for {place(objects[at])}")
+                raise found
             indexes[at] = found
     return [one for one in indexes if one is not None]
 

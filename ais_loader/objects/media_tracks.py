@@ -6,6 +6,7 @@ Other containers have no complete table, so that the file is read as a whole, on
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 import shutil
@@ -24,7 +25,7 @@ from ais_loader.objects.client import Client
 from ais_loader.objects.kept_index import IndexKind, kept_indexes
 from ais_loader.objects.media_index import MediaIndex, Track, decode_tracks, encode_tracks
 from ais_loader.objects.object_file import ObjectFile
-from ais_loader.objects.range_table import pin_of
+from ais_loader.objects.range_table import pin_of, place
 from ais_loader.values.entry import ObjectInfo
 
 with needs("av", "audio and video by time"):
@@ -57,9 +58,10 @@ def media_indexes(client: Client, objects: Sequence[ObjectInfo], *, timeout_s: f
     errors of `kept_indexes`.
     """
 
-    def made(absent: Sequence[ObjectInfo]) -> Iterable[MediaIndex]:
+    def made(absent: Sequence[ObjectInfo]) -> Iterable[MediaIndex | BaseException]:
         with ThreadPoolExecutor(_AT_ONCE, "ais-loader media") as pool:
-            return list(pool.map(lambda info: read_tracks(client, info, timeout_s), absent))
+            reads = [pool.submit(read_tracks, client, info, timeout_s) for info in absent]
+        return [read.exception() or read.result() for read in reads]
 
     return kept_indexes(client, objects, IndexKind(encode_tracks, decode_tracks), made, timeout_s=timeout_s)
 
@@ -79,7 +81,11 @@ def read_tracks(client: Client, info: ObjectInfo, timeout_s: float) -> MediaInde
                 with mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) as data, av.open(copy) as container:
                     return _tracks(container, info.size_bytes, data)
         except (av.error.FFmpegError, MediaError) as error:
-            raise MediaError(f"ais://{info.bucket}/{info.name}: {error}").caused_by(error) from None
+            raise MediaError(f"{place(info)}: {error}").caused_by(error) from None
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                error.filename = f"{tempfile.gettempdir()} (set TMPDIR), for a copy of {place(info)}"
+            raise
 
 
 class _Tables:

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -173,10 +173,6 @@ class _ClipTable(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._samples)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
     def __getitem__(self, index: Any) -> Any:
         found = self._samples[index]
         return [mapped(one, self._entry) for one in found] if isinstance(index, slice) else mapped(found, self._entry)

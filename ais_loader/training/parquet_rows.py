@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -120,6 +121,16 @@ class _RowTable(RangeTable):
 
     def _ranges_of(self, number: int, group: int) -> tuple[tuple[int, int], ...]:
         """Return where the chunks of the columns are in the file, those that follow each other as one."""
+        import pyarrow
+
+        try:  # pyarrow ends the process where `column` comes to an error of the footer, and raises the same one here
+            empty = _opened(1 << 62, [], metadata=self._footers[number], buffer_size=1)
+            empty.reader.read_row_group(group, column_indices=self._leaves[number], use_threads=False)
+        except io.UnsupportedOperation:  # a byte of the pages
+            pass
+        except (pyarrow.ArrowException, OSError) as error:
+            name = "/".join(self._objects[number][:2])
+            raise ArchiveDamaged(f"ais://{name}: a footer that cannot be read: {error}").caused_by(error) from None
         found: list[tuple[int, int]] = []
         chunks = [self._footers[number].row_group(group).column(leaf) for leaf in self._leaves[number]]
         for start, length in sorted((_start_of(chunk), chunk.total_compressed_size) for chunk in chunks):

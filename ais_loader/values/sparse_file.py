@@ -13,7 +13,7 @@ from ais_loader.values.source import Buffer
 class SparseFile(io.RawIOBase):
     """A seekable file of `size_bytes`, of which the parts at these offsets can be read.
 
-    Reading any other byte raises OSError, which names it.
+    Reading any other byte raises io.UnsupportedOperation, an OSError, which names it.
     """
 
     def __init__(self, size_bytes: int, parts: Iterable[tuple[int, Buffer]]) -> None:
@@ -42,7 +42,7 @@ class SparseFile(io.RawIOBase):
             start, data = self._parts[number] if number >= 0 else (0, memoryview(b""))
             found = data[self._at - start : self._at - start + wanted - done]
             if not found:
-                raise OSError(f"byte {self._at:,} of {self._size:,} of the file was not requested")
+                raise io.UnsupportedOperation(f"byte {self._at:,} of {self._size:,} of the file was not requested")
             target[done : done + len(found)] = found
             done += len(found)
             self._at += len(found)

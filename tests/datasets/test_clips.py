@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 import random
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -328,6 +331,57 @@ def test_files_that_are_no_media_or_are_cut(local_films: Bucket) -> None:
         with pytest.raises(errors.MediaError, match=rf"ais://films/{name}: .*({message})"):
             Clips(local_films.client, [name], bucket="films")
         assert issubclass(errors.BY_KIND["media"], errors.MediaError)
+
+
+def kept(bucket: Bucket) -> list[str]:
+    """The objects whose indexes are kept."""
+    found = bucket.client._transport.objects("films", prefix="/.lines/", page_size=100)
+    return sorted(info.name.removeprefix("/.lines/") for info in found)
+
+
+def test_indexes_beside_a_bad_file_are_kept(local_films: Bucket) -> None:
+    names = ["a.mp4", "bad.mp4", "c.webm", "worse.mp4", "e.wav"]
+    contents = [media("b_frames.mp4"), b"text", media("vp9.webm"), b"", media("a.wav")]
+    local_films.put_many(zip(names, contents, strict=True))
+    with pytest.raises(errors.MediaError, match=r"ais://films/bad\.mp4: "):
+        Clips(local_films.client, names, bucket="films")
+    assert kept(local_films) == ["a.mp4", "c.webm", "e.wav"]
+
+
+def test_a_full_folder_of_temporary_files_is_told_and_nothing_is_left(
+    local_films: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a.mp4", "b.webm", "c.webm"]
+    local_films.put_many((name, media("b_frames.mp4" if name == "a.mp4" else "vp9.webm")) for name in names)
+    with monkeypatch.context() as patch:
+        patch.setattr(media_tracks.tempfile, "TemporaryFile", partial(open, "/dev/full", "w+b"))
+        with pytest.raises(
+            OSError, match=r"No space left.* \(set TMPDIR\), for a copy of ais://films/b\.webm"
+        ) as raised:
+            Clips(local_films.client, names, bucket="films")
+    assert raised.value.errno == errno.ENOSPC
+    assert kept(local_films) == ["a.mp4"]
+    assert "/dev/full" not in open_files()
+
+
+@table("content", [b"", b"\x1aE\xdf\xa3" + bytes(99), media("vp9.webm")[:-3000], media("vp9.webm")])
+def test_no_copy_of_a_file_is_left(
+    local_films: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(media_tracks.tempfile, "tempdir", str(tmp_path))
+    local_films.put("a.webm", content)
+    with suppress(errors.MediaError):
+        Clips(local_films.client, ["a.webm"], bucket="films")
+    assert not list(tmp_path.iterdir()) and not [one for one in open_files() if one.startswith(str(tmp_path))]
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def open_files() -> list[str]:
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(str(descriptor.readlink()))
+    return found
 
 
 def test_packets_that_cannot_be_decoded_are_errors(local_films: Bucket) -> None:

@@ -250,3 +250,15 @@ def test_groups_of_other_numbers_of_rows_are_refused(local_store: Client, code: 
     bucket.put("x.parquet", changed)
     with pytest.raises(errors.ArchiveDamaged, match=f"{rows} rows|not those of the footer"):
         ParquetRows(local_store, ["ais://tables/x.parquet"]).__getitems__([0, 5])
+
+
+def test_sizes_of_a_footer_that_are_damaged_are_an_error_and_do_not_end_the_process(local_store: Client) -> None:
+    bucket = local_store.create_bucket("tables", exist_ok=True)
+    data = parquet(pa.table({"a": range(10)}), use_dictionary=False, store_schema=False)
+    before, mark, behind = data.rpartition(b"\x26\x00\x14")  # how many values are null, and are not, in Thrift's code
+    assert mark
+    size = int.from_bytes(behind[-8:-4], "little") + 1
+    bucket.put("x", before + b"\x36\x00\x14\x00" + behind[:-8] + size.to_bytes(4, "little") + b"PAR1")  # and a third
+    rows = ParquetRows(local_store, ["ais://tables/x"])
+    with pytest.raises(errors.ArchiveDamaged, match=r"ais://tables/x: a footer that cannot be read: .* histogram size"):
+        rows[0]

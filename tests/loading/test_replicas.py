@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import multiprocessing
@@ -265,6 +266,62 @@ def test_one_that_does_not_begin_is_named_then_left_out_and_joins_later(
     assert "this batch is not drawn by [1] of 2 replicas" in caplog.text
 
 
+def started_again(given: tuple[int, int, str]) -> None:
+    """The next loader of this replica has the name that it would have in a process of its own."""
+    replicas._loaders[given[2], given[0]] -= 1
+
+
+def test_a_replica_that_is_started_again_and_resumes_elsewhere_is_refused_at_once(tmp_path: Path) -> None:
+    has_tried = threading.Event()
+
+    def run(given: Any) -> Any:
+        batches = iter(loader := loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate))
+        found = [told(batch) for batch in islice(batches, 4)]
+        if not given[0]:
+            assert has_tried.wait(60)
+            return found + [told(batch) for batch in batches]
+        state = loader.state_dict()
+        loader.close()
+        started_again(given)
+        again = loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate)
+        again.load_state_dict(state)
+        try:
+            with pytest.raises(InvalidRequest, match=r"they differ: step 0 at .* and 4 here: if one was started"):
+                next(iter(again))
+        finally:
+            has_tried.set()
+        return found
+
+    expected = alone(Logged(tmp_path / "own"), PLAN, collate=collate)
+    assert together(2, run) == [expected, expected[:4]]
+
+
+def test_a_replica_that_is_started_again_later_waits_for_nobody(tmp_path: Path) -> None:
+    has_read = threading.Event()
+
+    def run(given: Any) -> Any:
+        loader = loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate)
+        found = [told(batch) for batch in loader]
+        batches = iter(loader)
+        found += [told(batch) for batch in islice(batches, 2)]
+        if not given[0]:
+            assert has_read.wait(60)
+            return found + [told(batch) for batch in batches]
+        loader.close()
+        started_again(given)
+        try:
+            options: dict[str, Any] = {"stall_s": replica_workers.JOIN_S / 2, "on_stall": "raise"}
+            return [
+                told(batch) for batch in loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate, **options)
+            ]
+        finally:
+            has_read.set()
+
+    first, again = together(2, run)
+    assert first == alone(Logged(tmp_path / "own"), PLAN, 2, collate=collate)
+    assert again == first[:STEPS]
+
+
 # -- what is refused
 
 
@@ -493,6 +550,73 @@ def _reader_dies_while_it_sends(folder: Path, given: Any, epochs: int, options: 
         for batch in loader:
             file.write(json.dumps(told(batch)) + "\n")
             batch[:] = 0
+
+
+@pytest.mark.slow
+def test_a_reader_that_stands_still_within_a_message_loses_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes nothing from its sockets for so long that the others give up sending, in the middle of a message."""
+    monkeypatch.setattr(replica_workers, "_SEND_S", 1)
+    send, look, looks = replica_workers.Connection.send, replica_workers._Reader._look, []
+    stands_still, gave_up = threading.Event(), list[Any]()
+
+    def send_or_note(conn: Any, message: Any) -> None:
+        try:
+            send(conn, message)
+        except BlockingIOError:
+            gave_up.append(conn)
+            raise
+
+    def look_or_stand_still(reader: Any) -> None:
+        looks.append(reader)
+        if len(looks) == 12:
+            stands_still.set()
+            eventually(lambda: len(gave_up) >= 2)
+        look(reader)
+
+    monkeypatch.setattr(replica_workers.Connection, "send", send_or_note)
+    monkeypatch.setattr(replica_workers._Reader, "_look", look_or_stand_still)
+    size = 100_000  # pickled, more than a socket takes
+    batches = [list(range(at, at + size)) for at in range(24)]
+
+    def run(given: Any) -> list[Any]:
+        loader = loader_of(Firsts(), batches, given, collate=np.stack, in_flight=2)
+        return [told(batch) for batch in loader]
+
+    assert together(2, run) == [alone(Firsts(), batches, collate=np.stack, in_flight=2, rank=None, world_size=None)] * 2
+    assert stands_still.is_set() and gave_up
+
+
+class Firsts:
+    """A batch is the first number, many times."""
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return [np.full(8192, numbers[0], np.int32)] * 2
+
+
+def test_a_reader_without_descriptors_is_told_once_and_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, tries = socket.socket.accept, list[float]()
+
+    def no_more(sock: Any) -> Any:
+        if "ais-loader-replica-reader" in threading.current_thread().name:
+            tries.append(time.monotonic())
+            if len(tries) < 20:
+                raise OSError(errno.EMFILE, "Too many open files")
+        return accept(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", no_more)
+    found = together(
+        2, lambda given: [told(one) for one in loader_of(Logged(tmp_path / "r"), PLAN, given, collate=collate)]
+    )
+    assert found == [alone(Logged(tmp_path / "own"), PLAN, collate=collate)] * 2
+    assert tries[19] - tries[0] >= 19 * 0.9 * replica_workers._LOOK_S
+    assert caplog.text.count("cannot be connected to: [Errno 24] Too many open files") == 1
 
 
 def test_a_child_of_the_reader_does_not_hide_its_death(tmp_path: Path) -> None:

@@ -248,3 +248,15 @@ def test_what_one_of_several_readers_has_changed_takes_no_memory_once_it_has_dro
     mapping = reader._slots[0]
     assert not any(mapping[slice(*parcel.spans[0])]), "the copies of its pages are there"
     assert not writer._slots[0][3]
+
+
+def test_a_batch_is_never_read_from_a_slot_that_was_replaced() -> None:
+    writer, reader = SlotWriter(1), SlotReader()
+    reader.read(*writer.write(np.zeros(LARGE)))
+    parcel, file = writer.write(np.ones(4 * LARGE))
+    assert file is not None
+    os.close(file)
+    empty = os.memfd_create("empty")  # which cannot be mapped
+    for at in (empty, None):
+        with pytest.raises((ValueError, KeyError)):
+            reader.read(parcel, at)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import multiprocessing.connection
 import multiprocessing.process
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from process_kit import (
     EXPECTED,
+    Samples,
     collate,
     first_time,
     kill_always,
@@ -30,7 +37,12 @@ from process_kit import (
     sleep_in_fault,
 )
 
+from ais_loader import BatchLoader
 from ais_loader.errors import LoaderError, SilenceTimeout
+from ais_loader.loading.engine import Engine
+from ais_loader.loading.process_workers import error_of, hang_up, packed_error
+from ais_loader.loading.stall_watch import StallWatch
+from ais_loader.loading.workers import FetchedBatch
 from ais_loader.testing import eventually
 
 EXIT_TIMEOUT_S = 60
@@ -167,6 +179,194 @@ def test_an_abandoned_iteration_ends_a_worker_that_sleeps(tmp_path: Path) -> Non
         eventually((tmp_path / "fault").exists)
         batches.close()
         del running
+
+
+class Elsewhere(Exception):
+    """It can be unpickled in the process that raises it alone."""
+
+    def __init__(self, what: Callable[[], Any]) -> None:
+        super().__init__("number 50 is not good")
+        self.what = what
+
+    def __reduce__(self) -> Any:
+        return _elsewhere, (os.getpid(), self.what)
+
+
+def _elsewhere(pid: int, what: Callable[[], Any]) -> Any:
+    return Elsewhere(what) if os.getpid() == pid else what()
+
+
+def _no_module() -> Any:
+    raise ModuleNotFoundError("No module named 'of_the_worker'")
+
+
+def raise_without_module(folder: Path, when: str) -> None:
+    raise Elsewhere(_no_module)
+
+
+def raise_exit(folder: Path, when: str) -> None:
+    raise Elsewhere(sys.exit)
+
+
+@pytest.mark.parametrize(
+    "fault, problem",
+    [
+        (raise_without_module, "ModuleNotFoundError"),
+        (raise_exit, "SystemExit"),
+    ],
+)
+def test_an_error_that_the_trainer_cannot_unpickle_is_told_in_its_place(
+    tmp_path: Path, fault: Any, problem: str
+) -> None:
+    step = next(step for step, numbers in enumerate(EXPECTED) if 50 in numbers)
+    before = []
+    with nothing_left():
+        running = iter(loader(tmp_path, fault))
+        with pytest.raises(RuntimeError, match=rf"cannot be unpickled here \({problem}\)") as raised:
+            for batch in running:
+                before += numbers_of([batch])
+        assert before == EXPECTED[:step]
+        assert fault.__name__ in "".join(raised.value.__notes__)  # the worker's traceback
+        del raised, running, batch
+
+
+def test_an_error_without_a_text_is_an_error() -> None:
+    class Mute(Exception):  # local, and so not pickled
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    assert "Mute" in str(error_of(packed_error(Mute()), "worker 0"))
+
+
+class Stiff(Exception):
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"it takes no {name}")
+
+
+def test_an_error_that_takes_no_notes_is_an_error() -> None:
+    assert isinstance(error_of(packed_error(Stiff("50")), "worker 0"), Stiff)
+
+
+class Id:
+    """A number that only the process that has made it can unpickle."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.pid = number, os.getpid()
+
+    def __index__(self) -> int:
+        return self.number
+
+    def __reduce__(self) -> Any:
+        return (Id if self.number != 50 else _only_in), (self.number if self.number != 50 else self.pid,)
+
+
+def _only_in(pid: int) -> Any:
+    if os.getpid() != pid:
+        raise ModuleNotFoundError("No module named 'of_the_trainer'")
+    return Id(50)
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_numbers_that_a_worker_cannot_unpickle_are_an_error_of_their_batch(tmp_path: Path, context: Any) -> None:
+    batches = [[Id(number) for number in numbers] for numbers in EXPECTED]
+    step = next(step for step, numbers in enumerate(EXPECTED) if 50 in numbers)
+    before = []
+    running = iter(BatchLoader(Samples(tmp_path), batches, workers=2, collate=collate, context=context))
+    with pytest.raises(ModuleNotFoundError, match="of_the_trainer"):
+        for batch in running:
+            before.append([int(number) for number in batch["numbers"]])
+    assert before == EXPECTED[:step]
+
+
+class Nameless(Samples):
+    def name_of(self, work: Any) -> str:
+        raise LookupError("it has no name")
+
+
+def test_an_error_where_a_worker_is_replaced_fails_all_batches(tmp_path: Path) -> None:
+    batches = BatchLoader(Nameless(tmp_path, kill_always), EXPECTED, workers=1, max_restarts=0, stall_s=None)
+    with pytest.raises(LookupError, match="it has no name") as raised:
+        list(batches)
+    assert "cannot be served: LookupError" in str(raised.value.__context__)
+
+
+def end_by_a_nameless_signal(folder: Path, when: str) -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 3)
+
+
+def test_a_worker_that_a_signal_without_a_name_ends(tmp_path: Path) -> None:
+    with pytest.raises(LoaderError, match=f"was killed by signal {signal.SIGRTMIN + 3}, at epoch 0"):
+        numbers_of(loader(tmp_path, end_by_a_nameless_signal, max_restarts=0))
+
+
+def die_within_a_message(folder: Path, when: str) -> None:
+    """The process dies after half of a message, and leaves a child with what it has open."""
+    if when == "before" or not first_time(folder):
+        return
+    child = os.fork()
+    if not child:
+        signal.pause()
+    (folder / "child").write_text(str(child))
+
+    def half(conn: Any, data: Any, write: Any = os.write) -> None:
+        write(conn._handle, bytes(data)[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Connection._send = half  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # which forks, and has threads
+def test_a_worker_that_dies_within_a_message_while_its_child_lives(tmp_path: Path) -> None:
+    try:
+        assert numbers_of(loader(tmp_path, die_within_a_message)) == EXPECTED
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)  # it has lived until now
+
+
+def test_a_message_for_which_there_is_no_memory_is_sent_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid, recv, failed = os.getpid(), Connection.recv, []
+
+    def recv_once(conn: Any) -> Any:
+        found = recv(conn)
+        if os.getpid() == pid and not failed:
+            failed.append(found)
+            raise MemoryError
+        return found
+
+    monkeypatch.setattr(Connection, "recv", recv_once)
+    assert numbers_of(loader(tmp_path)) == EXPECTED
+    assert failed
+
+
+def test_a_batch_that_comes_when_it_is_about_to_be_missed_is_delivered() -> None:
+    fetched = FetchedBatch(["a batch"], "worker 0")
+
+    class Late(Future[FetchedBatch]):
+        def result(self, timeout: float | None = None) -> FetchedBatch:
+            if not self.done():
+                self.set_result(fetched)
+                raise TimeoutError  # of the wait, and not of the batch
+            return super().result(timeout)
+
+    run: Any = SimpleNamespace(batches=lambda: [(0, [1], 1)], named=str, seed=lambda step, work: 0)
+    workers: Any = SimpleNamespace(submit=lambda *args: Late(), progress=str, close=lambda wait: None)
+    engine = Engine(run, workers, 1, str, StallWatch(60, "wait", 0))
+    taken = engine.take()
+    engine.close()
+    assert taken is not None and taken[1] is fetched
+
+
+def test_a_connection_is_ended_without_another_descriptor() -> None:
+    one, other = multiprocessing.connection.Pipe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        hang_up(one)
+        with pytest.raises(EOFError):
+            other.recv()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        one.close(), other.close()
 
 
 TRAINER = """

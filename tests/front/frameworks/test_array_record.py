@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import brotli
 import grain
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
 from ais_loader import Client, Records, errors
 from ais_loader.integrations.grain import Source
+from ais_loader.objects.array_records import array_records
 from ais_loader.testing import throwaway_store
+from tests.formats_kit import riegeli_chunk, varint
 
 _draw = random.Random(3)
 RECORDS = [_draw.randbytes(_draw.choice([0, 1, 10, 100, 3000, 70_000, 200_000])) for _ in range(60)]
@@ -60,6 +64,17 @@ def test_what_cannot_be_read_is_told(client: Client, tmp_path: Path, options: st
     names = written(client, tmp_path, options)
     with pytest.raises(errors.ArchiveUnsupported, match=why):
         Records(client, names)[0]
+
+
+def test_a_chunk_packed_by_brotli_takes_no_more_memory_than_it_says() -> None:
+    def packed(data: bytes) -> bytes:
+        return varint(1) + brotli.compress(data if data == b"\1" else bytes(300 << 20), quality=5)
+
+    chunk = riegeli_chunk([b"a"], b"b", packed)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(errors.ArchiveDamaged, match="another size"):
+        array_records(memoryview(chunk), 64)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
 def test_grain_shuffles_records(client: Client, tmp_path: Path) -> None:
