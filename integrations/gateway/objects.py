@@ -17,9 +17,8 @@ from . import attributes, checksums, conditions, tagging, xml
 from .errors import S3Error
 from .listing import max_keys, stamp
 from .names import name_of
-from .parsing import decoded
 from .reading import Reading, with_current
-from .request import Request, Response, xml_response
+from .request import Request, Response, decoded, xml_response
 
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _REDIRECT = re.compile(r"https?://[!-~]+\Z")

@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import S3Error
 from .keys import Account
-from .parsing import parse_json
+from .request import parse_json
 from .signature import verify_policy
 
 _BOUNDARY = re.compile(r'multipart/form-data\s*;\s*boundary="?([!#-~]{1,70}?)"?\s*\Z', re.IGNORECASE)

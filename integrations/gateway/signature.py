@@ -21,7 +21,7 @@ from ais_loader.extras import needs
 
 from .errors import S3Error
 from .keys import Account
-from .parsing import decoded, query_pairs
+from .request import decoded, query_pairs
 
 with needs("botocore", "ais-loader gateway"):
     from botocore.auth import HmacV1QueryAuth

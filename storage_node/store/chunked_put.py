@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
 from storage_node.store.drive.preconditions import condition_of
@@ -61,3 +62,22 @@ class _Put:
         assert self.upload is not None
         check_announced(self.upload, self._header)
         return self.upload.commit()
+
+
+def put_small(store: Store, objects: Sequence[pb.SmallObject]) -> list[pb.ObjectInfo | LoaderError]:
+    """Store objects together. Waits for drives. Returns the info or the error of each, in order."""
+    uploads: list[Upload | LoaderError] = []
+    for small in objects:
+        checksum = small.checksum if small.HasField("checksum") else None
+        content = [small.data], dict(small.metadata)
+        try:
+            condition = condition_of(small)
+            uploads.append(
+                store.stage(small.bucket, small.name, *content, checksum=checksum, condition=condition, grouped=True)
+            )
+        except LoaderError as error:
+            uploads.append(error)
+    return [
+        stored if isinstance(stored, LoaderError) else info_of(small.bucket, small.name, stored)
+        for small, stored in zip(objects, store.commit_many(uploads), strict=True)
+    ]

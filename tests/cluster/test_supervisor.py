@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ais_loader.objects.client import connect
-from ais_loader.testing.folders import throwaway_folder
+from ais_loader.testing.stores import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb

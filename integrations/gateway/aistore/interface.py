@@ -11,8 +11,7 @@ from ais_loader.objects.client import Client
 from ..clients import Clients
 from ..errors import Refusal, S3Error
 from ..keys import Account
-from ..parsing import parse_json, query_pairs
-from ..request import Response
+from ..request import Response, parse_json, query_pairs
 from ..spool import BodyMemory
 from .accounts import client_for
 from .bodies import AisBody

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..bodies import MAX_BYTES
-from ..parsing import decoded
-from ..request import Response
+from ..request import Response, decoded
 from . import (
     append,
     archives,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..errors import S3Error
-from ..parsing import decoded
+from ..request import decoded
 from .exchange import Exchange
 
 log = logging.getLogger(__name__)

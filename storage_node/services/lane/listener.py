@@ -25,9 +25,8 @@ from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, TOKEN_BYTES, VERSION, WELCOME
 from storage_node.batch.session import BatchService
-from storage_node.limits.call_slots import CallSlot, CallSlots, limit_of_tenant
+from storage_node.limits.call_slots import CallSlot, CallSlots, limit_of_tenant, peer_of_address
 from storage_node.limits.load_monitor import is_reserved
-from storage_node.limits.peers import peer_of_address
 from storage_node.limits.tasks import retrieve
 from storage_node.security.audit.subject import LANE, ORIGIN, UNKNOWN, CallOrigin, source_of
 from storage_node.security.rights.granted import GRANTED, Granted, lasting
