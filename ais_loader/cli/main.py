@@ -51,7 +51,7 @@ _COMMANDS = {
     "etl": "ais_loader.cli.etl",
     "ui": "ais_loader.cli.ui",
     "bench": "ais_loader.cli.bench",
-    "completion": "ais_loader.cli.completion",
+    "completion": "ais_loader.cli.stores",
 }
 # Their descriptions in `ais-loader --help`, which imports none of them.
 _SHORT_HELP = {

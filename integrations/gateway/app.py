@@ -25,10 +25,9 @@ from storage_node.settings.config import is_loopback
 
 from .aistore.interface import admit, error_answer, is_aistore
 from .bodies import Body
-from .clients import Clients
+from .clients import Account, Clients
 from .direct_send import DirectSend, head
 from .errors import Refusal, S3Error, of_store
-from .keys import Account
 from .post_form import PostForm
 from .request import INLINE_BYTES, Incoming, Request, Response, query_pairs
 from .router import S3Call, route, split_path, virtual_bucket

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from .clients import Account
 from .errors import S3Error
-from .keys import Account
 from .request import parse_json
 from .signature import verify_policy
 

@@ -20,8 +20,7 @@ from ais_loader.values.entry import Entry
 from ais_loader.values.urls import split_member
 
 from .errors import S3Error
-from .names import name_of
-from .request import INLINE_BYTES, Request, Response, parse_json
+from .request import INLINE_BYTES, Request, Response, name_of, parse_json
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket

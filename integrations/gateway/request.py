@@ -1,4 +1,9 @@
-"""Requests and answers, independent of the HTTP server."""
+"""Requests and answers, independent of the HTTP server, and the names of objects that keys of S3 stand for.
+
+Keys and names are the same, except for markers of folders. A marker is a key that ends with a slash, such as `d/`. No
+object's name ends so. The marker is stored as `d/` followed by the character U+0001, which sorts before all others that
+a name can have, so that keys and names have one order.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 from urllib.parse import unquote_to_bytes
+
+from storage_node.store.names import object_name_fault
 
 from .errors import S3Error
 
@@ -109,3 +116,38 @@ def query_pairs(query: str) -> list[tuple[str, str]]:
     if len(parts) > 100:
         raise S3Error("InvalidURI", "the query has too many parameters")
     return [(decoded(name, plus=True), decoded(value, plus=True)) for name, _, value in parts]
+
+
+MARKER = "\x01"
+_AFTER = "\U0010ffff"
+
+
+def name_of(key: str) -> str:
+    """Return the object's name. Raises S3Error for a key that no object can have, with the reason."""
+    if key.endswith("/" + MARKER):
+        raise S3Error("InvalidArgument", f"key {key[:80]!r}: the gateway keeps names that end so to itself")
+    if key.startswith("/"):
+        raise S3Error("InvalidArgument", f"key {key[:80]!r}: it begins with '/'")
+    name = key + MARKER if key.endswith("/") else key
+    fault = object_name_fault(name)
+    if fault is not None:
+        code = "KeyTooLongError" if len(name.encode("utf-8", "replace")) > 1024 else "InvalidArgument"
+        raise S3Error(code, f"key {key[:80]!r}: {fault}")
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """Return a prefix of names. Raises S3Error for one of names that the store keeps to itself, such as parts."""
+    if prefix.startswith("/"):
+        raise S3Error("InvalidArgument", f"prefix {prefix[:80]!r}: it begins with '/'")
+    return prefix
+
+
+def key_of(name: str) -> str:
+    """Return the key of an object."""
+    return name[:-1] if name.endswith("/" + MARKER) else name
+
+
+def behind(prefix: str) -> str:
+    """Return a text that follows all names that begin with `prefix`, and precedes all others that follow them."""
+    return prefix + _AFTER * max(1, (1024 - len(prefix.encode())) // 4)

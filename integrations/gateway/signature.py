@@ -19,8 +19,8 @@ from urllib.parse import quote, urlsplit
 
 from ais_loader.extras import needs
 
+from .clients import Account
 from .errors import S3Error
-from .keys import Account
 from .request import decoded, query_pairs
 
 with needs("botocore", "ais-loader gateway"):

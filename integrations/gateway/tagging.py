@@ -8,8 +8,7 @@ from urllib.parse import urlencode
 
 from . import xml
 from .errors import S3Error
-from .names import name_of
-from .request import Request, Response, query_pairs, xml_response
+from .request import Request, Response, name_of, query_pairs, xml_response
 
 if TYPE_CHECKING:
     from ais_loader.values.entry import ObjectInfo

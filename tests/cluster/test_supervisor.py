@@ -29,7 +29,7 @@ from storage_node.ops import supervisor as supervisor
 from storage_node.ops.actor import StorageNodeActor
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.node_discovery import NodeDrives, make_nodes
-from storage_node.ops.ports import free_port
+from storage_node.ops.node_file import free_port
 from storage_node.ops.settings_store import KeptSettings
 from storage_node.ops.status import cluster_status
 from storage_node.ops.supervisor import Supervisor

@@ -28,8 +28,8 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.remote import Remote
 from storage_node.remote.drivers import azure_listing
+from storage_node.remote.drivers.driver import RemoteChanged
 from storage_node.remote.drivers.object_stores import ObjectStores
-from storage_node.remote.drivers.remote_object import RemoteChanged
 from storage_node.remote.location.skipped_names import SkippedNames
 from tests.remote.backend_kit import BUCKET, MIB, Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
 from tests.remote.s3_server import S3Server

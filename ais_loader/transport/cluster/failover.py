@@ -28,7 +28,7 @@ from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.source import Buffer
-from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.backoff import Backoff, Suspects
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads, choose
@@ -36,7 +36,6 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.placement import Candidate, object_hash, ranked
-from ais_loader.wire.suspects import Suspects
 
 T = TypeVar("T")
 DAMAGED = errors.CorruptObject, errors.ArchiveDamaged, errors.ArchiveIndexError

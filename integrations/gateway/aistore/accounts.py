@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from ais_loader import errors
 from ais_loader.objects.client import Client
 
-from ..clients import Clients
-from ..keys import MAX_ACCESS_KEY, Account
+from ..clients import MAX_ACCESS_KEY, Account, Clients
 from .errors import AISError
 
 _BEARER = "bearer "

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from ais_loader.errors import ObjectNotFound
-from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.multipart import MultipartUpload, PartInfo, part_name
+from ais_loader.objects.put_spec import make_range, make_request
 from ais_loader.wire.reserved import of_client
 
 from ..multipart import crc32c_of

@@ -12,8 +12,7 @@ from ais_loader.objects.archive import ArchiveFormat, ArchiveNames
 from ais_loader.objects.bucket import Bucket
 from ais_loader.values.entry import Entry
 
-from ..names import name_of
-from ..request import Response
+from ..request import Response, name_of
 from ..spool import IN_MEMORY_BYTES
 from .copies import places
 from .errors import AISError, unsupported

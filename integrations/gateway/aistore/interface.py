@@ -8,16 +8,14 @@ from typing import Any
 from ais_loader.errors import LoaderError
 from ais_loader.objects.client import Client
 
-from ..clients import Clients
+from ..clients import Account, Clients
 from ..errors import Refusal, S3Error
-from ..keys import Account
 from ..request import Response, parse_json, query_pairs
 from ..spool import BodyMemory
 from .accounts import client_for
 from .bodies import AisBody
 from .errors import AISError, error_response, of_store
-from .providers import check_bucket_name, provider_named
-from .request import AisRequest
+from .request import AisRequest, check_bucket_name, provider_named
 from .router import Route, route
 
 _ROOT = "/v1"

@@ -15,8 +15,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.etl.jobs.shares import Division
-from storage_node.etl.spool import Spool
-from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Spool
 from storage_node.limits.tasks import OffLoop
 from storage_node.store.chunked_put import put_small
 from storage_node.store.drive.preconditions import parse_condition

@@ -27,7 +27,7 @@ from storage_node.remote.archives.cold_index import KINDS, ColdIndex, IndexSourc
 from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.archives.sparse_source import MissingBytes, SparseSource
 from storage_node.remote.archives.tar_walk import TAIL_BYTES, TarWalk, index_directory
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import RemoteObject
 from storage_node.remote.location.backend import Backend
 from storage_node.remote.location.backends import Backends
 from storage_node.store.archives.index import MemberIndex

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 from ais_loader.errors import LoaderError
 from storage_node.limits.tasks import deliver, settled
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import RemoteObject
+from storage_node.store.chunked_put import Spooled, spool_for
 from storage_node.store.files import staged_file
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES
-from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 Key: TypeAlias = tuple[bytes, str]

@@ -31,13 +31,14 @@ from storage_node.remote.drivers.driver import (
     PreconditionFailed,
     PutConditions,
     ReadAnswer,
+    RemoteObject,
     RequestFailure,
     begun,
+    made_up_etag,
 )
 from storage_node.remote.drivers.failures import failure_of, message
 from storage_node.remote.drivers.listing_request import not_advancing
 from storage_node.remote.drivers.object_stores import ObjectStores, obstore_module
-from storage_node.remote.drivers.remote_object import RemoteObject, made_up_etag
 
 T = TypeVar("T")
 _PAGE = 1000

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage_node.security.audit.chain import FIRST, BrokenLine, Link, decode
-from storage_node.security.audit.log_files import CLOSE, OPEN, number_of
+from storage_node.security.audit.log_files import CLOSE, FIRST, OPEN, BrokenLine, Link, decode, number_of
 from storage_node.store.store_record import AuditEnd
 
 
