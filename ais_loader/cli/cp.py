@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import click
 
-from ais_loader.cli.names import Target, parse_target
 from ais_loader.cli.show import OutputLines, count_text, fail, info_fields, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, named_by, takes_store
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_target, takes_store
 from ais_loader.errors import LoaderError
 from ais_loader.objects import copy as copying
 from ais_loader.objects.client import Client

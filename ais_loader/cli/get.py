@@ -14,10 +14,9 @@ from typing import TypeVar
 import click
 
 from ais_loader.cli.files import STDOUT, ByteSink, chosen_output, written_to_stdout, written_whole
-from ais_loader.cli.names import Target, parse_entry, parse_target
 from ais_loader.cli.options import arguments_of, wanted_options
 from ais_loader.cli.show import count_text, fail, info_fields, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, complete_name, takes_store
+from ais_loader.cli.stores import StoreChoice, Target, complete_name, parse_entry, parse_target, takes_store
 from ais_loader.errors import CorruptObject, InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client

@@ -16,11 +16,10 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from ais_loader.cli.names import Target, parse_target
 from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
 from ais_loader.cli.options import parse_metadata, wanted_options
 from ais_loader.cli.show import OutputLines, count_text, fail, info_fields, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, named_by, takes_store
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_target, takes_store
 from ais_loader.errors import BucketNotFound, LoaderError, StoreNotFound, VersionConflict
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.folder_walk import FileToStore, PutPlan, add_file, identity_of, walk_folder, without_equal

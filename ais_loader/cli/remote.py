@@ -10,9 +10,8 @@ import click
 
 from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.groups import HintingGroup
-from ais_loader.cli.names import Target, parse_target
 from ais_loader.cli.show import OutputLines, count_text, fail, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, named_by, store_of_commands, takes_store
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_target, store_of_commands, takes_store
 from ais_loader.objects.client import Client
 from ais_loader.transport.base import RemoteUsage
 from ais_loader.values.changes import Progress

@@ -27,9 +27,8 @@ from .aistore.interface import admit, error_answer, is_aistore
 from .bodies import Body
 from .clients import Account, Clients
 from .direct_send import DirectSend, head
-from .errors import Refusal, S3Error, of_store
 from .post_form import PostForm
-from .request import INLINE_BYTES, Incoming, Request, Response, query_pairs
+from .request import INLINE_BYTES, Incoming, Refusal, Request, Response, S3Error, of_store, query_pairs
 from .router import S3Call, route, split_path, virtual_bucket
 from .server.access_log import AccessLog
 from .server.bounded_server import (

@@ -14,10 +14,9 @@ from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import split_member
 
 from . import attributes, checksums, conditions, tagging, xml
-from .errors import S3Error
 from .listing import max_keys, stamp
 from .reading import Reading, with_current
-from .request import Request, Response, decoded, name_of, xml_response
+from .request import Request, Response, S3Error, decoded, name_of, xml_response
 
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _REDIRECT = re.compile(r"https?://[!-~]+\Z")

@@ -13,8 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from .clients import Account
-from .errors import S3Error
-from .request import parse_json
+from .request import S3Error, parse_json
 from .signature import verify_policy
 
 _BOUNDARY = re.compile(r'multipart/form-data\s*;\s*boundary="?([!#-~]{1,70}?)"?\s*\Z', re.IGNORECASE)

@@ -19,8 +19,7 @@ from ais_loader.transport.base import OpenedObject
 from ais_loader.values.entry import Entry
 from ais_loader.values.urls import split_member
 
-from .errors import S3Error
-from .request import INLINE_BYTES, Request, Response, name_of, parse_json
+from .request import INLINE_BYTES, Request, Response, S3Error, name_of, parse_json
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket

@@ -20,8 +20,7 @@ from urllib.parse import quote, urlsplit
 from ais_loader.extras import needs
 
 from .clients import Account
-from .errors import S3Error
-from .request import decoded, query_pairs
+from .request import S3Error, decoded, query_pairs
 
 with needs("botocore", "ais-loader gateway"):
     from botocore.auth import HmacV1QueryAuth

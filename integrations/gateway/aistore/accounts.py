@@ -9,7 +9,7 @@ from ais_loader import errors
 from ais_loader.objects.client import Client
 
 from ..clients import MAX_ACCESS_KEY, Account, Clients
-from .errors import AISError
+from .request import AISError
 
 _BEARER = "bearer "
 

@@ -16,9 +16,8 @@ from ais_loader.wire.reserved import of_client
 from ..multipart import crc32c_of
 from ..objects import MAX_PARTS
 from ..request import Response
-from .errors import AISError
 from .multipart import upload_of
-from .request import AisRequest
+from .request import AISError, AisRequest
 
 HANDLE = "ais-append-handle"
 _HANDLE = re.compile(r"([0-9a-f]{32})\.([0-9]{1,5})\Z")

@@ -15,10 +15,9 @@ from ais_loader.values.entry import Entry
 from ..request import Response, name_of
 from ..spool import IN_MEMORY_BYTES
 from .copies import places
-from .errors import AISError, unsupported
 from .groups import Selection, selection
 from .jobs import JobOutcome, Stopping, answer_when_done
-from .request import AisRequest
+from .request import AISError, AisRequest, unsupported
 
 _GROUP = 1000
 _FORMATS: dict[str, ArchiveFormat] = {

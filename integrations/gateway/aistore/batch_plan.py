@@ -11,8 +11,7 @@ from ais_loader.objects.archive import ArchiveFormat, ArchiveNames
 from ais_loader.values.entry import Entry
 
 from ..request import name_of
-from .errors import AISError
-from .request import check_bucket_name, provider_named
+from .request import AISError, check_bucket_name, provider_named
 
 MAX_ENTRIES = 100_000
 _FORMATS: dict[str, tuple[ArchiveFormat, str]] = {

@@ -14,8 +14,7 @@ from ais_loader.transport.base import BucketInfo
 from ais_loader.wire.redundancy import Redundancy
 
 from ..request import Response, check_prefix
-from .errors import AISError, unsupported
-from .request import AisRequest, json_response, provider_of, text_response
+from .request import AISError, AisRequest, json_response, provider_of, text_response, unsupported
 
 BUCKET_PROPS, BUCKET_SUMMARY, JOB_ID = "ais-bucket-props", "ais-bucket-summ", "ais-xaction-id"
 _RUNNING = 202

@@ -15,9 +15,8 @@ from ais_loader.transport.base import BucketInfo
 from ais_loader.values.entry import ObjectInfo
 
 from ..request import Response, check_prefix, name_of
-from .errors import AISError, bucket_not_found
 from .jobs import JobOutcome, Stopping, answer_when_done
-from .request import AisRequest, check_bucket_name, keeps_copies, provider_named
+from .request import AISError, AisRequest, bucket_not_found, check_bucket_name, keeps_copies, provider_named
 
 _DELETE_TRIES = 5
 _GROUP = 1000

@@ -9,9 +9,8 @@ from ais_loader.values.promote import PromoteResult
 from ais_loader.values.urls import is_remote
 
 from ..request import Response, check_prefix
-from .errors import AISError, unsupported
 from .jobs import JobOutcome, Stopping, answer_when_done
-from .request import AisRequest
+from .request import AISError, AisRequest, unsupported
 
 
 def promote(request: AisRequest) -> Response:

@@ -23,8 +23,7 @@ from . import (
     objects,
     promote,
 )
-from .errors import AISError, unsupported
-from .request import AisRequest
+from .request import AISError, AisRequest, unsupported
 
 _MESSAGE_BYTES = 8 << 20
 Answer = Callable[[AisRequest], Response]

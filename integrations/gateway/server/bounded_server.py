@@ -18,7 +18,7 @@ from storage_node.limits.call_slots import peer_of_address
 from storage_node.limits.pace import Pace
 
 from .. import xml
-from ..errors import Refusal, S3Error
+from ..request import Refusal, S3Error
 from .access_log import AccessLog
 from .counters import GatewayCounters
 from .exchange import MALFORMED, Exchange

@@ -20,7 +20,6 @@ from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import CONTENT_HEADERS, STORE_PREFIX
 from storage_node.limits.blocking_calls import BlockingCalls
 from storage_node.remote.drivers import driver, s3_listing
-from storage_node.remote.drivers.azure_listing import AzureListing, quoted_etag
 from storage_node.remote.drivers.driver import (
     CHUNK_BYTES,
     WHOLE_BYTES,
@@ -37,7 +36,7 @@ from storage_node.remote.drivers.driver import (
     made_up_etag,
 )
 from storage_node.remote.drivers.failures import failure_of, message
-from storage_node.remote.drivers.listing_request import not_advancing
+from storage_node.remote.drivers.listing_request import AzureListing, not_advancing, quoted_etag
 from storage_node.remote.drivers.object_stores import ObjectStores, obstore_module
 
 T = TypeVar("T")
