@@ -34,7 +34,13 @@ def _pair(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
     return found
 
 
-@click.command()
+@click.group(cls=HintingGroup)
+@store_of_commands
+def etl(store: str | None) -> None:
+    """Manage transforms, which run where the data is stored, and run them over buckets."""
+
+
+@etl.command()
 @click.argument("bucket")
 @click.argument("to", metavar="TO")
 @click.option("--etl", required=True, metavar="NAME", help="The transform to run.")
@@ -110,7 +116,7 @@ def run(
             raise click.exceptions.Exit(1)
 
 
-@click.command()
+@etl.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per job.")
 @takes_store
 def jobs(as_json: bool, store: StoreChoice) -> None:
@@ -120,7 +126,7 @@ def jobs(as_json: bool, store: StoreChoice) -> None:
             _show(one, lines, as_json=as_json)
 
 
-@click.command()
+@etl.command()
 @click.argument("name")
 @click.option("--wait", is_flag=True, help="Wait until the job has ended.")
 @click.option("--failures", is_flag=True, help="Name the objects that failed.")
@@ -137,7 +143,7 @@ def job(name: str, wait: bool, failures: bool, as_json: bool, store: StoreChoice
             raise click.exceptions.Exit(1)
 
 
-@click.command()
+@etl.command()
 @click.argument("name")
 @click.option("--forget", is_flag=True, help="Remove a finished job from the list; results are kept.")
 @click.option("--json", "as_json", is_flag=True, help="The job as it is then, or was, as one JSON object.")
@@ -194,16 +200,6 @@ def _show(found: TransformJob, lines: OutputLines, *, as_json: bool, failures: b
         lines.add(f"  {printable(one.name)}: {printable(str(one.error))}")
     if failed is not None and failed.more:
         lines.add("  … and others")
-
-
-@click.group(cls=HintingGroup)
-@store_of_commands
-def etl(store: str | None) -> None:
-    """Manage transforms, which run where the data is stored, and run them over buckets."""
-
-
-for _command in (run, jobs, job, cancel):
-    etl.add_command(_command)
 
 
 @etl.command()
