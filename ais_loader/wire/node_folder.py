@@ -33,13 +33,14 @@ import platform
 import re
 import socket
 import stat
-import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote, unquote
+
+from ais_loader.wire.channel_options import peer_of
 
 FOLDER_NAME = "node"
 _DRIVE_FILE = "drive.json"
@@ -188,7 +189,7 @@ def _require_own_socket(path: str) -> None:
             probe.connect(path)
         except OSError:
             return  # gRPC tells
-        _, user, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        user = peer_of(probe)[1]
     if user != os.geteuid():
         raise PermissionError(0, f"user {user} listens there, and this process is user {os.geteuid()}", path)
 
