@@ -52,14 +52,12 @@ if TYPE_CHECKING:
     )
     from ais_loader.values.entry import Entry, Item, MemberInfo, ObjectInfo, Status
     from ais_loader.values.entry_table import EntryTable
-    from ais_loader.values.inventory import InventoryInfo
     from ais_loader.values.options import ClusterOptions, EmbeddedOptions
     from ais_loader.values.packed import PackedBatch
     from ais_loader.values.pipeline import Pipeline, Stage
     from ais_loader.values.promote import PromoteResult
     from ais_loader.values.requests import BatchOptions
-    from ais_loader.values.snapshots import SnapshotInfo
-    from ais_loader.values.summary import BucketSummary
+    from ais_loader.values.summary import BucketSummary, InventoryInfo, SnapshotInfo
     from ais_loader.values.timing import BatchTiming
     from ais_loader.wire.remote import Remote
 
@@ -167,7 +165,7 @@ _HOMES = {
     "Entry": "ais_loader.values.entry",
     "EntryTable": "ais_loader.values.entry_table",
     "Failure": "ais_loader.values.changes",
-    "InventoryInfo": "ais_loader.values.inventory",
+    "InventoryInfo": "ais_loader.values.summary",
     "Item": "ais_loader.values.entry",
     "JobCounts": "ais_loader.transforms.transform_job",
     "JobFailures": "ais_loader.transforms.transform_job",
@@ -200,7 +198,7 @@ _HOMES = {
     "RenameSummary": "ais_loader.values.changes",
     "Server": "ais_loader.transforms.etl",
     "ShufflePlan": "ais_loader.plans.shuffle_plan",
-    "SnapshotInfo": "ais_loader.values.snapshots",
+    "SnapshotInfo": "ais_loader.values.summary",
     "Stage": "ais_loader.values.pipeline",
     "Status": "ais_loader.values.entry",
     "TokenWindows": "ais_loader.training.token_windows",

@@ -16,8 +16,8 @@ import pytest
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import CA_VARIABLE, Client, connect
-from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.node import NodeProcess
+from ais_loader.testing.stores import throwaway_folder
 from tests.cluster_processes import ClusterProcesses
 
 TRANSPORTS = ("embedded", "grpc", "cluster")

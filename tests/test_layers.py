@@ -230,7 +230,6 @@ def test_the_gateway_takes_of_the_node_what_serves_any_server() -> None:
         "storage_node.limits.call_slots",
         "storage_node.limits.counters",
         "storage_node.limits.pace",
-        "storage_node.limits.peers",
         "storage_node.metrics.declarations",
         "storage_node.metrics.exporter",
         "storage_node.settings.config",

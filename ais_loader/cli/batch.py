@@ -16,8 +16,7 @@ import click
 from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.files import STDOUT, ByteSink, chosen_output, written_whole
 from ais_loader.cli.show import OutputLines, count_text, fail, in_commands, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import label
+from ais_loader.cli.stores import StoreChoice, label, takes_store
 from ais_loader.objects.archive import FORMATS, ArchiveFormat, ArchiveNames, BatchArchive
 from ais_loader.values.entry import Entry, Item
 from ais_loader.values.requests import OnError

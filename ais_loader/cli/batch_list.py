@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ais_loader.cli.targets import parse_entry
+from ais_loader.cli.stores import parse_entry
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.entry import Entry
 

@@ -181,7 +181,7 @@ def _measure(
 
 
 def _run(plan: BenchPlan, store: StoreChoice, clean: bool) -> dict[str, Any]:
-    from ais_loader.bench.conductor import finish, prepare, run
+    from ais_loader.bench.crew import finish, prepare, run
     from ais_loader.bench.filling import remove
 
     # No client of an embedded store remains open: it has only one writer.

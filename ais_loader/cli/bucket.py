@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ais_loader.cli.completion import named_by
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.new_bucket import note_copies
 from ais_loader.cli.show import OutputLines, count_text, note, printable, size_text
-from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
-from ais_loader.cli.targets import Target, parse_target
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_target, store_of_commands, takes_store
 from ais_loader.errors import BucketExists, BucketHasSnapshots, BucketNotEmpty, InvalidRequest
 from ais_loader.objects.client import Client
 from ais_loader.transport.base import BucketInfo

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 import click
 
-from ais_loader.cli.completion import named_by
 from ais_loader.cli.show import OutputLines, count_text, fail, info_fields, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_target, takes_store
 from ais_loader.errors import LoaderError
 from ais_loader.objects import copy as copying
 from ais_loader.objects.client import Client
 from ais_loader.values.entry import ObjectInfo
-from ais_loader.values.snapshots import SNAPSHOT_MARK
+from ais_loader.values.summary import SNAPSHOT_MARK
 
 
 @dataclass(slots=True)

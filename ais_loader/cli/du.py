@@ -7,10 +7,8 @@ from dataclasses import asdict
 
 import click
 
-from ais_loader.cli.completion import named_by
 from ais_loader.cli.show import OutputLines, count_text, note, printable, size_text, waiting
-from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_target, takes_store
 from ais_loader.values.summary import BucketSummary
 
 

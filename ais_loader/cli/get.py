@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import click
 
-from ais_loader.cli.completion import complete_name
 from ais_loader.cli.files import STDOUT, ByteSink, chosen_output, written_to_stdout, written_whole
-from ais_loader.cli.get_folder import get_folder
 from ais_loader.cli.options import arguments_of, wanted_options
-from ais_loader.cli.show import info_fields, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_entry, parse_target
-from ais_loader.errors import CorruptObject, InvalidRequest, ObjectNotFound
+from ais_loader.cli.show import count_text, fail, info_fields, note, printable, progress, size_text
+from ais_loader.cli.stores import StoreChoice, Target, complete_name, parse_entry, parse_target, takes_store
+from ais_loader.errors import CorruptObject, InvalidRequest, LoaderError, ObjectNotFound
+from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
+from ais_loader.objects.download import download
+from ais_loader.values.changes import DownloadSummary, Progress
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.pipeline import Stage
 from ais_loader.wire.checksum import crc32c
@@ -181,3 +184,92 @@ def _read_large(
             raise ObjectNotFound(f"{info.name!r} was replaced or deleted while it was read; run this again") from error
     if stop - start == info.size_bytes and checksum != info.checksum:
         raise CorruptObject(f"{info.name!r}: what arrived has CRC-32C {checksum:08x}, stored was {info.checksum:08x}")
+
+
+_SILENCE_S = 30.0
+
+
+def get_folder(
+    source: Target,
+    prefix: str,
+    folder: str,
+    store: StoreChoice,
+    *,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    force: bool,
+) -> None:
+    """Write the objects whose names begin with `prefix`, in the bucket of `source`, as files below `folder`.
+
+    Exits with 1 if one of them could not be written.
+    """
+    began = time.monotonic()
+    last = Progress()
+
+    def show(now: Progress) -> None:
+        nonlocal last
+        last = now
+
+    with store.reading() as client:
+        bucket = client.bucket(source.bucket)
+        bucket.info()
+        total_bytes = None if include or exclude or not sys.stderr.isatty() else _total_bytes(bucket, prefix)
+        moving = threading.Lock()
+        with progress(total_bytes, unit="B") as bar:
+
+            def moved(size_bytes: int) -> None:
+                with moving:
+                    bar.update(size_bytes)
+
+            try:
+                done = download(
+                    bucket._transport,
+                    bucket.name,
+                    prefix,
+                    folder,
+                    include=include,
+                    exclude=exclude,
+                    overwrite=force,
+                    timeout_s=_SILENCE_S,
+                    on_error="return",
+                    progress=show,
+                    on_bytes=moved,
+                )
+            except BaseException as error:
+                bar.close()
+                if last != Progress():
+                    note(f"{_counts(last.done, last.size_bytes, last.skipped)}; run this again to continue")
+                elif isinstance(error, KeyboardInterrupt):  # only complete groups are counted, but files may exist
+                    note("files that have been written stay; run this again to continue")
+                raise
+    if not done.downloaded + done.skipped + done.failed:
+        which = " that are wanted" if include or exclude else ""
+        raise click.ClickException(f"no objects below {printable(str(source))}{which}")
+    _summarize(done, folder, time.monotonic() - began)
+    if done.failed:
+        raise click.exceptions.Exit(1)
+
+
+def _total_bytes(bucket: Bucket, prefix: str) -> int | None:
+    try:
+        return bucket.summary(prefix, depth=0).size_bytes
+    except LoaderError:  # a bar without a total will do
+        return None
+
+
+def _counts(written: int, size_bytes: int, present: int) -> str:
+    """Describe the progress so far."""
+    found = f"wrote {count_text(written, 'file')} ({size_text(size_bytes)})"
+    return f"{found}, {present:,} were there already" if present else found
+
+
+def _summarize(done: DownloadSummary, folder: str, took_s: float) -> None:
+    for failure in done.failures:
+        fail(printable(str(failure.error).replace("overwrite=True replaces", "--force replaces")))
+    rate = f", {size_text(done.size_bytes / took_s)}/s" if took_s > 1 else ""
+    size = f"{size_text(done.size_bytes)} in {took_s:.2f} s{rate}"
+    note(f"wrote {count_text(done.downloaded, 'file')} below {click.format_filename(folder)} ({size})")
+    if done.skipped:
+        note(f"already there with the same bytes: {count_text(done.skipped, 'file')}")
+    if done.failed:
+        note(f"failed: {count_text(done.failed, 'object')}")

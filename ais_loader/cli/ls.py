@@ -11,11 +11,8 @@ from typing import Literal
 import click
 
 from ais_loader.cli.bucket import list_buckets
-from ais_loader.cli.completion import named_by
-from ais_loader.cli.names import Listed, one_level
 from ais_loader.cli.show import OutputLines, count_text, info_fields, note, printable, size_text, waiting
-from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target
+from ais_loader.cli.stores import Listed, StoreChoice, Target, named_by, one_level, parse_target, takes_store
 from ais_loader.errors import DriveFailed, ObjectNotFound
 from ais_loader.objects.bucket import Bucket
 from ais_loader.transport.base import PAGE_SIZE

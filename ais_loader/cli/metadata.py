@@ -6,11 +6,9 @@ import json
 
 import click
 
-from ais_loader.cli.completion import named_by
 from ais_loader.cli.options import parse_metadata
 from ais_loader.cli.show import info_fields, note, printable
-from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_object, parse_target
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_object, parse_target, takes_store
 from ais_loader.wire.reserved import of_client
 
 

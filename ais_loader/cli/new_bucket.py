@@ -10,7 +10,7 @@ import click
 
 from ais_loader.cli.show import count_text, note
 from ais_loader.errors import BucketExists, BucketNotFound, LoaderError
-from ais_loader.values.snapshots import SNAPSHOT_MARK
+from ais_loader.values.summary import SNAPSHOT_MARK
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket

@@ -10,11 +10,9 @@ from typing import Literal
 
 import click
 
-from ais_loader.cli.completion import named_by
 from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
 from ais_loader.cli.show import OutputLines, count_text, fail, info_fields, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_target, takes_store
 from ais_loader.values.changes import PromoteSummary
 from ais_loader.values.promote import Overwrite, PromoteResult, promote_all
 from ais_loader.values.urls import ENDPOINT_SCHEMES

@@ -9,15 +9,13 @@ from typing import IO, Any
 import click
 
 from ais_loader.cli.batch_list import parse_list
-from ais_loader.cli.completion import named_by
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import OutputLines, count_text, fail, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
-from ais_loader.cli.targets import Target, parse_target
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_target, store_of_commands, takes_store
 from ais_loader.objects.client import Client
 from ais_loader.transport.base import RemoteUsage
 from ais_loader.values.changes import Progress
-from ais_loader.values.inventory import InventoryInfo
+from ais_loader.values.summary import InventoryInfo
 
 _names = click.argument("target", metavar="[BUCKET/]FOLDER", required=False, **named_by(parse_target))
 _begins = click.option("--prefix", "begins", is_flag=True, help="The argument is a name prefix, not a folder.")

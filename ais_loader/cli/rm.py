@@ -9,11 +9,17 @@ from typing import IO
 import click
 
 from ais_loader.cli.batch_list import parse_list
-from ais_loader.cli.completion import named_by
-from ais_loader.cli.names import no_pattern, with_hint
 from ais_loader.cli.show import confirmed, count_text, fail, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, options_of_command, takes_store
-from ais_loader.cli.targets import Target, parse_target
+from ais_loader.cli.stores import (
+    StoreChoice,
+    Target,
+    named_by,
+    no_pattern,
+    options_of_command,
+    parse_target,
+    takes_store,
+    with_hint,
+)
 from ais_loader.errors import LoaderError, ObjectNotFound
 from ais_loader.objects.client import Client
 from ais_loader.values.entry import ObjectInfo

@@ -7,14 +7,12 @@ import json
 
 import click
 
-from ais_loader.cli.completion import named_by
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import OutputLines, count_text, note, size_text
-from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
-from ais_loader.cli.targets import Target, parse_target
+from ais_loader.cli.stores import StoreChoice, Target, named_by, parse_target, store_of_commands, takes_store
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.html import local_time
-from ais_loader.values.snapshots import SNAPSHOT_MARK, SnapshotInfo
+from ais_loader.values.summary import SNAPSHOT_MARK, SnapshotInfo
 
 
 @click.group(cls=HintingGroup)

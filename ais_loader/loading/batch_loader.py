@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ais_loader.errors import Closed, InvalidRequest
 from ais_loader.loading.bad_samples import POLICIES, BadSamples, OnBad, reserve_of
-from ais_loader.loading.engine import Engine
-from ais_loader.loading.explanation import explained
+from ais_loader.loading.engine import ON_STALL, Engine, OnStall, StallWatch
 from ais_loader.loading.places import SamplerPosition, SamplerRun
 from ais_loader.loading.process_workers import START_METHODS, ProcessWorkers, StartMethod
-from ais_loader.loading.records import BatchRecord, Summary
+from ais_loader.loading.records import BatchRecord, Summary, explained
 from ais_loader.loading.replica_workers import ReplicaWorkers
 from ais_loader.loading.replicas import Replicas, placed
 from ais_loader.loading.slots import check_pinning
-from ais_loader.loading.stall_watch import ON_STALL, OnStall, StallWatch
 from ais_loader.loading.thread_workers import ThreadWorkers
 from ais_loader.loading.workers import Collate, Fetcher, Workers
 from ais_loader.name_matching import names_unknown_options
@@ -344,7 +342,7 @@ class BatchLoader(Closing):
     def explain(self) -> str:
         """Return what the run has waited for so far, in a sentence that begins with the cause and says what helps.
 
-        The cause is one of `ais_loader.loading.explanation.CAUSES`.
+        The cause is one of `ais_loader.loading.records.CAUSES`.
         """
         return explained(self._summary)
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from ais_loader import errors
 from ais_loader.objects.bucket_part import BucketPart
-from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
 from ais_loader.objects.multipart import new_id, part_name, put_part, remove
-from ais_loader.objects.put_spec import require_ordinary
+from ais_loader.objects.put_spec import INLINE_BYTES, make_range, make_request, require_ordinary
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget, WriteTries
 from ais_loader.values.entry import Entry, ObjectInfo

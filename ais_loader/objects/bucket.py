@@ -63,9 +63,8 @@ from ais_loader.values.requests import (
     request_for_transformed,
     require_many,
 )
-from ais_loader.values.snapshots import SnapshotInfo
 from ais_loader.values.source import Content, Source
-from ais_loader.values.summary import BucketSummary
+from ais_loader.values.summary import BucketSummary, SnapshotInfo
 from ais_loader.wire.remote import Remote
 
 if TYPE_CHECKING:

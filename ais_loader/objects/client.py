@@ -30,7 +30,7 @@ from ais_loader.values.batch import Batch
 from ais_loader.values.entry import EntryLike
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.requests import batch_options
-from ais_loader.values.snapshots import pinned_name
+from ais_loader.values.summary import pinned_name
 from ais_loader.values.token_source import TokenSource
 from ais_loader.values.urls import NODE_SCHEME, SECURE_SCHEME, is_remote, split_url, store_folders
 from ais_loader.wire.closing import Closing

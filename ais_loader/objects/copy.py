@@ -15,8 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from ais_loader import errors
 from ais_loader.objects.bucket_part import BucketPart
-from ais_loader.objects.compose_request import make_range, make_request
-from ais_loader.objects.put_spec import require_ordinary
+from ais_loader.objects.put_spec import make_range, make_request, require_ordinary
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.changes import CopySummary, Failure, OnError, OnProgress, RenameSummary, Tally, check_on_error

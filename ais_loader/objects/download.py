@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ais_loader import errors
 from ais_loader.name_matching import Patterns
-from ais_loader.objects.equal_files import holds
+from ais_loader.objects.folder_walk import holds
 from ais_loader.objects.folders import chooser
 from ais_loader.objects.object_file import opened_reader
 from ais_loader.objects.opened_batch import opened_batch

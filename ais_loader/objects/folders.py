@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ais_loader import errors
 from ais_loader.name_matching import Patterns, matcher, pattern_list, printable_path
-from ais_loader.objects.equal_files import without_equal
-from ais_loader.objects.folder_walk import PutPlan, identity_of, walk_folder
+from ais_loader.objects.folder_walk import PutPlan, identity_of, walk_folder, without_equal
 from ais_loader.objects.put_many import BucketPutting
 from ais_loader.transport.base import require_text
 from ais_loader.values.changes import Failure, OnError, OnProgress, PutSummary, check_on_error

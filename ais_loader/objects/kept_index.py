@@ -18,8 +18,8 @@ from ais_loader.objects.client import Client
 from ais_loader.objects.range_table import pin_of, place
 from ais_loader.transport.base import PutSpec
 from ais_loader.values.entry import Entry, ObjectInfo
-from ais_loader.values.snapshots import SNAPSHOT_MARK
 from ais_loader.values.source import Source
+from ais_loader.values.summary import SNAPSHOT_MARK
 from ais_loader.wire.line_index import PREFIX, decode_index, encode_index, index_name
 
 _READ_BYTES = 8 << 20

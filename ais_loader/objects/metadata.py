@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from ais_loader import errors
 from ais_loader.objects.bucket_part import BucketPart
-from ais_loader.objects.compose_request import make_range, make_request
-from ais_loader.objects.put_spec import check_version
+from ais_loader.objects.put_spec import check_version, make_range, make_request
 from ais_loader.transport.base import require_metadata
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb

@@ -25,8 +25,7 @@ from typing import Any
 
 from ais_loader import errors
 from ais_loader.objects.bucket_part import BucketPart
-from ais_loader.objects.compose_request import make_range, make_request
-from ais_loader.objects.put_spec import PARTS_PREFIX, require_ordinary
+from ais_loader.objects.put_spec import PARTS_PREFIX, make_range, make_request, require_ordinary
 from ais_loader.transport.base import PutSpec, Transport
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.source import Content, Source

@@ -1,4 +1,5 @@
-"""Put specification: a caller's description of an object to be stored, as one value for all attempts of the PUT."""
+"""Put specification: a caller's description of an object to be stored, as one value for all attempts of the PUT; and
+requests to compose an object of parts of others."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
+from ais_loader import errors
 from ais_loader.errors import InvalidName, InvalidRequest
-from ais_loader.transport.base import PutSpec
+from ais_loader.transport.base import PutSpec, require_bucket, require_metadata, require_object, require_text
 from ais_loader.values.source import Content, Source
+from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.inventory import PREFIX as INVENTORY_PREFIX
 from ais_loader.wire.line_index import PREFIX as LINES_PREFIX
 from ais_loader.wire.reserved import ETAG_VERSION
@@ -97,3 +100,27 @@ def require_ordinary(name: str) -> None:
         raise InvalidName(f"object name {name[:80]!r}: names below {INVENTORY_PREFIX} are those of inventories")
     if isinstance(name, str) and name.startswith(PARTS_PREFIX):
         raise InvalidName(f"object name {name[:80]!r}: names below {PARTS_PREFIX} are those of parts of uploads")
+
+
+INLINE_BYTES = 4 << 20
+"""Largest amount of bytes within a request. Larger data is stored first, and referred to."""
+
+
+def make_range(bucket: str, name: str, version: str = "", start: int = 0, length: int | None = None) -> pb.ComposePart:
+    """Refer to bytes of an object. Raises BucketNotFound, ObjectNotFound for names that no store can have."""
+    require_object(bucket, name)
+    return pb.ComposePart(range=pb.ComposeRange(bucket=bucket, name=name, version=version, start=start, length=length))
+
+
+def make_request(
+    bucket: str, name: str, parts: list[pb.ComposePart], *, metadata: dict[str, str] | None = None
+) -> pb.ComposeRequest:
+    """Build a request. `metadata` None: inherit that of the first part's object. Raises BucketNotFound, InvalidName,
+    InvalidRequest."""
+    require_bucket(bucket)
+    require_text(name, errors.InvalidName, "object name")
+    require_metadata(metadata or {})
+    request = pb.ComposeRequest(part=parts, inherit_metadata=metadata is None)
+    request.object.bucket, request.object.name = bucket, name
+    request.object.metadata.update(metadata or {})
+    return request

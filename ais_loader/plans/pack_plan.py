@@ -11,11 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.plans.balance import BALANCES, Balance, balanced
-from ais_loader.plans.block_order import BlockOrder
-from ais_loader.plans.groups import Tail, whole_number
+from ais_loader.plans.groups import BALANCES, Balance, Tail, balanced, whole_number
 from ais_loader.plans.number_plan import NumberPlan, digest_of
-from ais_loader.plans.permutation import Numbers
+from ais_loader.plans.permutation import BlockOrder, Numbers
 
 Pack: TypeAlias = list[tuple[int, int, int]]
 """Pieces of documents: (number, first token, number of tokens)."""

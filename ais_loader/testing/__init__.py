@@ -5,10 +5,9 @@ The rest of the package imports nothing from here.
 
 from __future__ import annotations
 
-from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 from ais_loader.testing.node import NodeProcess
-from ais_loader.testing.stores import SeededObjects, seeded_bytes, throwaway_node, throwaway_store
+from ais_loader.testing.stores import SeededObjects, seeded_bytes, throwaway_folder, throwaway_node, throwaway_store
 from ais_loader.testing.waiting import eventually
 
 __all__ = [

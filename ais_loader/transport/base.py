@@ -23,9 +23,8 @@ from ais_loader.values.denials import Denials
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
-from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
-from ais_loader.values.summary import BucketSummary
+from ais_loader.values.summary import BucketSummary, SnapshotAction, SnapshotInfo
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb

@@ -48,9 +48,8 @@ from ais_loader.values.denials import Denials, merged_denials
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.options import EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
-from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
-from ais_loader.values.summary import BucketSummary, PrefixSummary
+from ais_loader.values.summary import BucketSummary, PrefixSummary, SnapshotAction, SnapshotInfo
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -487,7 +486,7 @@ class EmbeddedTransport(BucketListings):
 
     def evict(self, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str]) -> tuple[int, int]:
         self._remote_to_change(bucket)
-        from storage_node.remote.copies.eviction import evict
+        from storage_node.remote.copies.stored_copies import evict
 
         return evict(self._store_here(), bucket, names, prefix, patterns, self._remote_here().tier.space.kept)
 

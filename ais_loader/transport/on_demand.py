@@ -20,8 +20,7 @@ from collections.abc import Iterator, Sequence
 from ais_loader import errors
 from ais_loader.transport.fork_safety import GATE
 from ais_loader.version import __version__
-from ais_loader.wire.node_environment import other_variables
-from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
+from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id, other_variables
 
 START_TIMEOUT_S = 90.0
 """Longest wait for a node that this or another process starts, or that is stopping."""

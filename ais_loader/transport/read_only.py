@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ais_loader.errors import StoreReadOnly
 from ais_loader.transport.base import EtlMethod, Transport
-from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.summary import SnapshotAction, SnapshotInfo
 
 READS = frozenset(
     [

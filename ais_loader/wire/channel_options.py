@@ -1,8 +1,11 @@
-"""gRPC options of every channel to a storage node, used by clients and nodes."""
+"""Options of connections to a storage node: of every gRPC channel, and of sockets. Used by clients and nodes."""
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Mapping
+from typing import Any
 
 ChannelOptions = tuple[tuple[str, int], ...]
 CHANNEL_OPTIONS: ChannelOptions = (
@@ -44,3 +47,25 @@ def for_patience(options: ChannelOptions, patience_s: float) -> ChannelOptions:
         return options
     # An attempt may last as long as a pause, which is too short for distant nodes here.
     return with_changes(options, {"grpc.max_reconnect_backoff_ms": max(100, round(pause_ms)), **CONNECT_TIMEOUT})
+
+
+_UNTAKEN_MS = 20_000
+"""Limit for data that the other machine does not acknowledge."""
+_PEER = struct.Struct("3i")
+
+
+def set_tcp_options(sock: Any, idle_s: int = 30, probes: int = 2) -> None:
+    """Disable Nagle's algorithm, and detect a peer whose machine has disappeared, on an idle connection and while data
+    is unacknowledged: those frames stay in memory until then."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end of a Unix socket. Raises OSError."""
+    process, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return process, user

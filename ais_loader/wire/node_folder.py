@@ -12,24 +12,35 @@ The lock is a `flock`: it belongs to an open file, not to a process. A process t
 open and close these files without losing the catalog's own lock.
 
 The drive may be found where other users can write, such as below /tmp. So it and the folder are opened as `OwnFolder`s.
+
+A folder that was found rather than made, such as one below /tmp, may belong to somebody else, and a link in it would
+choose which file is written, and which is believed. Whoever finds a folder opens it here: it has to belong to this
+user, others can no longer write to it, and its files are regular files of this user, opened without following links.
+
+The credentials and places of a node on demand are variables of the process that started it. The address of the node has
+a digest of each such variable, so that another process can tell whether its own differ. The digests have a key of their
+own for each node: nobody can look a value up in a table, or compare two nodes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import platform
+import re
 import socket
-import struct
+import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 from urllib.parse import quote, unquote
 
-from ais_loader.wire.own_folder import OwnFolder
+from ais_loader.wire.channel_options import peer_of
 
 FOLDER_NAME = "node"
 _DRIVE_FILE = "drive.json"
@@ -178,7 +189,7 @@ def _require_own_socket(path: str) -> None:
             probe.connect(path)
         except OSError:
             return  # gRPC tells
-        _, user, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        user = peer_of(probe)[1]
     if user != os.geteuid():
         raise PermissionError(0, f"user {user} listens there, and this process is user {os.geteuid()}", path)
 
@@ -195,3 +206,83 @@ def host_id() -> str:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
     except OSError:
         return platform.node()
+
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_FILE_MODE = 0o600
+
+
+class OwnFolder:
+    """An open folder of this user. Raises OSError; PermissionError if another user can choose what is in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(self.fd)
+            _require_own(found, path)
+            if found.st_mode & _OTHERS_WRITE:
+                os.fchmod(self.fd, stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def open(self, name: str, flags: int) -> int:
+        """Return a descriptor of a file. Not for O_TRUNC, which would come before the check."""
+        path = self.path / name
+        try:
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _FILE_MODE, dir_fd=self.fd)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(path)) from None
+        try:
+            found = os.fstat(fd)
+            _require_own(found, path)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise PermissionError(0, "it is a link, or no regular file", str(path))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def read(self, name: str) -> bytes:
+        with open(self.open(name, os.O_RDONLY), "rb") as file:
+            return file.read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
+def _require_own(found: os.stat_result, path: Path) -> None:
+    """Require that a file belongs to this user. Raises PermissionError."""
+    if found.st_uid != (user := os.geteuid()):
+        raise PermissionError(0, f"it belongs to user {found.st_uid}, and this process is user {user}", str(path))
+
+
+_VARIABLE = re.compile("(AIS(?!_LOADER_)|AWS|AZURE|GOOGLE)_.*|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
+_KEY = ""
+"""Name of the key among the digests; no variable has an empty name."""
+
+
+def environment_digests(key: bytes | None = None) -> dict[str, str]:
+    """Return the digests of this process's variables by name, and their key in hexadecimal."""
+    key = key or os.urandom(16)
+    digests = {
+        name: hashlib.blake2b(value.encode(errors="surrogateescape"), digest_size=16, key=key).hexdigest()
+        for name, value in os.environ.items()
+        if _VARIABLE.fullmatch(name)
+    }
+    return {_KEY: key.hex(), **digests}
+
+
+def other_variables(digests: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that this process has, and the node has not, or with another value.
+
+    What only the node has is no difference: a process without credentials may use those of another one.
+    """
+    if not digests:
+        return []
+    own = environment_digests(bytes.fromhex(digests[_KEY]))
+    return sorted(name for name, digest in own.items() if digests.get(name) != digest)

@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 import ais_loader
-from ais_loader.bench.conductor import prepare
+from ais_loader.bench.crew import prepare
 from benchmarks.kit.counted_cluster import CountedCluster
 from benchmarks.kit.harness import load, machine
 from benchmarks.kit.load import Clients, Load

@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 
 import ais_loader
-from ais_loader.bench.conductor import prepare
+from ais_loader.bench.crew import prepare
 from ais_loader.testing import NodeProcess
 from benchmarks.cluster.assembly import grid_table, latencies
 from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table, run_rounds

@@ -43,9 +43,8 @@ from benchmarks.kit.echo import ServerProcess
 from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.pages import publish
 from storage_node.etl.run.node_transforms import open_stage
-from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
-from storage_node.etl.values import Content, Origin, TransformStage
+from storage_node.etl.values import Content, Origin, Spool, TransformStage
 from storage_node.etl.webserver import FastAPIServer, FlaskServer, HTTPMultiThreadedServer
 from storage_node.etl.worker.stage_context import StageContext
 from storage_node.settings.config import ServerConfig

@@ -12,7 +12,7 @@ from typing import Any
 
 import ais_loader
 from ais_loader import Entry
-from ais_loader.bench.conductor import prepare
+from ais_loader.bench.crew import prepare
 from ais_loader.bench.plan import BenchPlan
 from ais_loader.bench.worker import Threads
 from benchmarks.kit.workers import Workers

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import ais_loader
-from ais_loader.bench.conductor import prepare
+from ais_loader.bench.crew import prepare
 from ais_loader.testing import NodeProcess
 from benchmarks.kit import echo
 from benchmarks.kit.files import plain_files, rate, read_files

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import ais_loader
-from ais_loader.bench.conductor import prepare, run
+from ais_loader.bench.crew import prepare, run
 from ais_loader.bench.plan import BenchPlan
 from ais_loader.testing import NodeProcess
 from benchmarks.kit.plots import new_figure, save

@@ -31,8 +31,8 @@ import psutil
 
 import ais_loader
 from ais_loader import BatchLoader, MapDataset, ShufflePlan
+from ais_loader.loading.engine import StallWatch
 from ais_loader.loading.records import BatchRecord, Summary
-from ais_loader.loading.stall_watch import StallWatch
 from ais_loader.loading.workers import FetchedBatch
 from ais_loader.values.timing import TimingStopwatch
 from ais_loader.wire.node_waits import NodeWaits

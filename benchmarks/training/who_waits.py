@@ -34,7 +34,7 @@ from typing import Any
 
 import ais_loader
 from ais_loader import BatchLoader, Client, MapDataset, ShufflePlan
-from ais_loader.loading.explanation import cause_of
+from ais_loader.loading.records import cause_of
 from ais_loader.testing.node import NodeProcess
 from benchmarks.kit.harness import conclude, page
 from tests.cluster_processes import ClusterProcesses

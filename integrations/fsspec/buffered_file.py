@@ -10,7 +10,7 @@ from ais_loader.extras import needs
 from ais_loader.objects.pinned import WHOLE_BYTES
 
 from ..file_errors import as_files
-from .listing import file_row
+from .path_expansion import file_row
 
 with needs("fsspec", "ais:// in other libraries"):
     from fsspec.spec import AbstractBufferedFile

@@ -30,7 +30,7 @@ from ..object_writer import ObjectWriter
 from ..shared_store import named_url, shared_store
 from .buffered_file import BufferedFile
 from .files_ahead import FilesAhead
-from .listing import Row, file_row, folder_row, level_row, no_writing, split
+from .path_expansion import Row, file_row, folder_row, level_row, no_writing, split
 
 with needs("fsspec", "ais:// in other libraries"):
     from fsspec.callbacks import DEFAULT_CALLBACK

@@ -8,9 +8,12 @@ Interface: https://filesystem-spec.readthedocs.io/en/latest/copying.html
 
 from __future__ import annotations
 
+import datetime
+import io
 import os
-from typing import Any
+from typing import Any, TypeAlias
 
+from ais_loader import ObjectInfo
 from ais_loader.extras import needs
 from ais_loader.name_matching import is_pattern
 
@@ -67,3 +70,37 @@ def copy_pairs(
         pair for pair in zip(found, targets, strict=True) if types[pair[0]] != "directory" or source.isfile(pair[0])
     ]
     return [one for one, _ in pairs], [one for _, one in pairs]
+
+
+Row: TypeAlias = dict[str, Any]
+
+
+def split(path: str) -> tuple[str, str]:
+    """Return bucket and name. Either may be empty."""
+    bucket, _, name = path.partition("/")
+    return bucket, name
+
+
+def no_writing(path: str, mode: str) -> Exception:
+    return io.UnsupportedOperation(f"{path}: mode {mode!r}: objects are read, or written whole: 'rb', 'wb' or 'xb'")
+
+
+def file_row(info: ObjectInfo) -> Row:
+    return {
+        "name": f"{info.bucket}/{info.name}",
+        "size": info.size_bytes,
+        "type": "file",
+        "version": info.version,
+        "checksum": info.checksum,
+        "mtime": datetime.datetime.fromtimestamp(info.modified_ns / 1e9, datetime.UTC),
+        "metadata": info.metadata,
+    }
+
+
+def folder_row(path: str) -> Row:
+    return {"name": path, "size": 0, "type": "directory"}
+
+
+def level_row(bucket: str, one: ObjectInfo | str) -> Row:
+    """Return the row of an object, or of a folder, whose name in the bucket ends with a slash."""
+    return file_row(one) if isinstance(one, ObjectInfo) else folder_row(f"{bucket}/{one[:-1]}")

@@ -20,19 +20,15 @@ from typing import Any, TypeVar
 
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
-from storage_node.limits.call_slots import CallSlot
-from storage_node.limits.peers import peer_of_address
+from storage_node.limits.call_slots import CallSlot, peer_of_address
 from storage_node.settings.config import is_loopback
 
 from .aistore.interface import admit, error_answer, is_aistore
 from .bodies import Body
-from .clients import Clients
+from .clients import Account, Clients
 from .direct_send import DirectSend, head
-from .errors import Refusal, S3Error, of_store
-from .keys import Account
-from .parsing import query_pairs
 from .post_form import PostForm
-from .request import INLINE_BYTES, Incoming, Request, Response
+from .request import INLINE_BYTES, Incoming, Refusal, Request, Response, S3Error, of_store, query_pairs
 from .router import S3Call, route, split_path, virtual_bucket
 from .server.access_log import AccessLog
 from .server.bounded_server import (

@@ -20,7 +20,7 @@ from ais_loader.wire.reserved import CONTENT_HEADERS, ETAG_VERSION, REMOTE_ETAG,
 
 from . import checksums, tagging
 from .bodies import Body
-from .errors import S3Error
+from .request import S3Error
 
 OWN = "s3."
 """Prefix of the gateway's keys."""

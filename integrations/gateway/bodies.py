@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from . import checksums
 from .checksums import Hasher
-from .errors import S3Error
 from .post_form import PostForm
+from .request import S3Error
 from .signature import UNSIGNED, ChunkSigner, Signed, content_md5
 from .spool import BodyMemory, BodySpool
 

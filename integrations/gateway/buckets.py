@@ -10,10 +10,8 @@ from ais_loader.wire.bucket_uuid import created_ns
 
 from . import xml
 from .conditions import DeleteCondition
-from .errors import S3Error, of_store
 from .listing import max_keys, owner_of, stamp
-from .names import name_of
-from .request import Request, Response, xml_response
+from .request import Request, Response, S3Error, name_of, of_store, xml_response
 
 _MAX_DELETED = 1000
 _MAX_BUCKETS = 10_000

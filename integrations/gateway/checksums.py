@@ -13,7 +13,7 @@ from ais_loader.extras import needs
 from ais_loader.wire.checksum import crc32c
 from storage_node.store.checksum import CRC32, CRC32C, CRC64NVME, combine
 
-from .errors import S3Error
+from .request import S3Error
 
 HEADER = "x-amz-checksum-"
 ALGORITHMS = ("crc32", "crc32c", "crc64nvme", "sha1", "sha256")

@@ -104,7 +104,7 @@ def gateway(
     if with_page and not is_loopback(host):
         raise click.UsageError(f"{host} is more than loopback, and the page shows everything: leave out --ui")
 
-    from .keys import read_keys
+    from .clients import read_keys
     from .serve import listen
     from .server.options import GatewayOptions
     from .server.plan import GatewayPlan

@@ -12,7 +12,7 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.values.entry import ObjectInfo
 
 from .attributes import etag, last_modified
-from .errors import S3Error
+from .request import S3Error
 
 _CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 

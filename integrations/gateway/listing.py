@@ -13,9 +13,7 @@ from ais_loader.values.entry import ObjectInfo
 
 from . import xml
 from .attributes import etag
-from .errors import S3Error
-from .names import MARKER, behind, key_of
-from .request import Request, Response, xml_response
+from .request import MARKER, Request, Response, S3Error, behind, key_of, xml_response
 
 MAX_KEYS = 1000
 _READ_IN_FOLDER = 1000

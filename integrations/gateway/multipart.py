@@ -15,11 +15,9 @@ from ais_loader.values.entry import ObjectInfo
 from storage_node.store.checksum import combine
 
 from . import attributes, checksums, conditions, xml
-from .errors import S3Error
 from .listing import encoding, max_keys, owner_of, stamp
-from .names import key_of, name_of
 from .objects import COPY_SOURCE, MAX_PARTS, CopySource, part_number
-from .request import Request, Response, xml_response
+from .request import Request, Response, S3Error, key_of, name_of, xml_response
 
 MIN_PART_BYTES = 5 << 20
 """Smallest size of every part but the last, as in S3."""

@@ -9,17 +9,14 @@ from urllib.parse import quote, urlencode
 
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
-from ais_loader.objects.compose_request import make_range, make_request
+from ais_loader.objects.put_spec import make_range, make_request
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import split_member
 
 from . import attributes, checksums, conditions, tagging, xml
-from .errors import S3Error
 from .listing import max_keys, stamp
-from .names import name_of
-from .parsing import decoded
 from .reading import Reading, with_current
-from .request import Request, Response, xml_response
+from .request import Request, Response, S3Error, decoded, name_of, xml_response
 
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _REDIRECT = re.compile(r"https?://[!-~]+\Z")

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from .errors import S3Error
-from .keys import Account
-from .parsing import parse_json
+from .clients import Account
+from .request import S3Error, parse_json
 from .signature import verify_policy
 
 _BOUNDARY = re.compile(r'multipart/form-data\s*;\s*boundary="?([!#-~]{1,70}?)"?\s*\Z', re.IGNORECASE)

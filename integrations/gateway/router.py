@@ -9,10 +9,8 @@ from typing import Literal
 
 from . import buckets, listing, multipart, objects, tagging
 from .bodies import MAX_BYTES
-from .bundle import MAX_BODY_BYTES, bundle
-from .errors import S3Error
-from .parsing import decoded
-from .request import Request, Response
+from .reading import MAX_BODY_BYTES, bundle
+from .request import Request, Response, S3Error, decoded
 
 _DOCUMENT_BYTES = 2 << 20
 _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}(@[A-Za-z0-9_.-]{1,63})?\Z")

@@ -19,9 +19,8 @@ from urllib.parse import quote, urlsplit
 
 from ais_loader.extras import needs
 
-from .errors import S3Error
-from .keys import Account
-from .parsing import decoded, query_pairs
+from .clients import Account
+from .request import S3Error, decoded, query_pairs
 
 with needs("botocore", "ais-loader gateway"):
     from botocore.auth import HmacV1QueryAuth

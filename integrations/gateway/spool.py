@@ -12,7 +12,7 @@ from typing import IO, cast
 
 from ais_loader.wire.checksum import crc32c
 
-from .errors import S3Error
+from .request import S3Error
 
 log = logging.getLogger(__name__)
 AT_ONCE_BYTES = 1 << 20

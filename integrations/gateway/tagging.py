@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from . import xml
-from .errors import S3Error
-from .names import name_of
-from .parsing import query_pairs
-from .request import Request, Response, xml_response
+from .request import Request, Response, S3Error, name_of, query_pairs, xml_response
 
 if TYPE_CHECKING:
     from ais_loader.values.entry import ObjectInfo

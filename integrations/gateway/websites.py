@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 
-from .errors import S3Error
+from .request import S3Error
 from .router import host_name
 
 

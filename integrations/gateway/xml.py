@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 from storage_node.limits import bounded_xml
 from storage_node.limits.bounded_xml import Element
 
-from .errors import Refusal, S3Error
+from .request import Refusal, S3Error
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")

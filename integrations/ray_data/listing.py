@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
 from ais_loader import Client, Entry, ObjectInfo, errors
+from ais_loader.objects.client import URL_VARIABLE
 from ais_loader.values.entry import EntryLike, to_entry
 from ais_loader.values.urls import SCHEME
+
+from ..shared_store import StoreReference, named_url
 
 _LISTED_TOGETHER = 8
 
@@ -101,3 +105,22 @@ def _members(client: Client, shards: Sequence[Entry]) -> list[Listed]:
 
     with ThreadPoolExecutor(_LISTED_TOGETHER, "ais-loader index") as pool:
         return [member for shard in pool.map(of, shards) for member in shard]
+
+
+_kept: dict[str, StoreReference] = {}
+"""Kept, because a process of Ray runs many tasks, and opening an embedded store costs more than many reads."""
+
+
+def store_here(url: str) -> StoreReference:
+    """Return this process's reference to the store."""
+    return _kept.setdefault(url, StoreReference(url))
+
+
+def portable_url(store: str | os.PathLike[str] | None) -> str:
+    """Return the store's URL for a task that runs in another folder and environment. Raises InvalidRequest."""
+    url = named_url(store)
+    if url is None:
+        raise errors.InvalidRequest(f"no store named: pass store=..., or set {URL_VARIABLE}")
+    if "://" in url and not url.startswith("file://"):
+        return url
+    return ",".join(os.path.abspath(part.removeprefix("file://")) for part in url.split(","))

@@ -21,8 +21,7 @@ from ais_loader.extras import needs
 from ais_loader.values.entry import EntryLike
 from ais_loader.values.packed import PackedBatch
 
-from .listing import Listed, listed, shares, url_of
-from .stores import portable_url, store_here
+from .listing import Listed, listed, portable_url, shares, store_here, url_of
 
 with needs("pyarrow", "Ray Data"):
     import pyarrow as pa

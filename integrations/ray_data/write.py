@@ -18,7 +18,7 @@ from ais_loader.extras import needs
 from ais_loader.values.urls import SCHEME
 
 from ..shared_store import StoreReference
-from .stores import portable_url, store_here
+from .listing import portable_url, store_here
 
 with needs("ray", "Ray Data"):
     from ray.data import Datasink

@@ -10,6 +10,7 @@ import copy
 import operator
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
@@ -17,13 +18,14 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader import Batch, Client, Entry, WithOpaque, errors
+from ais_loader import Batch, Client, Entry, MemberInfo, WithOpaque, errors
 from ais_loader.extras import needs
-from ais_loader.objects.sample_table import Rename, Select
+from ais_loader.objects.sample_table import LISTED_TOGETHER, Rename, SampleTable, Select, Shard
+from ais_loader.values.urls import split_url
 
 from ..shared_store import StoreReference, named_url
 from .opener import installed_url
-from .sample_table import expanded, listed
+from .shard_stream import require_whole
 
 with needs("webdataset", "samples of shards"):
     from webdataset.compat import FluidInterface
@@ -266,3 +268,46 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
     batched = unbatched = listed = unlisted = _belongs_elsewhere
     shuffle = select = slice = rsample = _belongs_elsewhere
     mcached = lmdb_cached = log_keys = _belongs_elsewhere
+
+
+with needs("webdataset", "samples of shards"):
+    from webdataset import shardlists
+
+
+def listed(
+    client: Client,
+    urls: Sequence[str],
+    *,
+    select: Select | None,
+    rename: Rename | None,
+    require_end: bool,
+    timeout_s: float,
+) -> SampleTable:
+    """List the samples of these shards, in order. Reads only their indexes, a few at a time.
+
+    Raises:
+        InvalidRequest: A URL is not one of the store, or a sample has two members of the same field. The message names
+            the shard.
+        ObjectNotFound, BucketNotFound, ArchiveError, NodeUnavailable.
+    """
+
+    def members_of(url: str) -> tuple[Shard, list[MemberInfo]]:
+        bucket_name, name = split_url(url)
+        bucket = client.bucket(bucket_name)
+        info = bucket.head(name)
+        require_whole(client, info, timeout_s=timeout_s, require_end=require_end)
+        shard = Shard(url, info.bucket, info.name, info.version)
+        return shard, list(bucket.members(info.name, version=info.version))
+
+    for url in urls:
+        split_url(url)
+    with ThreadPoolExecutor(LISTED_TOGETHER, "ais-loader index") as pool:
+        return SampleTable(pool.map(members_of, urls), select=select, rename=rename)
+
+
+def expanded(urls: str | Iterable[str]) -> list[str]:
+    """Expand URLs as WebDataset does: with braces, joined by `::`, or one by one. Raises InvalidRequest."""
+    listed = shardlists.expand_urls(urls) if isinstance(urls, str) else list(urls)
+    if not listed:
+        raise errors.InvalidRequest("no shards: give at least one URL like ais://bucket/shard.tar")
+    return listed

@@ -29,12 +29,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.backoff import Backoff, Suspects
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, CONNECT_TIMEOUT, with_changes
 from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire.suspects import Suspects
 from storage_node.batch.peer_lane import CONNECT_TIMEOUT_S, PeerLane, open_lane
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
 from storage_node.context.channels import Caller, newer_map

@@ -38,7 +38,7 @@ def verify(paths: tuple[Path, ...], expect: tuple[str, ...]) -> None:
 
     Exits with status 1 at the first line that is not right.
     """
-    from storage_node.security.audit.verify import verify as verify_files
+    from storage_node.security.audit.log_files import verify as verify_files
 
     sums: set[str] = set()
     failed = False

@@ -13,8 +13,7 @@ import click
 from ais_loader.cli.batch import loader_named, read_object
 from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.show import OutputLines, count_text, note, printable
-from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target
+from ais_loader.cli.stores import StoreChoice, Target, parse_target, takes_store
 from ais_loader.values.denials import Denials
 from ais_loader.values.html import local_time
 from storage_node.cli.audit import read_lines

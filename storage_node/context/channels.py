@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.backoff import Backoff, Suspects
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, PROXY
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
@@ -31,7 +31,6 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.map_delta import carried
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
 from ais_loader.wire.reserved import ERROR_KIND_KEY, NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
-from ais_loader.wire.suspects import Suspects
 from storage_node.context.errors import ReplicaLost, refused
 from storage_node.context.membership import Membership
 from storage_node.security.identity.credentials import ChannelCredentials

@@ -15,8 +15,8 @@ from storage_node.etl.run.node_transforms import NodeTransforms
 from storage_node.etl.run.result_cache import ResultCache, args_of, result_key
 from storage_node.etl.run.run_state import RunSettings
 from storage_node.etl.run.transformed_run import TransformedRun, check_calls, inputs_of
-from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
+from storage_node.etl.values import Spool
 from storage_node.etl.worker.environments import Environments
 from storage_node.etl.worker.stage import workers_of
 from storage_node.etl.worker.stage_context import StageContext

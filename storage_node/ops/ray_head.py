@@ -29,8 +29,8 @@ from pathlib import Path
 
 from ais_loader.errors import LoaderError
 from ais_loader.extras import needs
-from ais_loader.wire.own_folder import OwnFolder
-from storage_node.ops.ports import free_port
+from ais_loader.wire.node_folder import OwnFolder
+from storage_node.ops.node_file import free_port
 from storage_node.store.files.growing_file import write_atomically
 from storage_node.store.permissions import private
 

@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ais_loader.version import __version__
-from ais_loader.wire.node_environment import environment_digests
-from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id, unix_endpoint
+from ais_loader.wire.node_folder import NodeAddress, NodeFolder, environment_digests, host_id, unix_endpoint
 from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.server import NodeServer
 from storage_node.settings.config import EVERY_ADDRESS, ServerConfig

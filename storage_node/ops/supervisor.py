@@ -29,8 +29,7 @@ from storage_node.ops import cluster_identity, crash_backoff, node_file, node_lo
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
-from storage_node.ops.node_file import NodeFile
-from storage_node.ops.ports import free_port, is_free, usable_peer_ports
+from storage_node.ops.node_file import NodeFile, free_port, is_free, usable_peer_ports
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.sources import configured, for_node

@@ -24,13 +24,13 @@ from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.archives.cold_index import KINDS
 from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
-from storage_node.remote.drivers.remote_object import RemoteChanged
+from storage_node.remote.drivers.driver import RemoteChanged
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.buckets import ReplicaStale
+from storage_node.store.chunked_put import Spooled
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
-from storage_node.store.spooled import Spooled
 
 Part: TypeAlias = "tuple[Spooled, str] | ArrivingPart | None"
 """Bytes of a range, and the version of their object; bytes that are arriving; None if the object was stored."""

@@ -13,7 +13,7 @@ from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.tasks import results_of
 from storage_node.remote.copies.object_metadata import metadata_of
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import RemoteObject
 from storage_node.remote.location.skipped_names import SkippedNames
 from storage_node.remote.tier_context import TierContext
 

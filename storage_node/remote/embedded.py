@@ -29,10 +29,8 @@ from storage_node.remote.tier_context import TierHost
 from storage_node.remote.write_back.refusals import require_none, same_place
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.host_patterns import ANY
-from storage_node.store.chunked_put import put_chunks
+from storage_node.store.chunked_put import Spooled, put_chunks, put_small, spool_for
 from storage_node.store.drive.preconditions import Condition
-from storage_node.store.small_puts import put_small
-from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 from storage_node.store.write import check_announced
 

@@ -16,11 +16,11 @@ from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.tasks import results_of
 from storage_node.remote.archives.cold_parts import ColdParts, WantedPage, replaced
 from storage_node.remote.arriving.arriving_part import ArrivingPart, NotStored, begun
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import RemoteObject
 from storage_node.remote.fetching.fetches import Fetches
 from storage_node.remote.tier_context import TierContext
+from storage_node.store.chunked_put import Spooled
 from storage_node.store.read.object_reader import MemberPage
-from storage_node.store.spooled import Spooled
 
 FULL_LOGGED_S = 600.0
 """Interval of log messages about a full drive."""

@@ -14,8 +14,7 @@ from storage_node.cluster.replication.put_groups import PutGroup
 from storage_node.context.channels import Channels
 from storage_node.context.membership import Membership
 from storage_node.context.remote_buckets import RemoteBuckets
-from storage_node.remote.arriving.arrival import Read
-from storage_node.remote.arriving.arrivals import Arrivals
+from storage_node.remote.arriving.arrivals import Arrivals, Read
 from storage_node.remote.arriving.object_intake import StoreObject
 from storage_node.remote.copies.cache_space import CacheSpace
 from storage_node.remote.copies.eviction_order import NeededAt

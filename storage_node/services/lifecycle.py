@@ -23,7 +23,7 @@ from storage_node.cluster.map.revoked_tokens import RevokedTokens
 from storage_node.cluster.map.sync import MapSync
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.snapshots.node import NodeSnapshots
+from storage_node.cluster.snapshots.repair import NodeSnapshots
 from storage_node.context.channels import read_secret
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.remote_store import RemoteStore
@@ -37,7 +37,7 @@ from storage_node.limits.wakeup import Wakeup
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.remote.ahead.plans import Plans
 from storage_node.remote.ahead.prefetcher import Prefetcher
-from storage_node.remote.node_tier import node_tier
+from storage_node.remote.tier import node_tier
 from storage_node.services.buckets import BucketsService
 from storage_node.services.call_lines import CallLines
 from storage_node.services.call_path import CallPath, Methods

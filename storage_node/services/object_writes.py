@@ -23,8 +23,8 @@ from storage_node.security.rights.batches import refused_objects
 from storage_node.security.rights.granted import GRANTED
 from storage_node.services.errors import Context
 from storage_node.services.put_writer import PutWriter
+from storage_node.store.chunked_put import Spooled, spool_for
 from storage_node.store.drive.preconditions import condition_of_deletion
-from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
 
 _CHUNK_END = b""

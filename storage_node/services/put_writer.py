@@ -17,11 +17,10 @@ from storage_node.context.node import Node
 from storage_node.limits.call_slots import current_tenant
 from storage_node.services.lane.socket_payload import SocketPayload
 from storage_node.store.checksum import crc32c
-from storage_node.store.chunked_put import put_chunks
+from storage_node.store.chunked_put import put_chunks, put_small
 from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.format import CatalogEntry
-from storage_node.store.small_puts import put_small
 from storage_node.store.store import Store
 from storage_node.store.write import Upload, check_announced, check_content
 

@@ -11,7 +11,7 @@ from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.ahead.prefetcher import Prefetcher
-from storage_node.remote.copies.eviction import evict
+from storage_node.remote.copies.stored_copies import evict
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
 

@@ -11,7 +11,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.bench.calls import WRONG_BYTES, Calls, connected, numbers
-from ais_loader.bench.conductor import prepare
+from ais_loader.bench.crew import prepare
 from ais_loader.bench.filling import forget_written, remove
 from ais_loader.bench.machine import Nodes, make_cold
 from ais_loader.bench.plan import READING, WORKLOADS, BenchPlan

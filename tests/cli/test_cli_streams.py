@@ -58,7 +58,7 @@ def test_no_file_of_a_store_gets_a_standard_stream_s_number(store: str, tmp_path
     (tmp_path / "list").write_text("b/a\n")
     code = (
         "import os, sys\n"
-        "from ais_loader.cli.standard_streams import hold_standard_streams\n"
+        "from ais_loader.cli.main import hold_standard_streams\n"
         "hold_standard_streams()\n"
         "from ais_loader.objects.client import connect\n"
         "with connect(sys.argv[1]) as client:\n"

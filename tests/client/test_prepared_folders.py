@@ -17,8 +17,7 @@ import pytest
 
 from ais_loader import connect, errors
 from ais_loader.version import __version__
-from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id, unix_endpoint
-from ais_loader.wire.own_folder import OwnFolder
+from ais_loader.wire.node_folder import NodeAddress, NodeFolder, OwnFolder, host_id, unix_endpoint
 from storage_node.ops import ray_head
 from storage_node.security.identity.identity_folder import IdentityFolder
 

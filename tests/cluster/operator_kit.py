@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ais_loader.testing.folders import throwaway_folder
+from ais_loader.testing.stores import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from storage_node.ops import node_file, ray_head
 from storage_node.ops.node_discovery import make_nodes

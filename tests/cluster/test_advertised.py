@@ -11,7 +11,7 @@ import pytest
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.testing import NodeProcess
-from ais_loader.testing.folders import throwaway_folder
+from ais_loader.testing.stores import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map

@@ -27,8 +27,7 @@ from storage_node.ops.ask_nodes import NodeAnswer
 from storage_node.ops.commands import first_nodes, nodes_of
 from storage_node.ops.decommission import not_done
 from storage_node.ops.node_discovery import FoundNodes, NodeDrives, make_nodes
-from storage_node.ops.node_file import NodeFile
-from storage_node.ops.ports import free_port
+from storage_node.ops.node_file import NodeFile, free_port
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.ray_head import ClusterError, RayHead
 from storage_node.security.identity.identity_folder import IdentityFolder

@@ -11,8 +11,7 @@ import pytest
 from ais_loader.errors import StoreFormatError
 from storage_node.ops import node_file
 from storage_node.ops.node_discovery import find_nodes, group_drives, make_nodes, plan_new_nodes
-from storage_node.ops.node_file import NodeFile
-from storage_node.ops.ports import free_port, is_free, usable_ports
+from storage_node.ops.node_file import NodeFile, free_port, is_free, usable_ports
 from storage_node.store.drive.identity import DriveIdentity
 from tests.table import table
 

@@ -20,7 +20,7 @@ import pytest
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
-from ais_loader.testing.folders import throwaway_folder
+from ais_loader.testing.stores import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from storage_node.cluster.consensus.change import change_map

@@ -15,7 +15,7 @@ import pytest
 
 from ais_loader import Client, ClusterOptions, Entry, connect
 from ais_loader.errors import TransformFailed
-from ais_loader.testing.folders import throwaway_folder
+from ais_loader.testing.stores import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from storage_node.ops import ray_head
 from tests.cluster.operator_kit import Operator

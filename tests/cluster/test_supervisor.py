@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ais_loader.objects.client import connect
-from ais_loader.testing.folders import throwaway_folder
+from ais_loader.testing.stores import throwaway_folder
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
@@ -29,7 +29,7 @@ from storage_node.ops import supervisor as supervisor
 from storage_node.ops.actor import StorageNodeActor
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.node_discovery import NodeDrives, make_nodes
-from storage_node.ops.ports import free_port
+from storage_node.ops.node_file import free_port
 from storage_node.ops.settings_store import KeptSettings
 from storage_node.ops.status import cluster_status
 from storage_node.ops.supervisor import Supervisor

@@ -13,8 +13,7 @@ import pytest
 from conformance_kit import Heard, MiB, fill, names_in
 
 from ais_loader import Bucket, Client, CopySummary, ObjectInfo, Progress, RenameSummary, errors
-from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
-from ais_loader.objects.put_spec import PARTS_PREFIX
+from ais_loader.objects.put_spec import INLINE_BYTES, PARTS_PREFIX, make_range, make_request
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 

@@ -16,8 +16,7 @@ from PIL import Image
 
 from ais_loader import Bucket
 from ais_loader.errors import InvalidRequest, MemberNotFound, ObjectNotFound
-from ais_loader.objects.object_file import KEPT_BYTES
-from ais_loader.objects.read_ahead import CHUNK_BYTES, FIRST_BYTES, Ramp, chunk_spans
+from ais_loader.objects.object_file import CHUNK_BYTES, FIRST_BYTES, KEPT_BYTES, Ramp, chunk_spans
 from ais_loader.testing import seeded_bytes
 from tests.tar_kit import packed_tar
 

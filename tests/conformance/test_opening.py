@@ -9,8 +9,8 @@ import pytest
 
 from ais_loader import Bucket
 from ais_loader.errors import ArchiveError, BucketNotFound, InvalidRequest, MemberNotFound, NotAnArchive, ObjectNotFound
+from ais_loader.objects.object_file import BLOCK_BYTES
 from ais_loader.objects.pinned import WHOLE_BYTES
-from ais_loader.objects.read_ahead import BLOCK_BYTES
 from ais_loader.testing import seeded_bytes
 from tests.tar_kit import packed_tar
 

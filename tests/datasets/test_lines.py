@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from ais_loader import BatchLoader, Bucket, Client, Lines, errors
-from ais_loader.objects import line_index
 from ais_loader.plans import ShufflePlan
+from ais_loader.training import lines as line_index
 from ais_loader.wire.line_index import decode_index, encode_index, index_name
 from tests.example_count import examples
 from tests.table import table

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from ais_loader import Bucket, Client, connect, errors
-from ais_loader.cli import etl_jobs
+from ais_loader.cli import etl as etl_commands
 from ais_loader.testing import seeded_bytes
 from storage_node.context.node import Node
 from storage_node.etl.jobs import cluster_store
@@ -199,18 +199,18 @@ def command(client: Client, made: click.Command, *arguments: str) -> tuple[int, 
 @pytest.mark.slow
 def test_the_command_line_runs_lists_and_shows_jobs(client: Client, counted: Counted) -> None:
     given = [BUCKET, "to", "--etl", "upper", "--prefix", "d/00", "--rename", "txt=up", "--name", "j"]
-    assert command(client, etl_jobs.run, *given, "--dry-run")[1][0] == {
+    assert command(client, etl_commands.run, *given, "--dry-run")[1][0] == {
         "source": "d/000.txt",
         "result": "d/000.up",
         "refused": "",
     }
-    code, [made] = command(client, etl_jobs.run, *given)
+    code, [made] = command(client, etl_commands.run, *given)
     assert (code, made["state"], made["counts"]["transformed"]) == (0, "done", 10)
-    assert command(client, etl_jobs.jobs) == (0, [made])
-    code, [shown] = command(client, etl_jobs.job, "j", "--wait", "--failures")
+    assert command(client, etl_commands.jobs) == (0, [made])
+    code, [shown] = command(client, etl_commands.job, "j", "--wait", "--failures")
     assert (code, shown) == (0, {**made, "failures": [], "more_failures": False})
-    assert command(client, etl_jobs.cancel, "j", "--forget") == (0, [made])
-    assert command(client, etl_jobs.jobs) == (0, [])
+    assert command(client, etl_commands.cancel, "j", "--forget") == (0, [made])
+    assert command(client, etl_commands.jobs) == (0, [])
 
 
 @pytest.mark.slow

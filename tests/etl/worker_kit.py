@@ -15,9 +15,8 @@ import cloudpickle
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.run.node_transforms import NodeTransforms
-from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
-from storage_node.etl.values import Content, Origin
+from storage_node.etl.values import Content, Origin, Spool
 from storage_node.etl.worker.environments import Environments
 from storage_node.etl.worker.stage_context import StageContext
 from storage_node.settings.config import ServerConfig

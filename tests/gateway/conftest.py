@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ais_loader import Client
-from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.keys import Account
+from ais_loader.integrations.gateway.clients import Account, Clients
 from ais_loader.testing import NodeProcess, throwaway_folder
 from tests.gateway.gateway_thread import GatewayThread
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ais_loader.integrations.gateway.app import Gateway
-from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.keys import Account
+from ais_loader.integrations.gateway.clients import Account, Clients
 from ais_loader.integrations.gateway.serve import listen, serve_until
 from ais_loader.integrations.gateway.server.certificate import Certificate
 from ais_loader.integrations.gateway.server.options import GatewayOptions

@@ -15,8 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from ais_loader import connect
-from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.keys import Account
+from ais_loader.integrations.gateway.clients import Account, Clients
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
 from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.security.identity.identity_folder import IdentityFolder

@@ -20,7 +20,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from ais_loader import errors
-from ais_loader.integrations.gateway.errors import S3Error
+from ais_loader.integrations.gateway.request import S3Error
 from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.integrations.gateway.xml import parse
 from tests.gateway.conftest import ACCOUNT, Served

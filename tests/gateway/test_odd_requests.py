@@ -17,7 +17,7 @@ from botocore.credentials import Credentials
 
 from ais_loader import errors
 from ais_loader.integrations.gateway.bodies import Body
-from ais_loader.integrations.gateway.errors import S3Error, of_store
+from ais_loader.integrations.gateway.request import S3Error, of_store
 from ais_loader.integrations.gateway.signature import Signed
 from ais_loader.integrations.gateway.spool import BodyMemory, BodySpool
 from ais_loader.integrations.gateway.websites import refuse_websites

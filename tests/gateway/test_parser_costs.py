@@ -20,12 +20,9 @@ from ais_loader.integrations.gateway.aistore import router as ais_router
 from ais_loader.integrations.gateway.aistore.bodies import AisBody
 from ais_loader.integrations.gateway.aistore.request import AisRequest
 from ais_loader.integrations.gateway.bodies import Body
-from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.errors import Refusal
-from ais_loader.integrations.gateway.keys import Account
-from ais_loader.integrations.gateway.parsing import parse_json, query_pairs
+from ais_loader.integrations.gateway.clients import Account, Clients
 from ais_loader.integrations.gateway.post_form import PostForm
-from ais_loader.integrations.gateway.request import Request, Response
+from ais_loader.integrations.gateway.request import Refusal, Request, Response, parse_json, query_pairs
 from ais_loader.integrations.gateway.signature import ALGORITHM, Signed, verify
 from ais_loader.integrations.gateway.spool import BodyMemory
 from ais_loader.integrations.gateway.websites import refuse_websites

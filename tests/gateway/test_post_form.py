@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from ais_loader.integrations.gateway.errors import S3Error
 from ais_loader.integrations.gateway.post_form import PostForm
+from ais_loader.integrations.gateway.request import S3Error
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ais_loader.integrations.gateway.errors import S3Error
-from ais_loader.integrations.gateway.keys import Account
+from ais_loader.integrations.gateway.clients import Account
+from ais_loader.integrations.gateway.request import S3Error
 from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.integrations.gateway.server.request_slots import RequestSlots
 from ais_loader.testing import eventually

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.integrations.gateway.errors import S3Error
+from ais_loader.integrations.gateway.request import S3Error
 from ais_loader.integrations.gateway.spool import AT_ONCE_BYTES, BodyMemory, BodySpool
 from ais_loader.values.source import Source
 from ais_loader.wire.checksum import crc32c

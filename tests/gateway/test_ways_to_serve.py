@@ -14,9 +14,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from ais_loader import errors
-from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.errors import S3Error
-from ais_loader.integrations.gateway.keys import Account, read_keys
+from ais_loader.integrations.gateway.clients import Account, Clients, read_keys
+from ais_loader.integrations.gateway.request import S3Error
 from ais_loader.integrations.gateway.router import split_path
 from tests.gateway.command_kit import COMMAND, TIMEOUT_S, GatewayCommand, key_file, s3_at
 from tests.gateway.conftest import ACCOUNT, Served

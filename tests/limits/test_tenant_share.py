@@ -19,9 +19,8 @@ from ais_loader.wire.generated import ais_batch_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, MESSAGE, VERSION, WELCOME
 from ais_loader.wire.reserved import TENANT_KEY
-from storage_node.limits.call_slots import CallSlots, Streams
+from storage_node.limits.call_slots import CallSlots, Streams, peer_of_address
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.limits.peers import peer_of_address
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.loop_kit import run, settle

@@ -12,8 +12,7 @@ import prometheus_client
 import pytest
 
 from ais_loader import BatchLoader, BatchMetrics, MapDataset, ShufflePlan, connect
-from ais_loader.loading.explanation import CAUSES, cause_of, explained
-from ais_loader.loading.records import BatchRecord, Summary
+from ais_loader.loading.records import CAUSES, BatchRecord, Summary, cause_of, explained
 from ais_loader.testing import eventually, throwaway_store
 from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.frame import encode_prefix, without_end

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plans_kit import bucket_groups
 
 from ais_loader.plans import BucketPlan
-from ais_loader.plans.balance import balanced
+from ais_loader.plans.groups import balanced
 from tests.example_count import examples
 from tests.table import table
 

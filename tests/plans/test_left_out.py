@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 from ais_loader import BatchLoader, BatchSampler, MapDataset, connect
 from ais_loader.errors import InvalidRequest
 from ais_loader.plans import BucketPlan, MixPlan, NumberPlan, PackPlan, ShufflePlan
-from ais_loader.plans.balance import balanced
+from ais_loader.plans.groups import balanced
 from tests.table import table
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.suspects import Suspects
+from ais_loader.wire.backoff import Backoff, Suspects
 
 
 class Clock:

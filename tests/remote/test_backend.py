@@ -27,9 +27,9 @@ from ais_loader.errors import (
     VersionConflict,
 )
 from ais_loader.wire.remote import Remote
-from storage_node.remote.drivers import azure_listing
+from storage_node.remote.drivers import listing_request
+from storage_node.remote.drivers.driver import RemoteChanged
 from storage_node.remote.drivers.object_stores import ObjectStores
-from storage_node.remote.drivers.remote_object import RemoteChanged
 from storage_node.remote.location.skipped_names import SkippedNames
 from tests.remote.backend_kit import BUCKET, MIB, Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
 from tests.remote.s3_server import S3Server
@@ -160,7 +160,7 @@ def test_listings_have_the_order_of_utf8(place: Place) -> None:
 @pytest.mark.slow
 @writable
 def test_listings_have_prefixes_starts_and_pages(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(azure_listing, "PAGE_KEYS", 40)  # the servers of tests have pages of 100
+    monkeypatch.setattr(listing_request, "PAGE_KEYS", 40)  # the servers of tests have pages of 100
 
     async def run() -> None:
         async with place.backend() as backend:

@@ -15,7 +15,7 @@ import pytest
 
 from ais_loader.errors import ObjectNotFound, RemoteDenied, RemoteUnavailable, Unsupported, VersionConflict
 from ais_loader.wire.remote import Remote
-from storage_node.remote.drivers.remote_object import RemoteChanged
+from storage_node.remote.drivers.driver import RemoteChanged
 from tests.remote.backend_kit import BUCKET, MIB, Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
 from tests.table import table
 

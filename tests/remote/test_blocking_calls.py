@@ -11,7 +11,7 @@ import pytest
 
 from ais_loader import Entry, Remote, connect
 from storage_node.remote.drivers import cloud_driver
-from storage_node.remote.drivers.blocking_calls import BlockingCalls
+from storage_node.remote.drivers.cloud_driver import BlockingCalls
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled

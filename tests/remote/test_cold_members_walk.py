@@ -18,8 +18,7 @@ from ais_loader.wire.cold_reads import near_ranges
 from storage_node.remote.archives.cold_archives import hints_in
 from storage_node.remote.archives.cold_index import ColdIndex, IndexSource
 from storage_node.remote.archives.sparse_source import MissingBytes, SparseSource
-from storage_node.remote.archives.tar_walk import TarWalk
-from storage_node.remote.archives.zip_walk import index_directory
+from storage_node.remote.archives.tar_walk import TarWalk, index_directory
 from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Remote, connect, errors
-from ais_loader.objects.remote.remote_places import split_place
 from ais_loader.testing.node import NodeProcess
+from ais_loader.training.process_client import split_place
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy

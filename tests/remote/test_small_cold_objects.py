@@ -19,7 +19,7 @@ from storage_node.remote import embedded
 from storage_node.remote.arriving import object_intake
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
-from storage_node.store.small_puts import put_small
+from storage_node.store.chunked_put import put_small
 from storage_node.store.store import Store
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket

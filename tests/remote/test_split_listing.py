@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_node.remote.drivers.driver import ListBounds
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import ListBounds, RemoteObject
 from storage_node.remote.inventory.split_listing import ListedRange, SplitListing, point_between
 from storage_node.remote.location.skipped_names import SkippedNames
 from tests.example_count import examples

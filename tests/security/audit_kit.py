@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from ais_loader.testing.waiting import eventually
 from storage_node.cli.audit import audit
 from storage_node.security.audit.log import AuditLog, LogPlace
-from storage_node.security.audit.log_files import files_in, lines_of
-from storage_node.security.audit.verify import LogVerdict
-from storage_node.security.audit.verify import verify as verify_log
+from storage_node.security.audit.log_files import LogVerdict, files_in, lines_of
+from storage_node.security.audit.log_files import verify as verify_log
 from storage_node.server import NodeServer
 from storage_node.store.store_record import AuditEnd
 

@@ -13,8 +13,8 @@ from ais_loader.errors import InvalidRequest, NodeUntrusted
 from ais_loader.objects.client import CA_VARIABLE
 from ais_loader.training.process_client import ProcessClient
 from storage_node.security.identity.certified import node_uri
+from storage_node.security.identity.credentials import TlsFiles
 from storage_node.security.identity.identity_folder import IdentityFolder
-from storage_node.security.identity.tls_files import TlsFiles
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.security.tls_kit import HOUR, forged

@@ -15,8 +15,8 @@ from ais_loader.errors import StoreError
 from ais_loader.extras import MissingExtra
 from storage_node.security.identity import identity_folder
 from storage_node.security.identity.certified import OPERATOR_URI, node_uri
+from storage_node.security.identity.credentials import TlsFiles
 from storage_node.security.identity.identity_folder import IdentityFolder, is_due, reachable_as
-from storage_node.security.identity.tls_files import TlsFiles
 from tests.security.tls_kit import HOUR, forged
 
 UUID = bytes(range(16))

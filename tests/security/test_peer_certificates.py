@@ -17,8 +17,8 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
 from storage_node.security.identity.certified import OPERATOR_URI, node_uri
+from storage_node.security.identity.credentials import TlsFiles
 from storage_node.security.identity.identity_folder import IdentityFolder
-from storage_node.security.identity.tls_files import TlsFiles
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member

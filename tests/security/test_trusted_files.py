@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import RemoteDenied
-from ais_loader.integrations.gateway.keys import read_keys
+from ais_loader.integrations.gateway.clients import read_keys
 from ais_loader.integrations.gateway.server.certificate import Certificate
 from ais_loader.wire.remote import Remote
 from storage_node.context.channels import make_secret, read_secret

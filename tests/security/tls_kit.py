@@ -16,9 +16,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.context.channels import Caller
-from storage_node.security.identity.credentials import ChannelCredentials
+from storage_node.security.identity.credentials import ChannelCredentials, TlsFiles
 from storage_node.security.identity.identity_folder import IdentityFolder
-from storage_node.security.identity.tls_files import TlsFiles
 
 TIMEOUT_S = 60.0
 OPTIONS = (("grpc.use_local_subchannel_pool", 1),)

@@ -119,7 +119,7 @@ def _moved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _other_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = os.geteuid() + 1
-    monkeypatch.setattr("ais_loader.wire.own_folder.os.geteuid", lambda: user)
+    monkeypatch.setattr("ais_loader.wire.node_folder.os.geteuid", lambda: user)
 
 
 def _short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from ais_loader.objects.bucket_part import BucketPart
 from ais_loader.transport.base import Transport, require_text
 from ais_loader.transport.remote_inventory import UNREADABLE, InventoryReader, readable
 from ais_loader.values.entry_table import EntryTable
-from ais_loader.values.inventory import InventoryInfo, when
+from ais_loader.values.summary import InventoryInfo, when
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.inventory import PREFIX, Description, changed_name, current_name

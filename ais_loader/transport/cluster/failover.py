@@ -28,7 +28,7 @@ from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.source import Buffer
-from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.backoff import Backoff, Suspects
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads, choose
@@ -36,7 +36,6 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.placement import Candidate, object_hash, ranked
-from ais_loader.wire.suspects import Suspects
 
 T = TypeVar("T")
 DAMAGED = errors.CorruptObject, errors.ArchiveDamaged, errors.ArchiveIndexError
@@ -428,40 +427,29 @@ class Failover:
         name: str,
         call: Callable[[NodeCalls], T],
         *,
-        retry: bool,
-        patience: RetryBudget | None = None,
-    ) -> T:
-        """Return the answer of the first owner that has one. `retry`: the call can be made twice. `patience`: the retry
-        limit that several writes share."""
-        return self._first(lambda: self._owners(bucket, name), call, retry=retry, consumes=True, patience=patience)
-
-    def _write_first(
-        self,
-        bucket: str,
-        name: str,
-        call: Callable[[NodeCalls], T],
-        *,
+        only_first: bool = False,
         retry: bool,
         replay: bool | None = None,
         patience: RetryBudget | None = None,
     ) -> T:
-        """Return the first owner's answer. A node that is no longer the first owner makes the client refresh the map.
+        """Return the answer of the first owner that has one.
 
         Args:
+            only_first: ask the first owner alone. A node that is no longer the first owner makes the client refresh the
+                map.
             retry: whether the call can be made twice, although the first attempt may have taken effect.
-            replay: whether it can be made twice if the first attempt was rejected; defaults to `retry`.
-            patience: see `_write`.
+            replay: with `only_first`, whether it can be made twice if the first attempt was rejected; defaults to
+                `retry`.
+            patience: the retry limit that several writes share.
 
         Raises NodeUnavailable, StaleMap after `retry_s`.
         """
-        return self._first(
-            lambda: self._ranked_owners(bucket, name)[:1],
-            call,
-            retry=retry,
-            consumes=True,
-            replay=retry if replay is None else replay,
-            patience=patience,
-        )
+
+        def owners() -> list[bytes]:
+            return self._ranked_owners(bucket, name)[:1] if only_first else self._owners(bucket, name)
+
+        replay = (retry if replay is None else replay) if only_first else None
+        return self._first(owners, call, retry=retry, consumes=True, replay=replay, patience=patience)
 
     def _owners(self, bucket: str, name: str) -> list[bytes]:
         members = self.members
@@ -492,7 +480,7 @@ class Failover:
     ) -> T:
         """Return the answer of the first of these nodes that has one. `retry`: see `_write`. `consumes`: the call
         consumes its source, which cannot be read a second time, before it is known whether the node is there. `replay`:
-        see `_write_first`; None for calls that any node answers, whatever its map."""
+        see `_write`; None for calls that any node answers, whatever its map."""
         members, patience = self.members, patience or RetryBudget(self._retry_s)
         while True:
             failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")

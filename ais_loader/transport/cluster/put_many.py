@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from ais_loader import errors
@@ -41,42 +42,6 @@ class PutOne(Protocol):
     def __call__(self, spec: PutSpec, source: Source, *, patience: RetryBudget) -> ObjectInfo: ...
 
 
-def put_many(
-    objects: Iterable[tuple[PutSpec, Source]],
-    node_of: Callable[[PutSpec], bytes],
-    open_stream_of: Callable[[bytes], OpenStream],
-    put_one: PutOne,
-    has_bucket: Callable[[str], bool],
-    *,
-    retry_s: float,
-    has_others: bool,
-) -> Generator[Result, None, None]:
-    """Yield one result per object, in order. A failed object does not stop the others.
-
-    Args:
-        node_of: returns the node for an object.
-        open_stream_of: opens a stream of groups to a node.
-        put_one: puts large objects, objects that a lost node had not acknowledged, and objects of nodes with an old
-            map.
-        has: whether a bucket of this name exists, by the client's map.
-        retry_s: how long objects of one node may fail in a row before all of its remaining objects fail.
-        has_others: whether other nodes may take what a node does not. If not, groups are sent again to the only node,
-            and its failure for `retry_s` is raised.
-    """
-    puts = _Puts(node_of, open_stream_of, put_one, has_bucket, retry_s, has_others=has_others)
-    try:
-        for spec, source in objects:
-            puts.take(spec, source)
-            yield from puts.ready()
-            if len(puts.results) > MAX_UNDELIVERED:
-                puts.flush()
-                yield from puts.ready()
-        puts.flush()
-        yield from puts.ready()
-    finally:
-        puts.close()
-
-
 class _NodeStream:
     """State of the objects for one node."""
 
@@ -91,25 +56,27 @@ class _NodeStream:
         self.places: list[int] = []
 
 
-class _Puts:
-    def __init__(
-        self,
-        node_of: Callable[[PutSpec], bytes],
-        open_stream_of: Callable[[bytes], OpenStream],
-        put_one: PutOne,
-        has_bucket: Callable[[str], bool],
-        retry_s: float,
-        *,
-        has_others: bool,
-    ) -> None:
-        self._has_others = has_others
-        self._node_of = node_of
-        self._retry_s = retry_s
-        self._has_bucket = has_bucket
-        self._open_stream_of = open_stream_of
-        self._put_one = put_one
+@dataclass
+class PutMany:
+    """One bulk put."""
+
+    node_of: Callable[[PutSpec], bytes]
+    """Returns the node for an object."""
+    open_stream_of: Callable[[bytes], OpenStream]
+    """Opens a stream of groups to a node."""
+    put_one: PutOne
+    """Puts large objects, objects that a lost node had not acknowledged, and objects of nodes with an old map."""
+    has_bucket: Callable[[str], bool]
+    """Whether a bucket of this name exists, by the client's map."""
+    retry_s: float
+    """How long objects of one node may fail in a row before all of its remaining objects fail."""
+    has_others: bool
+    """Whether other nodes may take what a node does not. If not, groups are sent again to the only node, and its
+    failure for `retry_s` is raised."""
+
+    def __post_init__(self) -> None:
         self._nodes: dict[bytes, _NodeStream] = {}
-        self.results: dict[int, Result] = {}
+        self._results: dict[int, Result] = {}
         self._delivered = 0
         self._names: deque[tuple[str, str]] = deque()
         """Bucket and name of each undelivered object."""
@@ -119,29 +86,43 @@ class _Puts:
         self._beside: deque[tuple[_NodeStream, int, Future[ObjectInfo]]] = deque()
         """PUTs on threads, with the positions of their objects."""
 
-    def take(self, spec: PutSpec, source: Source) -> None:
+    def results_of(self, objects: Iterable[tuple[PutSpec, Source]]) -> Generator[Result, None, None]:
+        """Yield one result per object, in order. A failed object does not stop the others."""
+        try:
+            for spec, source in objects:
+                self._take(spec, source)
+                yield from self._ready()
+                if len(self._results) > MAX_UNDELIVERED:
+                    self._flush_all()
+                    yield from self._ready()
+            self._flush_all()
+            yield from self._ready()
+        finally:
+            self._close()
+
+    def _take(self, spec: PutSpec, source: Source) -> None:
         place, name = self._delivered + len(self._names), (spec.bucket, spec.name)
         is_first = name not in self._places
         self._names.append(name)
         self._places[name] = place
         small = data = None
         try:
-            key = self._node_of(spec)
+            key = self.node_of(spec)
             if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:
                 data = source.read()
                 small = small_object(spec, data) if len(data) < _BESIDE_BYTES else None
         except errors.LoaderError as error:
-            self.results[place] = error
+            self._results[place] = error
             return
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = _NodeStream(self._open_stream_of(key), self._retry_s, has_others=self._has_others)
+            node = self._nodes[key] = _NodeStream(self.open_stream_of(key), self.retry_s, has_others=self.has_others)
         if not is_first and (small is None or self._beside):
-            self.flush()  # the object replaces one of them
+            self._flush_all()  # the object replaces one of them
         if small is None and data is not None:
             self._collect(_PUTS_BESIDE - 1)
             try:
-                put = self._threads.submit(self._put_one, spec, Source(data), patience=node.patience)
+                put = self._threads.submit(self.put_one, spec, Source(data), patience=node.patience)
             except RuntimeError:  # the interpreter is ending, and begins no more threads
                 self._alone(node, place, spec, Source(data))
             else:
@@ -158,15 +139,15 @@ class _Puts:
         if len(node.group) >= GROUP_OBJECTS:
             self._send(node)
 
-    def ready(self) -> Iterator[Result]:
-        while self._delivered in self.results:
+    def _ready(self) -> Iterator[Result]:
+        while self._delivered in self._results:
             place, name = self._delivered, self._names.popleft()
             self._delivered += 1
             if self._places[name] == place:
                 del self._places[name]
-            yield self.results.pop(place)
+            yield self._results.pop(place)
 
-    def flush(self) -> None:
+    def _flush_all(self) -> None:
         """Wait until everything has been acknowledged; the nodes work in parallel."""
         for node in self._nodes.values():
             self._send(node)
@@ -174,7 +155,7 @@ class _Puts:
             self._flush(node)
         self._collect(0)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
         for node in self._nodes.values():
             node.sender.close()
@@ -202,22 +183,22 @@ class _Puts:
         try:
             for result in step():
                 place, small = node.sent.popleft()
-                outdated = isinstance(result, errors.BucketNotFound) and self._has_bucket(small.bucket)
+                outdated = isinstance(result, errors.BucketNotFound) and self.has_bucket(small.bucket)
                 is_full = isinstance(result, errors.DriveFull) and not everybody_is_full
                 elsewhere = outdated or is_full or isinstance(result, errors.StaleMap | errors.WriteTooLate)
-                if elsewhere and self._has_others:
+                if elsewhere and self.has_others:
                     # Put it alone: on its first owner by a newer map, on an owner with room for at least a version, or
                     # on one that checks for earlier attempts again.
                     alone = self._alone(node, place, spec_of(small, node.sender.doubtful_since_s), Source(small.data))
                     everybody_is_full = is_full and isinstance(alone, errors.DriveFull)
                 else:
-                    self.results[place] = result
+                    self._results[place] = result
         except errors.Closed:
             raise
         except errors.LoaderError as error:
-            if not self._has_others and node.sender.in_doubt and (found := of_a_repeat(error)) is not error:
+            if not self.has_others and node.sender.in_doubt and (found := of_a_repeat(error)) is not error:
                 raise found from error
-            if not self._has_others or not error.retryable:
+            if not self.has_others or not error.retryable:
                 raise
             self._rescue(node)
 
@@ -232,7 +213,7 @@ class _Puts:
             place, small = node.sent.popleft()
             if failure is not None:
                 left = errors.NodeUnavailable(str(failure))
-                self.results[place] = left if doubtful_since_s is None else unknown(left)
+                self._results[place] = left if doubtful_since_s is None else unknown(left)
                 continue
             result = self._alone(node, place, spec_of(small, doubtful_since_s), Source(small.data))
             if isinstance(result, errors.LoaderError) and node.patience.is_over:
@@ -240,7 +221,7 @@ class _Puts:
 
     def _alone(self, node: _NodeStream, place: int, spec: PutSpec, source: Source) -> Result:
         """Put an object that cannot go through this node's stream."""
-        return self._settle(node, place, lambda: self._put_one(spec, source, patience=node.patience))
+        return self._settle(node, place, lambda: self.put_one(spec, source, patience=node.patience))
 
     def _settle(self, node: _NodeStream, place: int, put: Callable[[], ObjectInfo]) -> Result:
         """Take the result of a PUT of one object."""
@@ -255,5 +236,5 @@ class _Puts:
                 node.patience.failed()
         else:
             node.patience.progress()
-        self.results[place] = result
+        self._results[place] = result
         return result

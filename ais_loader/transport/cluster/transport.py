@@ -27,7 +27,7 @@ from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.node_listing import node_pages
 from ais_loader.transport.cluster.promote import promote, promote_request
-from ais_loader.transport.cluster.put_many import put_many
+from ais_loader.transport.cluster.put_many import PutMany
 from ais_loader.transport.cluster.remote_bucket_calls import RemoteBucketCalls
 from ais_loader.transport.cluster.routing import assemblers
 from ais_loader.transport.grpc.node_calls import NodeCalls
@@ -41,9 +41,8 @@ from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.requests import BatchOptions, requests_for_entries
-from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
-from ais_loader.values.summary import BucketSummary
+from ais_loader.values.summary import BucketSummary, SnapshotAction, SnapshotInfo
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
@@ -110,30 +109,32 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
 
     # -- objects
 
-    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        return self._put(spec, source, patience=RetryBudget(self._retry_s))
-
-    def _put(self, spec: PutSpec, source: Source, *, patience: RetryBudget) -> ObjectInfo:
+    def put(self, spec: PutSpec, source: Source, *, patience: RetryBudget | None = None) -> ObjectInfo:
         """Put an object. `patience`: a retry limit that several puts may share."""
         require_bucket(spec.bucket)
         require_text(spec.name, errors.InvalidName, "object name")
-        write = self._write_first if spec.is_conditional else self._write
         put = self._checked(spec.bucket, lambda node: node.put(spec, source))
         with spec.tries.raise_if_unknown():
-            return write(spec.bucket, spec.name, put, retry=source.replayable, patience=patience)
+            return self._write(
+                spec.bucket,
+                spec.name,
+                put,
+                only_first=spec.is_conditional,
+                retry=source.replayable,
+                patience=patience,
+            )
 
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
     ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
-        yield from put_many(
-            objects,
+        yield from PutMany(
             self._owner_of,
             lambda node: self.members.calls(node).open_puts,
-            self._put,
+            self.put,
             self._has,
-            retry_s=self._retry_s,
-            has_others=self.members.only is None,
-        )
+            self._retry_s,
+            self.members.only is None,
+        ).results_of(objects)
 
     def compose(
         self,
@@ -152,9 +153,8 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
 
             sources = {part.range.bucket for part in request.part if part.HasField("range")}
             checked = self._checked(made.bucket, call, *sources)
-            if made.condition.if_absent or made.condition.if_version:
-                return self._write_first(made.bucket, made.name, checked, retry=retry, replay=True)
-            return self._write(made.bucket, made.name, checked, retry=retry)
+            is_conditional = bool(made.condition.if_absent or made.condition.if_version)
+            return self._write(made.bucket, made.name, checked, only_first=is_conditional, retry=retry, replay=True)
 
     def _owner_of(self, spec: PutSpec) -> bytes:
         owners = self._ranked_owners if spec.is_conditional else self._owners
@@ -291,12 +291,11 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)
-        write = self._write_first if if_version is not None else self._write
         tries = WriteTries()
 
         delete = self._checked(bucket, lambda node: node.delete(bucket, name, if_version=if_version, tries=tries))
         with tries.raise_if_unknown():
-            write(bucket, name, delete, retry=True)
+            self._write(bucket, name, delete, only_first=if_version is not None, retry=True)
 
     def _pages(self, request: pb.ListRequest) -> Iterator[Sequence[Item]]:
         return node_pages(self.members, request, self._any, lambda: self._has_others, self._retry_s)

@@ -40,9 +40,8 @@ from ais_loader.transport.session.session import Session
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.promote import PromoteResult
-from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
-from ais_loader.values.summary import BucketSummary, PrefixSummary
+from ais_loader.values.summary import BucketSummary, PrefixSummary, SnapshotAction, SnapshotInfo
 from ais_loader.values.urls import endpoints_of, is_host_port
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb

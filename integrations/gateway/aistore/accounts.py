@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from ais_loader import errors
 from ais_loader.objects.client import Client
 
-from ..clients import Clients
-from ..keys import MAX_ACCESS_KEY, Account
-from .errors import AISError
+from ..clients import MAX_ACCESS_KEY, Account, Clients
+from .request import AISError
 
 _BEARER = "bearer "
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 
 from ais_loader.errors import ObjectNotFound
-from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.multipart import MultipartUpload, PartInfo, part_name
+from ais_loader.objects.put_spec import make_range, make_request
 from ais_loader.wire.reserved import of_client
 
 from ..multipart import crc32c_of
 from ..objects import MAX_PARTS
 from ..request import Response
-from .errors import AISError
 from .multipart import upload_of
-from .request import AisRequest
+from .request import AISError, AisRequest
 
 HANDLE = "ais-append-handle"
 _HANDLE = re.compile(r"([0-9a-f]{32})\.([0-9]{1,5})\Z")

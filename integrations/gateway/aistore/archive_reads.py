@@ -13,8 +13,7 @@ from ais_loader.values.entry import Item
 
 from ..reading import Reading, begun
 from ..request import Response
-from .errors import AISError
-from .request import AisRequest
+from .request import AISError, AisRequest
 
 _MAX_PATTERN = 1000
 _MODES = ("regexp", "prefix", "suffix", "substr", "wdskey")

@@ -12,14 +12,12 @@ from ais_loader.objects.archive import ArchiveFormat, ArchiveNames
 from ais_loader.objects.bucket import Bucket
 from ais_loader.values.entry import Entry
 
-from ..names import name_of
-from ..request import Response
+from ..request import Response, name_of
 from ..spool import IN_MEMORY_BYTES
 from .copies import places
-from .errors import AISError, unsupported
 from .groups import Selection, selection
 from .jobs import JobOutcome, Stopping, answer_when_done
-from .request import AisRequest
+from .request import AISError, AisRequest, unsupported
 
 _GROUP = 1000
 _FORMATS: dict[str, ArchiveFormat] = {

@@ -12,7 +12,7 @@ from ais_loader.wire.reserved import is_reserved
 
 from .. import attributes as stored
 from .bodies import CHECKSUM_TYPE, CHECKSUM_VALUE
-from .errors import AISError
+from .request import AISError
 
 ATIME, VERSION, PRESENT, CUSTOM = "ais-atime", "ais-version", "ais-present", "ais-custom-md"
 _PROPS = frozenset(

@@ -21,10 +21,9 @@ from ..reading import begun
 from ..request import Response
 from ..spool import IN_MEMORY_BYTES
 from .batch_plan import Asked, BatchPlan, batch_plan
-from .errors import AISError, of_store
 from .jobs import GET_BATCH, Stopping
 from .recent_jobs import RecentJobs, Stopped
-from .request import AisRequest
+from .request import AISError, AisRequest, of_store
 
 MAX_BODY_BYTES = 32 << 20
 _CHUNK_BYTES = 1 << 20

@@ -10,9 +10,8 @@ from typing import Any
 from ais_loader.objects.archive import ArchiveFormat, ArchiveNames
 from ais_loader.values.entry import Entry
 
-from ..names import name_of
-from .errors import AISError
-from .providers import check_bucket_name, provider_named
+from ..request import name_of
+from .request import AISError, check_bucket_name, provider_named
 
 MAX_ENTRIES = 100_000
 _FORMATS: dict[str, tuple[ArchiveFormat, str]] = {

@@ -10,7 +10,7 @@ from typing import Protocol
 import xxhash
 
 from ..spool import BodyMemory, BodySpool
-from .errors import AISError
+from .request import AISError
 
 CHECKSUM_TYPE, CHECKSUM_VALUE = "ais-checksum-type", "ais-checksum-value"
 

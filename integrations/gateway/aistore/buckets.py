@@ -13,11 +13,8 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.transport.base import BucketInfo
 from ais_loader.wire.redundancy import Redundancy
 
-from ..names import check_prefix
-from ..request import Response
-from .errors import AISError, unsupported
-from .providers import provider_of
-from .request import AisRequest, json_response, text_response
+from ..request import Response, check_prefix
+from .request import AISError, AisRequest, json_response, provider_of, text_response, unsupported
 
 BUCKET_PROPS, BUCKET_SUMMARY, JOB_ID = "ais-bucket-props", "ais-bucket-summ", "ais-xaction-id"
 _RUNNING = 202

@@ -16,9 +16,7 @@ from urllib.parse import urlsplit
 
 from ..request import Response
 from .buckets import props_of
-from .errors import AISError
-from .providers import provider_of
-from .request import AisRequest, json_response, text_response
+from .request import AISError, AisRequest, json_response, provider_of, text_response
 
 PROXY, TARGET = "gateway", "store"
 """Ids of the nodes that the map shows."""

@@ -14,12 +14,9 @@ from ais_loader.objects.multipart import MultipartUpload
 from ais_loader.transport.base import BucketInfo
 from ais_loader.values.entry import ObjectInfo
 
-from ..names import check_prefix, name_of
-from ..request import Response
-from .errors import AISError, bucket_not_found
+from ..request import Response, check_prefix, name_of
 from .jobs import JobOutcome, Stopping, answer_when_done
-from .providers import check_bucket_name, keeps_copies, provider_named
-from .request import AisRequest
+from .request import AISError, AisRequest, bucket_not_found, check_bucket_name, keeps_copies, provider_named
 
 _DELETE_TRIES = 5
 _GROUP = 1000

@@ -21,10 +21,9 @@ from ais_loader.values.urls import is_remote
 
 from ..request import Response
 from .copies import Copying, places, uname
-from .errors import AISError, unsupported
 from .groups import selection
 from .jobs import ETL_BUCKET, ETL_OBJECTS, new_store_job, store_job
-from .request import AisRequest, json_response, text_response
+from .request import AISError, AisRequest, json_response, text_response, unsupported
 
 MAX_INIT_BYTES = 64 << 20
 _CLASS, _PACKAGES, _SYSTEM_PACKAGES = "ETL_CLASS_PAYLOAD", "PACKAGES", "OS_PACKAGES"

@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 
-from ..names import check_prefix, name_of
-from ..request import Response
+from ..request import Response, check_prefix, name_of
 from .copies import Copying, copied, places, synchronized
-from .errors import AISError
 from .jobs import JobOutcome, Stopping, answer_when_done
-from .request import AisRequest
+from .request import AISError, AisRequest
 
 MAX_NAMES = 10_000_000
 _GROUP = 1000

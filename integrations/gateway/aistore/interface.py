@@ -8,17 +8,12 @@ from typing import Any
 from ais_loader.errors import LoaderError
 from ais_loader.objects.client import Client
 
-from ..clients import Clients
-from ..errors import Refusal, S3Error
-from ..keys import Account
-from ..parsing import parse_json, query_pairs
-from ..request import Response
+from ..clients import Account, Clients
+from ..request import Refusal, Response, S3Error, parse_json, query_pairs
 from ..spool import BodyMemory
 from .accounts import client_for
 from .bodies import AisBody
-from .errors import AISError, error_response, of_store
-from .providers import check_bucket_name, provider_named
-from .request import AisRequest
+from .request import AISError, AisRequest, check_bucket_name, error_response, of_store, provider_named
 from .router import Route, route
 
 _ROOT = "/v1"

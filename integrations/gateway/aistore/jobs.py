@@ -25,9 +25,8 @@ from ais_loader.values.entry import ObjectInfo
 
 from ..request import Response
 from .cluster import TARGET
-from .errors import AISError, unsupported
 from .recent_jobs import RecentJob, RecentJobs, Stopped
-from .request import AisRequest, json_response, text_response
+from .request import AISError, AisRequest, json_response, text_response, unsupported
 
 Thing = TypeVar("Thing")
 _AT_ONCE_S = 1.0

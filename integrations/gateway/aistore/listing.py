@@ -14,11 +14,9 @@ from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import ARCHIVE_EXTENSIONS, split_member
 
 from ..listing import page
-from ..names import key_of
-from ..request import Response
+from ..request import Response, key_of
 from . import attributes
-from .errors import AISError
-from .request import AisRequest, json_response
+from .request import AISError, AisRequest, json_response
 
 with needs("msgpack", "ais-loader gateway"):
     import msgpack

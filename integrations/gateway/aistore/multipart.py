@@ -6,12 +6,10 @@ from ais_loader.errors import ObjectNotFound
 from ais_loader.objects.multipart import MultipartUpload
 
 from .. import attributes as stored
-from ..errors import S3Error
 from ..multipart import crc32c_of, open_upload
 from ..objects import part_number
-from ..request import Response
-from .errors import AISError
-from .request import AisRequest, text_response
+from ..request import Response, S3Error
+from .request import AISError, AisRequest, text_response
 
 
 def begin(request: AisRequest) -> Response:

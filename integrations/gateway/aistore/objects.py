@@ -11,9 +11,7 @@ from ..reading import Reading, with_current
 from ..request import Response
 from . import attributes
 from .archive_reads import get_matching, get_member
-from .errors import range_error
-from .providers import keeps_copies
-from .request import AisRequest
+from .request import AisRequest, keeps_copies, range_error
 
 _OCTETS = "application/octet-stream"
 _TRIES = 10

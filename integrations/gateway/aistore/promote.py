@@ -8,11 +8,9 @@ from ais_loader import errors
 from ais_loader.values.promote import PromoteResult
 from ais_loader.values.urls import is_remote
 
-from ..names import check_prefix
-from ..request import Response
-from .errors import AISError, unsupported
+from ..request import Response, check_prefix
 from .jobs import JobOutcome, Stopping, answer_when_done
-from .request import AisRequest
+from .request import AISError, AisRequest, unsupported
 
 
 def promote(request: AisRequest) -> Response:

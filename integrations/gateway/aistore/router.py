@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..bodies import MAX_BYTES
-from ..parsing import decoded
-from ..request import Response
+from ..request import Response, decoded
 from . import (
     append,
     archives,
@@ -24,8 +23,7 @@ from . import (
     objects,
     promote,
 )
-from .errors import AISError, unsupported
-from .request import AisRequest
+from .request import AISError, AisRequest, unsupported
 
 _MESSAGE_BYTES = 8 << 20
 Answer = Callable[[AisRequest], Response]

@@ -9,8 +9,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..errors import S3Error
-from ..parsing import decoded
+from ..request import S3Error, decoded
 from .exchange import Exchange
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ais_loader.extras import needs
+from storage_node.limits.call_slots import peer_of_address
 from storage_node.limits.pace import Pace
-from storage_node.limits.peers import peer_of_address
 
 from .. import xml
-from ..errors import Refusal, S3Error
+from ..request import Refusal, S3Error
 from .access_log import AccessLog
 from .counters import GatewayCounters
 from .exchange import MALFORMED, Exchange

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..app import Gateway
-from ..clients import Clients
-from ..keys import Account
+from ..clients import Account, Clients
 from .certificate import Certificate
 from .options import GatewayOptions
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from storage_node.limits.call_slots import TENANT_SHARE, CallSlot, CallSlots, limit_of_tenant
 
-from ..errors import S3Error
+from ..request import S3Error
 from .options import Limits
 
 _LOOK_INTERVAL_S = 0.25

@@ -99,9 +99,8 @@ from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import MergedWaits, NodeWaits
 from storage_node.batch.coded_entries import coded_frames
-from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
+from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures, Resumed
 from storage_node.batch.gather.hedging import HedgeWatch
-from storage_node.batch.gather.resumed import Resumed
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.gather.senders import PartSender, SenderMemory, own_frames
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerRefused, PeerStream, PeerUnavailable

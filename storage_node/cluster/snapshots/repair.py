@@ -18,8 +18,13 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.repair.plan import State, owners_of
+from storage_node.cluster.repair.repair import Repair
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.converge import Convergence
+from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.cluster.snapshots.plan import compare_seen, sees_as_much
+from storage_node.cluster.snapshots.sweep import SnapshotSweep
+from storage_node.context.channels import Channels
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.retained_replicas import RetainedHere, release, retained_after
@@ -86,3 +91,17 @@ class RetainedRepair:
         finally:
             self._membership.lease.end(view.version)
         return False
+
+
+class NodeSnapshots:
+    """The components; run `sweep`, hand `repair.pass_` to the node's repair, and call `close` when the node stops."""
+
+    def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator, repair: Repair) -> None:
+        self._channels = Channels(node.caller)
+        self.convergence = Convergence(node, membership, repair.transfers, self._channels)
+        self.snapshots = SnapshotCoordinator(membership, self._channels, node.store.clock)
+        self.repair = RetainedRepair(node, membership, self.convergence)
+        self.sweep = SnapshotSweep(node, membership, self.snapshots, self._channels)
+
+    async def close(self) -> None:
+        await self._channels.close()

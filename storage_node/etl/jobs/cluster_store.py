@@ -31,8 +31,7 @@ from storage_node.etl.jobs.job_store import (
     stage_content,
 )
 from storage_node.etl.jobs.shares import Division, takers
-from storage_node.etl.spool import Spool
-from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Spool
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.names import bucket_not_found
 from storage_node.store.read.heads import local_heads

@@ -15,16 +15,15 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.etl.jobs.shares import Division
-from storage_node.etl.spool import Spool
-from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Spool
 from storage_node.limits.tasks import OffLoop
+from storage_node.store.chunked_put import put_small
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.store.read.heads import local_heads
 from storage_node.store.read.object_reader import open_object
-from storage_node.store.small_puts import put_small
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
 

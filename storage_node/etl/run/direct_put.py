@@ -15,8 +15,8 @@ from ais_loader.wire.object_info import Stored
 from storage_node.cluster.replication.put_groups import SMALL_BYTES, PutGroups
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.servers.channel import OutputReceiver
-from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import METADATA, PutClaims, PutResultCallable
+from storage_node.etl.values import Spool
 
 
 def direct_put_writer(store: JobStore, groups: PutGroups[Stored], spool: Spool) -> PutResultCallable:

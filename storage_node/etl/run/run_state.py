@@ -11,8 +11,7 @@ from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.etl.run.node_transforms import AdmittedStages, NodeTransforms
 from storage_node.etl.run.result_cache import ResultCache, Shared
-from storage_node.etl.spool import Spool
-from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Spool
 from storage_node.limits.memory_budget import MemoryBudget
 
 

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ais_loader.errors import TransformError, TransformFailed, TransformRefused, TransformTimeout
-from storage_node.etl.spool import Spool, take_content
-from storage_node.etl.values import Content, escaped
+from storage_node.etl.values import Content, Spool, escaped, take_content
 from storage_node.etl.worker.process_limits import (
     ProcessLimits,
     folder_bytes,

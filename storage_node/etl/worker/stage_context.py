@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ais_loader.errors import LoaderError, TransformFailed
-from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
-from storage_node.etl.values import escaped
+from storage_node.etl.values import Spool, escaped
 from storage_node.etl.worker.environments import Environments
 from storage_node.limits.counters import count
 from storage_node.settings.config import ServerConfig

@@ -14,21 +14,20 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ais_loader.errors import ArchiveError, ArchiveUnsupported, LoaderError, MemberNotFound, RangeError
-from ais_loader.wire.cold_reads import WHOLE_SHARE, Together, near_ranges
+from ais_loader.wire.cold_reads import WHOLE_SHARE, Together, is_whole, near_ranges
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
 from storage_node.remote.archives.cold_index import KINDS, ColdIndex, IndexSource
 from storage_node.remote.archives.kept_indexes import KeptIndexes
-from storage_node.remote.archives.large_object import LargeObject
 from storage_node.remote.archives.sparse_source import MissingBytes, SparseSource
-from storage_node.remote.archives.tar_walk import TarWalk
-from storage_node.remote.archives.zip_walk import TAIL_BYTES, index_directory
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.archives.tar_walk import TAIL_BYTES, TarWalk, index_directory
+from storage_node.remote.drivers.driver import RemoteObject
 from storage_node.remote.location.backend import Backend
 from storage_node.remote.location.backends import Backends
 from storage_node.store.archives.index import MemberIndex
@@ -258,3 +257,24 @@ def hints_in(data: bytes, size_bytes: int) -> Sequence[int]:
 
 def _key(bucket: RemoteBucket, info: RemoteObject) -> Key:
     return bucket.uuid, info.name, info.etag
+
+
+@dataclass(slots=True)
+class LargeObject:
+    info: RemoteObject
+    large_bytes: int
+    """Objects of at most this size are stored at once. So is one of which a longer part is wanted."""
+    described_s: float = 0.0
+    """When the storage was asked for `info`, on the monotonic clock."""
+    requested_bytes: int = 0
+    """Bytes that readers have asked for, repeatedly or not."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the object is to be stored."""
+        return is_whole(self.info.size_bytes, self.large_bytes, self.requested_bytes)
+
+    def note(self, length: int) -> bool:
+        """Count a part that a reader asks for. Returns whether the object is to be stored."""
+        self.requested_bytes += max(0, length)
+        return self.is_due or length > self.large_bytes

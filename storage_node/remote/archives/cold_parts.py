@@ -18,16 +18,15 @@ from ais_loader.errors import ArchiveUnsupported, DriveFull, MemberNotFound, Obj
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
-from storage_node.remote.archives.cold_archives import ColdArchives
+from storage_node.remote.archives.cold_archives import ColdArchives, LargeObject
 from storage_node.remote.archives.cold_index import ColdIndex
 from storage_node.remote.archives.kept_indexes import KeptIndexes
-from storage_node.remote.archives.large_object import LargeObject
-from storage_node.remote.drivers.remote_object import RemoteChanged, RemoteObject
+from storage_node.remote.drivers.driver import RemoteChanged, RemoteObject
 from storage_node.remote.location.backends import Backends
 from storage_node.store.archives.kinds import require_archive
+from storage_node.store.chunked_put import Spooled, spool_for
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.read.object_reader import MemberPage, page_of
-from storage_node.store.spooled import Spooled, spool_for
 from storage_node.store.store import Store
 
 Data: TypeAlias = bytes | memoryview

@@ -16,9 +16,8 @@ from typing import Protocol, TypeVar
 from ais_loader.errors import DriveFull, ObjectNotFound, ObjectReplaced, RangeError
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.limits.tasks import retrieve, settled
-from storage_node.remote.arriving.arrival import Arrival, Read
-from storage_node.remote.arriving.arrivals import Topic
-from storage_node.remote.drivers.remote_object import RemoteChanged, RemoteObject
+from storage_node.remote.arriving.arrivals import Arrival, Read, Topic
+from storage_node.remote.drivers.driver import RemoteChanged, RemoteObject
 from storage_node.store.read.frame_plan import check_range
 
 WINDOW_BYTES = 8 << 20

@@ -11,8 +11,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.put_groups import PutGroup, PutGroups
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.remote.arriving.arrival import Arrival, Read
-from storage_node.remote.arriving.arrivals import Arrivals
+from storage_node.remote.arriving.arrivals import Arrival, Arrivals, Read
 from storage_node.remote.arriving.arriving_part import NotStored
 from storage_node.remote.copies.cache_space import CacheSpace
 from storage_node.remote.copies.object_metadata import metadata_of

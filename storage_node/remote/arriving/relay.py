@@ -11,9 +11,8 @@ from typing import Any, Self, TypeAlias
 
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.limits.tasks import retrieve, settled
-from storage_node.remote.arriving.arrival import Arrival, Read
-from storage_node.remote.arriving.arrivals import Arrivals, Key, Topic
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.arriving.arrivals import Arrival, Arrivals, Key, Read, Topic
+from storage_node.remote.drivers.driver import RemoteObject
 
 TakeResponse: TypeAlias = Callable[[pb.FetchResponse], Awaitable[None]]
 CHUNK_BYTES = 1 << 20

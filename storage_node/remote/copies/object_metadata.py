@@ -12,7 +12,7 @@ from ais_loader.wire.reserved import CONTENT_HEADERS, REMOTE_ETAG, STORE_PREFIX,
 from storage_node.store.write import checked_metadata
 
 if TYPE_CHECKING:
-    from storage_node.remote.drivers.remote_object import RemoteObject
+    from storage_node.remote.drivers.driver import RemoteObject
 
 VERSION = f"{STORE_PREFIX}remote-version"
 MODIFIED = f"{STORE_PREFIX}remote-modified-ns"

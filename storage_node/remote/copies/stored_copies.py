@@ -1,4 +1,4 @@
-"""Stored copies of the objects of remote buckets: whether one is here, and whether it is current.
+"""Stored copies of the objects of remote buckets: whether one is here, whether it is current, and its eviction.
 
 A copy older than the bucket's rule allows is *validated* before it is read: see `Loads`. Belongs to one event loop;
 what waits for a drive says so, and runs elsewhere.
@@ -6,18 +6,21 @@ what waits for a drive says so, and runs elsewhere.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from ais_loader.errors import LoaderError, ObjectDeleted, ObjectDenied, ObjectNotFound
+from ais_loader.name_matching import matcher
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb_objects
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.groups import Groups
 from storage_node.limits.tasks import results_of
+from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.copies.object_metadata import is_copy
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
@@ -165,3 +168,39 @@ class StoredCopies:
     async def remove(self, bucket: RemoteBucket, name: str, entry: CatalogEntry) -> None:
         """Remove a copy, without a tombstone. Raises what `Store.delete` raises."""
         await self._read(self._store.delete, bucket.name, name, entry.version)
+
+
+_TOGETHER = 1000
+
+
+def evict(
+    store: Store, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str], kept: KeptIndexes
+) -> tuple[int, int]:
+    """Remove the copies of these names; if `names` is None, of all names with this prefix that match one of the shell
+    patterns, if there are any. The indexes of archives are kept.
+
+    Objects that are no copies, because they were put before the bucket was a remote one, stay. Returns the number of
+    copies removed, and of their bytes. Waits for drives. Raises BucketNotFound, StoreReadOnly, DriveFailed.
+    """
+    bucket_uuid = store.bucket(bucket).uuid_bytes
+    left: Iterable[str] = names if names is not None else (name for name, _ in store.objects(bucket, prefix))
+    if patterns and names is None:
+        left = filter(matcher(patterns), left)
+    left, copies, freed_bytes = iter(left), 0, 0
+    while group := list(itertools.islice(left, _TOGETHER)):
+        sizes: dict[str, int] = {}
+        for name in group:
+            try:
+                entry = store.head(bucket, name)
+            except LoaderError:
+                continue  # cold already, or unreadable
+            if is_copy(entry.metadata):
+                sizes[name] = entry.size_bytes
+                kept.keep_stored(bucket_uuid, name, entry)
+        for size_bytes, error in zip(
+            sizes.values(), store.delete_many(bucket, list(sizes), copies_only=True), strict=True
+        ):
+            if error is None:
+                copies += 1
+                freed_bytes += size_bytes
+    return copies, freed_bytes

@@ -1,4 +1,9 @@
-"""CloudDriver: single requests to S3 and its like, Google, Azure and web servers, over obstore."""
+"""CloudDriver: single requests to S3 and its like, Google, Azure and web servers, over obstore.
+
+obstore hands each answer to the loop by a thread of its own, which waits for the interpreter. A blocking call returns
+in the thread that made it. Nobody can cancel such a call. It ends by obstore's limits, and the threads are daemons: a
+storage that is silent delays neither its readers nor the end of the process.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,8 @@ from typing import Any, TypeVar
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable, Unsupported
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import CONTENT_HEADERS, STORE_PREFIX
+from storage_node.limits.blocking_calls import BlockingCalls
 from storage_node.remote.drivers import driver, s3_listing
-from storage_node.remote.drivers.azure_listing import AzureListing, quoted_etag
-from storage_node.remote.drivers.blocking_calls import CALLS
 from storage_node.remote.drivers.driver import (
     CHUNK_BYTES,
     WHOLE_BYTES,
@@ -26,13 +30,14 @@ from storage_node.remote.drivers.driver import (
     PreconditionFailed,
     PutConditions,
     ReadAnswer,
+    RemoteObject,
     RequestFailure,
     begun,
+    made_up_etag,
 )
 from storage_node.remote.drivers.failures import failure_of, message
-from storage_node.remote.drivers.listing_request import not_advancing
+from storage_node.remote.drivers.listing_request import AzureListing, not_advancing, quoted_etag
 from storage_node.remote.drivers.object_stores import ObjectStores, obstore_module
-from storage_node.remote.drivers.remote_object import RemoteObject, made_up_etag
 
 T = TypeVar("T")
 _PAGE = 1000
@@ -306,3 +311,8 @@ class CloudDriver:
 
 def _ns(when: datetime) -> int:
     return int(when.timestamp() * 1_000_000) * 1000
+
+
+__all__ = ["CALLS", "BlockingCalls"]
+CALLS = BlockingCalls(64)
+"""Those of this process."""

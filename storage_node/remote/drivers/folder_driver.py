@@ -40,10 +40,11 @@ from storage_node.remote.drivers.driver import (
     PreconditionFailed,
     PutConditions,
     ReadAnswer,
+    RemoteChanged,
+    RemoteObject,
     RequestFailure,
 )
 from storage_node.remote.drivers.failures import message
-from storage_node.remote.drivers.remote_object import RemoteChanged, RemoteObject
 
 T = TypeVar("T")
 

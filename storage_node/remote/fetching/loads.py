@@ -14,9 +14,9 @@ from ais_loader.errors import CorruptObject, ObjectNotFound, RemoteUnavailable, 
 from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.single_flight import SingleFlight
-from storage_node.remote.arriving.arrival import Arrival
+from storage_node.remote.arriving.arrivals import Arrival
 from storage_node.remote.arriving.object_intake import ObjectIntake
-from storage_node.remote.drivers.remote_object import RemoteChanged
+from storage_node.remote.drivers.driver import RemoteChanged
 from storage_node.remote.tier_context import TierContext
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.format import CatalogEntry

@@ -33,10 +33,10 @@ from ais_loader.wire.inventory import (
     rows_of,
 )
 from storage_node.context.remote_buckets import RemoteBucket
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import RemoteObject
 from storage_node.remote.inventory.split_listing import ListedRange, SplitListing
 from storage_node.remote.location.skipped_names import SkippedNames
-from storage_node.store.spooled import Spooled, spool_for
+from storage_node.store.chunked_put import Spooled, spool_for
 from storage_node.store.store import Store
 
 if TYPE_CHECKING:

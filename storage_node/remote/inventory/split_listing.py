@@ -14,8 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from storage_node.remote.drivers.driver import ListBounds
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import ListBounds, RemoteObject
 from storage_node.remote.location.skipped_names import SkippedNames
 
 _FREE_PROBES = 64

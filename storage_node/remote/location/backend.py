@@ -31,11 +31,13 @@ from storage_node.remote.drivers.driver import (
     NotModified,
     PreconditionFailed,
     PutConditions,
+    RemoteChanged,
+    RemoteObject,
     RequestFailure,
+    is_made_up,
 )
 from storage_node.remote.drivers.failures import message
 from storage_node.remote.drivers.gate import Gate
-from storage_node.remote.drivers.remote_object import RemoteChanged, RemoteObject, is_made_up
 from storage_node.remote.location.host_limiter import HostLimiter, HostLimiters
 from storage_node.remote.location.remote_read import RemoteRead
 from storage_node.remote.location.remote_requests import OpenedAnswer, RemoteRequests, Retries

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from ais_loader.errors import CorruptObject
 from ais_loader.wire.cold_reads import later_ranges
-from storage_node.remote.drivers.driver import CHUNK_BYTES, Buffer
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import CHUNK_BYTES, Buffer, RemoteObject
 
 if TYPE_CHECKING:
     from storage_node.remote.location.remote_requests import OpenedAnswer

@@ -12,7 +12,7 @@ from ais_loader.errors import ObjectNotFound, RemoteUnavailable, VersionConflict
 from ais_loader.wire.reserved import REMOTE_DELETED, REMOTE_ETAG, REMOTE_PENDING
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.remote.copies.object_metadata import STAMP_KEY, metadata_of, remote_metadata
-from storage_node.remote.drivers.remote_object import RemoteObject
+from storage_node.remote.drivers.driver import RemoteObject
 from storage_node.remote.location.backend import Backend
 from storage_node.remote.write_back.upload_plan import (
     Attempt,

@@ -33,12 +33,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ais_loader.errors import LoaderError
-from storage_node.security.audit.chain import Link, encode
 from storage_node.security.audit.log_files import (
     CLOSE,
     FOLDER_NAME,
     OPEN,
+    Link,
     cut_torn_end,
+    encode,
     links_backwards,
     numbers_in,
     path_of,

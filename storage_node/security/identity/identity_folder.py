@@ -20,10 +20,10 @@ from pathlib import Path
 
 from ais_loader.errors import StoreError
 from ais_loader.extras import needs
-from ais_loader.wire.own_folder import OwnFolder
+from ais_loader.wire.node_folder import OwnFolder
 from storage_node.security.identity.authority import CA_FILE_NAME, CA_KEY_FILE_NAME, CertificateAuthority
 from storage_node.security.identity.certified import OPERATOR_URI, node_uri
-from storage_node.security.identity.tls_files import TlsFiles
+from storage_node.security.identity.credentials import TlsFiles
 
 RENEW_BEFORE = 1 / 3
 """A certificate is renewed when this share of its time is left."""

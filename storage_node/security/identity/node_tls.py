@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ais_loader.errors import StoreError
 from ais_loader.extras import MissingExtra
+from storage_node.security.identity.credentials import TlsFiles
 from storage_node.security.identity.identity_folder import IdentityFolder
-from storage_node.security.identity.tls_files import TlsFiles
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.setting_types import split_advertised
 

@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -22,12 +21,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
+from ais_loader.wire.channel_options import peer_of, set_tcp_options
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, TOKEN_BYTES, VERSION, WELCOME
 from storage_node.batch.session import BatchService
-from storage_node.limits.call_slots import CallSlot, CallSlots, limit_of_tenant
+from storage_node.limits.call_slots import CallSlot, CallSlots, limit_of_tenant, peer_of_address
 from storage_node.limits.load_monitor import is_reserved
-from storage_node.limits.peers import peer_of_address
 from storage_node.limits.tasks import retrieve
 from storage_node.security.audit.subject import LANE, ORIGIN, UNKNOWN, CallOrigin, source_of
 from storage_node.security.rights.granted import GRANTED, Granted, lasting
@@ -48,10 +47,7 @@ CLOSED_BECAUSE = ("token", "strangers", "lanes", "tenant", "descriptors", "idle"
 _BACKLOG = 1024
 _READ_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 4 << 20
-_UNREAD_TIMEOUT_MS = 20_000
 _SO_PEERPIDFD = 77
-_CREDENTIALS = struct.Struct("3i")
-"""Process, user and group, as returned by SO_PEERCRED."""
 
 
 LIFETIME_S = 10.0
@@ -218,7 +214,7 @@ class LaneListener:
                 # The maximum that the system permits (net.core.wmem_max): a frame is then sent in one call.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             else:
-                _set_tcp_options(sock)
+                set_tcp_options(sock, idle_s=60, probes=3)
             task = asyncio.create_task(self._serve(sock, peer), name="lane")
             self._serving.add(task)
             self._strangers[task] = peer
@@ -262,7 +258,7 @@ class LaneListener:
             sock, self._max_request_bytes, self._message_timeout_s, self._batches.resources.requests, node.read
         )
         try:
-            client = await self._greeted(connection, _user_of(sock) if self._secure else None)
+            client = await self._greeted(connection, peer_of(sock)[1] if self._secure else None)
             if client is None:
                 self.closed["token"] += 1
                 await connection.write(
@@ -392,18 +388,11 @@ def _any(_: CallSlot) -> bool:
     return True
 
 
-def _user_of(sock: socket.socket) -> int:
-    """Return the number of the user at the other end of a Unix socket. Raises OSError."""
-    return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1])
-
-
 def _peer_of(sock: socket.socket) -> str:
     """Return the peer: the process at the other end of a Unix socket, or the IP address. Of an IPv6 address, it is the
     network of 64 bits: one machine may use any address in it. Raises OSError."""
     if sock.family == socket.AF_UNIX:
-        process, user, _ = _CREDENTIALS.unpack(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        process, user = peer_of(sock)
         return f"process {process}" if process else _peer_without_number(sock, user)
     return peer_of_address(str(sock.getpeername()[0]))
 
@@ -419,14 +408,3 @@ def _peer_without_number(sock: socket.socket, user: int) -> str:
         return f"user {user}, process {os.fstat(descriptor).st_ino}"
     finally:
         os.close(descriptor)
-
-
-def _set_tcp_options(sock: socket.socket) -> None:
-    """Disable Nagle's algorithm, and detect a client whose machine has disappeared."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    # Also during a message that the client no longer receives: its frames stay in memory until then.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_TIMEOUT_MS)

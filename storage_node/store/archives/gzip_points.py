@@ -2,7 +2,7 @@
 
 Deflate refers to the preceding 32 KiB, and blocks can begin at any bit. A restart point therefore has three parts: an
 offset in the file, the number of bits of the preceding octet that belong to it, and the necessary part of the history
-(gzip_histories.py). The library indexed_gzip finds the points, once. Reading needs only zlib: the history becomes a
+(`packed_history`). The library indexed_gzip finds the points, once. Reading needs only zlib: the history becomes a
 preset dictionary, and empty blocks are inserted in front of the data to shift its bits into place. Histories stay in
 the mapped index until they are needed.
 
@@ -12,6 +12,14 @@ keeps a few inflaters in the state in which a read left them, and continues with
 Threads: a view may be used from any number of threads at once.
 
 Source: RFC 1951; zran.c in the examples of zlib; zran.h of indexed_gzip 1.8 for its file, version 1.
+
+Deflate may refer to any of the preceding 32 KiB, but only from the next 32 KiB of output. Sound, images and text that
+has changed its subject refer to few of them. To find which ones, the data is inflated twice, with two histories whose
+bytes differ at every position and together encode the position. Wherever the two outputs differ, the byte was copied
+from the history, and the two octets give the position it was copied from. All other bytes of the history are replaced
+by zeros. Leading zeros are omitted, because a shorter history is aligned to the end of the window.
+
+Source: RFC 1951; Knespel and Brunst, "Rapidgzip", 2023, for windows reduced to the bytes that are needed.
 """
 
 from __future__ import annotations
@@ -21,7 +29,7 @@ import struct
 import threading
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -29,7 +37,6 @@ import numpy as np
 
 from ais_loader.errors import ArchiveDamaged, ArchiveIndexError, LibraryMissing
 from ais_loader.extras import needs
-from storage_node.store.archives.gzip_histories import HISTORY_BYTES, packed_history, unpacked_history
 from storage_node.store.archives.inflating import PIECE_BYTES
 from storage_node.store.archives.source import ArchiveFile, ByteSource, read_exactly
 
@@ -287,3 +294,41 @@ def _aligned(bits: int, octet: int) -> bytes:
     value, length = _bits_of(*blocks)
     assert (length + bits) % 8 == 0
     return (value | (octet >> 8 - bits) << length).to_bytes((length + bits) // 8, "little")
+
+
+HISTORY_BYTES = 32 << 10
+_LEVEL = 1
+_PLACES = np.arange(HISTORY_BYTES)
+_LOW = (_PLACES & 0xFF).astype(np.uint8)
+# The upper bits plus one are added, so that it never equals the octet in `_LOW`.
+_BOTH = (_LOW + 1 + (_PLACES >> 8)).astype(np.uint8)
+_SPELLED = _LOW.tobytes(), _BOTH.tobytes()
+
+
+def packed_history(history: bytes, read_on: Callable[[bytes], bytes]) -> bytes:
+    """Compress the necessary part of a history of HISTORY_BYTES; empty if none of it is needed.
+
+    `read_on` takes a history and returns the first HISTORY_BYTES (or fewer, at the end) of the data decompressed after
+    the point with it.
+    """
+    low, both = (np.frombuffer(read_on(spelled), np.uint8) for spelled in _SPELLED)
+    from_history = low != both
+    if not from_history.any():
+        return b""
+    low, both = low[from_history], both[from_history]
+    places = low.astype(np.int64) | (both - low - np.uint8(1)).astype(np.int64) << 8
+    needed = np.zeros(HISTORY_BYTES, np.uint8)
+    needed[places] = np.frombuffer(history, np.uint8)[places]
+    packer = zlib.compressobj(_LEVEL, wbits=-zlib.MAX_WBITS)
+    return packer.compress(needed[places.min() :].tobytes()) + packer.flush()
+
+
+def unpacked_history(packed: bytes | memoryview) -> bytes:
+    """Decompress a history. Raises zlib.error if it is invalid or larger than one window."""
+    if not packed:
+        return b""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    history = inflater.decompress(packed, HISTORY_BYTES + 1)
+    if not inflater.eof or inflater.unused_data or len(history) > HISTORY_BYTES:
+        raise zlib.error("no history of a restart point")
+    return history

@@ -17,7 +17,7 @@ from storage_node.store.drive.preconditions import SUPERSEDED, Condition, done_b
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
-from storage_node.store.files.segment_writer import SegmentDraft
+from storage_node.store.files.segments import SegmentDraft
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry, Version
 

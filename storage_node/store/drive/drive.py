@@ -37,9 +37,8 @@ from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
 from storage_node.store.drive.commit_files import PendingObject, SequenceNumbers
 from storage_node.store.drive.ended_versions import Garbage, Retention, find_retained, scan_at
-from storage_node.store.drive.entry_cache import EntryCache
+from storage_node.store.drive.entry_cache import EntryCache, LocationFill
 from storage_node.store.drive.identity import DriveIdentity
-from storage_node.store.drive.location_fill import LocationFill
 from storage_node.store.drive.locations import Locations
 from storage_node.store.drive.published_commits import FollowedCommits
 from storage_node.store.drive.segment_compaction import Compacted, SegmentCompaction

@@ -4,7 +4,7 @@
 batch in one call and fills the caller's columns. The tables of a process are bounded together; when they are full, the
 one that grows forgets everything, unless it has less than an even share. A table is never asked whether an object
 exists: what it does not know is read from the catalog. It takes the catalog's values as they are, from look-ups, from
-commits and from the scan that fills it (location_fill.py).
+commits and from the scan that fills it (entry_cache.py).
 
 A `StoredFile` is a file that holds objects. It takes the place of the file's path in the batch reader's `paths`. The
 native batch reader keeps a segment open that it reads without waiting for a drive. Once it has read as many bytes as

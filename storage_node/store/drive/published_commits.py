@@ -25,8 +25,7 @@ from pathlib import Path
 
 import xxhash
 
-from ais_loader.wire.node_folder import host_id
-from ais_loader.wire.own_folder import OwnFolder
+from ais_loader.wire.node_folder import OwnFolder, host_id
 from storage_node.store.permissions import FILE_MODE
 
 FILE_NAME = "last-commit"

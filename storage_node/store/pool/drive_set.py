@@ -318,7 +318,7 @@ class DriveSet:
         return self.placement is placement
 
     def fill_locations(self) -> None:
-        """Start to fill the table of locations of each drive; see location_fill.py."""
+        """Start to fill the table of locations of each drive; see entry_cache.py."""
         placement = self.placement
         for slot in placement.slots:
             if (drive := self.slots[slot].drive) is not None:

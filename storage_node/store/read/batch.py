@@ -24,6 +24,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import NodeWaits
 from storage_node.store.buckets import ObjectCoded
 from storage_node.store.checksum import crc32c
+from storage_node.store.chunked_put import Spooled
 from storage_node.store.format import CatalogEntry, encode_place
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_members import status_of
@@ -31,7 +32,6 @@ from storage_node.store.read.batch_table import MAX_ITEM_BYTES
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FrameSpan, plan_frames
 from storage_node.store.read.frame_reader import FrameReader
-from storage_node.store.spooled import Spooled
 from storage_node.store.store import Store
 
 _SLOW_S = 0.002

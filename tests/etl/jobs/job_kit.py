@@ -16,8 +16,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
-from storage_node.etl.spool import Spool
-from storage_node.etl.values import Content, Origin, PutResult, ResultDestination
+from storage_node.etl.values import Content, Origin, PutResult, ResultDestination, Spool
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 from tests.node.loop_kit import settle

@@ -15,9 +15,8 @@ from typing import Any
 from ais_loader.errors import VersionConflict
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.servers.stage import ServerStage
-from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import PutClaims, TransformHttp
-from storage_node.etl.values import Content, Origin
+from storage_node.etl.values import Content, Origin, Spool
 from storage_node.etl.webserver import FastAPIServer, FlaskServer, HTTPMultiThreadedServer, TransformServer
 from storage_node.etl.worker.stage_context import StageContext
 from storage_node.settings.config import ServerConfig

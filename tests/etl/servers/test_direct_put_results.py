@@ -14,9 +14,8 @@ from storage_node.cluster.replication.put_groups import PutGroups
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.servers.stage import ServerStage
-from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import PutTarget, TransformHttp
-from storage_node.etl.values import Content
+from storage_node.etl.values import Content, Spool
 from storage_node.store.store import Store
 from tests.etl.servers.server_kit import ORIGIN, WS, Streaming, new_server, open_stage, run
 

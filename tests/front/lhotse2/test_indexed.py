@@ -23,7 +23,7 @@ import ais_loader
 from ais_loader import Bucket, Client, Entry
 from ais_loader.integrations.lhotse.io_backend import ObjectMissing, install_io_backend
 from ais_loader.integrations.lhotse.range_reader import AISRangeReader, install_range_reader
-from ais_loader.objects.read_ahead import FIRST_BYTES
+from ais_loader.objects.object_file import FIRST_BYTES
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
 
 RATE = 8000

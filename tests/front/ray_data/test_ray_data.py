@@ -16,8 +16,7 @@ from ray_kit import ray_here
 
 from ais_loader import Bucket, Entry, connect, errors
 from ais_loader.integrations.ray_data import Written, read_ais, write_ais
-from ais_loader.integrations.ray_data.listing import Listed, shares
-from ais_loader.integrations.ray_data.stores import portable_url
+from ais_loader.integrations.ray_data.listing import Listed, portable_url, shares
 from ais_loader.integrations.ray_data.write import AISSink
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
 from tests.cluster_processes import ClusterProcesses

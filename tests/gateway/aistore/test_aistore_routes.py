@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.keys import Account
+from ais_loader.integrations.gateway.clients import Account, Clients
 from tests.gateway.aistore.conftest import BEARER, Ais
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.gateway_thread import GatewayThread

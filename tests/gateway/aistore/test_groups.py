@@ -15,9 +15,9 @@ import pytest
 
 from ais_loader import Client, errors
 from ais_loader.integrations.gateway.aistore import jobs, recent_jobs
-from ais_loader.integrations.gateway.aistore.errors import AISError
 from ais_loader.integrations.gateway.aistore.groups import expand
 from ais_loader.integrations.gateway.aistore.jobs import JobOutcome, Stopping
+from ais_loader.integrations.gateway.aistore.request import AISError
 from ais_loader.values.urls import is_remote
 from tests.gateway.aistore.calls import action, call, job_of, succeeded
 from tests.gateway.aistore.conftest import BEARER, Answer

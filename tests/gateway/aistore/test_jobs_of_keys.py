@@ -12,8 +12,7 @@ import pytest
 
 from ais_loader.integrations.gateway.aistore import jobs, recent_jobs
 from ais_loader.integrations.gateway.aistore.jobs import JobOutcome, Stopping
-from ais_loader.integrations.gateway.clients import Clients
-from ais_loader.integrations.gateway.keys import Account
+from ais_loader.integrations.gateway.clients import Account, Clients
 from ais_loader.transforms.etl import Transforms
 from ais_loader.transforms.transform_job import JobCounts
 from tests.gateway.aistore.calls import action

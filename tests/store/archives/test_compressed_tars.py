@@ -31,10 +31,9 @@ from ais_loader.errors import (
     RangeError,
 )
 from ais_loader.extras import install_command
-from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard, unpacked
+from storage_node.store.archives.archive import MAX_STRETCH_BYTES, Archive, ShardIndexer, index_shard, unpacked
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
 from storage_node.store.archives.member import ArchiveLimits
-from storage_node.store.archives.restart import MAX_STRETCH_BYTES
 from storage_node.store.archives.source import chunks_of
 from storage_node.store.archives.zstd_frames import MAX_BLOCK_BYTES
 from storage_node.store.checksum import crc32c

@@ -20,7 +20,7 @@ from storage_node.store.drive.catalog import Catalog
 from storage_node.store.drive.commit_files import CommitFiles
 from storage_node.store.drive.ended_versions import Garbage, Retention
 from storage_node.store.files.object_files import RawFiles
-from storage_node.store.files.segment_writer import SegmentDraft
+from storage_node.store.files.segments import SegmentDraft
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.fsck.fsck import check
 from storage_node.store.store import Store

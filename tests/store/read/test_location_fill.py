@@ -12,7 +12,7 @@ import pytest
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import format as fmt
-from storage_node.store.drive import location_fill
+from storage_node.store.drive import entry_cache
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.drive import Drive
 from storage_node.store.read.batch import StoreBatch
@@ -61,7 +61,7 @@ def test_what_was_written_is_known_without_a_look_up(tmp_path: Path, monkeypatch
 def test_a_scan_finds_every_object_in_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, drives: int
 ) -> None:
-    monkeypatch.setattr(location_fill, "_PART", 7)
+    monkeypatch.setattr(entry_cache, "_PART", 7)
     roots = [tmp_path / str(at) for at in range(drives)]
     with store_at(*roots) as store:
         put_group(store, GROUP)
@@ -108,9 +108,9 @@ def test_an_entry_on_a_drive_that_does_not_own_it_is_not_known(tmp_path: Path) -
 def test_changes_between_the_scan_and_its_addition_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalog has been read when an object is overwritten, deleted, or moved by a compaction."""
     scanned, go_on = threading.Event(), threading.Event()
-    keeps = location_fill.LocationFill._add_part
+    keeps = entry_cache.LocationFill._add_part
 
-    def held(self: location_fill.LocationFill, owns: location_fill.Owns, after: bytes) -> bytes | None:
+    def held(self: entry_cache.LocationFill, owns: entry_cache.Owns, after: bytes) -> bytes | None:
         def read(keys: list[bytes]) -> Any:
             scanned.set()
             assert go_on.wait(TIMEOUT_S)
@@ -118,7 +118,7 @@ def test_changes_between_the_scan_and_its_addition_win(tmp_path: Path, monkeypat
 
         return keeps(self, read, after)
 
-    monkeypatch.setattr(location_fill.LocationFill, "_add_part", held)
+    monkeypatch.setattr(entry_cache.LocationFill, "_add_part", held)
     with store_at(tmp_path) as store:
         put_group(store, GROUP)
     with store_at(tmp_path) as store:
@@ -164,8 +164,8 @@ def test_a_reader_forgets_what_it_has_scanned_when_the_writer_has_committed(tmp_
 
 
 def test_a_store_is_closed_while_it_is_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(location_fill, "_PART", 1)
-    monkeypatch.setattr(location_fill, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(entry_cache, "_PART", 1)
+    monkeypatch.setattr(entry_cache, "_PAUSE_S", 0.05)
     with store_at(tmp_path) as store:
         put_group(store, GROUP)
     with store_at(tmp_path) as store:
