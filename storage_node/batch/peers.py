@@ -35,9 +35,9 @@ from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.suspects import Suspects
-from storage_node.batch.peer_lane import CONNECT_TIMEOUT_S, PeerLane, open_lane
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
 from storage_node.context.channels import Caller, newer_map
+from storage_node.context.peer_lane import CONNECT_TIMEOUT_S, PeerLane, open_lane
 
 log = logging.getLogger(__name__)
 
