@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
+from typing import Any
 
 ChannelOptions = tuple[tuple[str, int], ...]
 CHANNEL_OPTIONS: ChannelOptions = (
@@ -44,3 +46,13 @@ def for_patience(options: ChannelOptions, patience_s: float) -> ChannelOptions:
         return options
     # An attempt may last as long as a pause, which is too short for distant nodes here.
     return with_changes(options, {"grpc.max_reconnect_backoff_ms": max(100, round(pause_ms)), **CONNECT_TIMEOUT})
+
+
+def set_tcp_options(sock: Any, idle_s: int = 30, probes: int = 2) -> None:
+    """Disable Nagle's algorithm, and detect a peer whose machine has disappeared: on an idle connection, and while it
+    takes nothing."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("IDLE", idle_s), ("INTVL", 10), ("CNT", probes)):
+        sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}"), value)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)

@@ -7,12 +7,12 @@ transport calls this protocol, for received bytes and once for the end, whatever
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ais_loader.wire.channel_options import set_tcp_options
 from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
@@ -21,7 +21,6 @@ from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MAX_RESPONSE_B
 CONNECT_TIMEOUT_S = 1.0
 _HEADS_BYTES = 4 << 10
 """Bytes received at once where a message may begin: its header, and small messages completely."""
-_UNTAKEN_MS = 20_000
 
 
 class PeerLane(asyncio.BufferedProtocol):
@@ -141,19 +140,10 @@ async def open_lane(host: str, offer: pb.OpenLaneResponse) -> PeerLane:
             if not offer.tcp_port:
                 raise
             transport, opened = await loop.create_connection(lane, host, offer.tcp_port)
-            _set_tcp_options(transport.get_extra_info("socket"))
+            set_tcp_options(transport.get_extra_info("socket"))
         try:
             await opened.welcome
         except BaseException:
             opened.abort()
             raise
     return opened
-
-
-def _set_tcp_options(sock: Any) -> None:
-    """Detect a node whose machine has disappeared, on an idle connection and while data is unacknowledged."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from ais_loader import errors
 from ais_loader.wire import recycled
+from ais_loader.wire.channel_options import set_tcp_options
 from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
@@ -22,8 +23,6 @@ from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MAX_RESPONSE_B
 
 CONNECT_TIMEOUT_S = 1.0
 _TRY_AGAIN_S = 30.0
-_UNTAKEN_MS = 20_000
-"""Limit for data that the node's machine does not acknowledge."""
 _RECYCLED_FROM_BYTES = 256 << 10
 """Smaller messages get memory of their own: malloc has it at hand, and a recycled buffer would be far too large."""
 
@@ -87,12 +86,7 @@ class Lanes:
 
     def _by_tcp(self, offer: pb.OpenLaneResponse) -> socket.socket:
         sock = socket.create_connection((self._host, offer.tcp_port), timeout=CONNECT_TIMEOUT_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
+        set_tcp_options(sock)
         return sock
 
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
+from ais_loader.wire.channel_options import set_tcp_options
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, TOKEN_BYTES, VERSION, WELCOME
 from storage_node.batch.session import BatchService
@@ -48,7 +49,6 @@ CLOSED_BECAUSE = ("token", "strangers", "lanes", "tenant", "descriptors", "idle"
 _BACKLOG = 1024
 _READ_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 4 << 20
-_UNREAD_TIMEOUT_MS = 20_000
 _SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group, as returned by SO_PEERCRED."""
@@ -218,7 +218,8 @@ class LaneListener:
                 # The maximum that the system permits (net.core.wmem_max): a frame is then sent in one call.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             else:
-                _set_tcp_options(sock)
+                # Also during a message that the client no longer receives: its frames stay in memory until then.
+                set_tcp_options(sock, 60, 3)
             task = asyncio.create_task(self._serve(sock, peer), name="lane")
             self._serving.add(task)
             self._strangers[task] = peer
@@ -419,14 +420,3 @@ def _peer_without_number(sock: socket.socket, user: int) -> str:
         return f"user {user}, process {os.fstat(descriptor).st_ino}"
     finally:
         os.close(descriptor)
-
-
-def _set_tcp_options(sock: socket.socket) -> None:
-    """Disable Nagle's algorithm, and detect a client whose machine has disappeared."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    # Also during a message that the client no longer receives: its frames stay in memory until then.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_TIMEOUT_MS)
