@@ -1,4 +1,4 @@
-"""gRPC options of every channel to a storage node, used by clients and nodes."""
+"""Options of connections to storage nodes, used by clients and nodes: of gRPC channels, and of sockets of lanes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ import asyncio
 import itertools
 import logging
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
@@ -37,14 +36,11 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.suspects import Suspects
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
 from storage_node.context.channels import Caller, newer_map
-from storage_node.context.peer_lane import CONNECT_TIMEOUT_S, PeerLane, open_lane
+from storage_node.context.peer_lane import LANE_AGAIN, LANE_ERRORS, PeerLane, open_lane
 
 log = logging.getLogger(__name__)
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
-_OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
-LANE_AGAIN = Backoff(1.0, 60.0, jitter=0.5)
-"""Delay before another lane is tried, after one could not be opened or has broken."""
 _PROBE = Backoff(1.0, 1.0, jitter=0.5)
 """Interval of probes (empty requests) to a peer that has failed, until it answers or no batch needs it any more."""
 _UNTIL_IT_ANSWERS = Backoff(math.inf, math.inf, jitter=0)
@@ -175,18 +171,9 @@ class Peer:
         self._opening = asyncio.create_task(self._open_lane(channel), name=f"lane to {self.endpoint}")
 
     async def _open_lane(self, channel: Any) -> None:
-        host, _, port = self.endpoint.rpartition(":")
         try:
-            ask = channel.unary_unary(
-                _OPEN_LANE,
-                request_serializer=pb.OpenLaneRequest.SerializeToString,
-                response_deserializer=pb.OpenLaneResponse.FromString,
-            )
-            offer = await ask(pb.OpenLaneRequest(port=int(port), user=os.geteuid()), timeout=CONNECT_TIMEOUT_S)
-            if not offer.token:
-                raise OSError("none is offered")
-            lane = await open_lane(host.strip("[]"), offer)
-        except (OSError, FrameError, ValueError, grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            lane = await open_lane(channel, self.endpoint)
+        except LANE_ERRORS as error:
             log.debug("no lane to %s: %s", self.endpoint, error)
             self._lane_failed()
             return
