@@ -1,7 +1,7 @@
-"""Lanes to other nodes for writes of replicas, which take a fraction of the processor time of gRPC's streams.
+"""Lanes to other nodes, for sessions, and for writes of replicas: these take a fraction of the time of gRPC's streams.
 
-A lane carries one call at a time. If no lane to a node is idle, a call goes by gRPC, and a lane is opened beside it for
-later ones. Belongs to the event loop.
+A lane carries one session, or one write at a time. If no lane to a node is idle, gRPC is used, and a lane is opened
+beside it for later. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -34,9 +34,14 @@ class CallLanes:
 
     def begin(self, endpoint: str) -> LaneCall | None:
         """Begin a call. None if it has to go by gRPC."""
+        lane = self.take(endpoint)
+        return LaneCall(lane, partial(self._give_back, endpoint)) if lane is not None else None
+
+    def take(self, endpoint: str) -> PeerLane | None:
+        """Take a lane that is idle. None if there is none; one is then opened."""
         while idle := self._idle[endpoint]:
             if not (lane := idle.pop()).closed.done():
-                return LaneCall(lane, partial(self._give_back, endpoint))
+                return lane
         if not self._closed and endpoint not in self._opening and endpoint not in self._without:
             self._opening[endpoint] = asyncio.create_task(self._open(endpoint), name=f"lane to {endpoint}")
         return None
@@ -46,7 +51,7 @@ class CallLanes:
             self._give_back(endpoint, await open_lane(self._channel(endpoint), endpoint))
             self._without.answered(endpoint)
         except LANE_ERRORS:
-            self._without.failed(endpoint, LANE_AGAIN)
+            self.failed(endpoint)
         finally:
             del self._opening[endpoint]
 
@@ -57,8 +62,14 @@ class CallLanes:
         else:
             self._idle[endpoint].append(lane)
 
+    def failed(self, endpoint: str) -> None:
+        """Open no lane for a while."""
+        self._without.failed(endpoint, LANE_AGAIN)
+
     def distrust(self, endpoint: str) -> None:
         """End the idle lanes to a node that was silent: its machine may be gone."""
+        if (opening := self._opening.get(endpoint)) is not None:
+            opening.cancel()
         for lane in self._idle.pop(endpoint, ()):
             lane.abort()
 

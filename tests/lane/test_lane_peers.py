@@ -21,7 +21,7 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_batch_pb2_grpc as rpc
 from ais_loader.wire.lane import CALL, FAILED, HEADER, LAST, REFUSED, WELCOME
-from storage_node.batch import peers
+from storage_node.context import call_lanes
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.faulty_link import FaultyLink
@@ -55,7 +55,7 @@ def shared() -> Iterator[LocalCluster]:
 @pytest.fixture
 def cluster(shared: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     """Without lanes to begin with, and with nothing held in the end."""
-    monkeypatch.setattr(peers, "LANE_AGAIN", SOON)
+    monkeypatch.setattr(call_lanes, "LANE_AGAIN", SOON)
     for node in shared.nodes:
         end_lanes(node)
     eventually(lambda: not shared.batches(0).resources.peers.open_lanes)
@@ -307,7 +307,7 @@ def test_nodes_that_stop_end_their_lanes(tmp_path: Path) -> None:
 def test_a_node_that_begins_anew_on_the_same_port_gets_lanes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "LANE_AGAIN", SOON)
+    monkeypatch.setattr(call_lanes, "LANE_AGAIN", SOON)
     with LocalCluster(tmp_path, 2, spread=NAMES, peer_timeout_s=15.0) as cluster, ExitStack() as held:
         cluster.put(OBJECTS)
         until_lanes(cluster, 1)
