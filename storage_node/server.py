@@ -319,9 +319,9 @@ class NodeServer:
             idle.note_call()
 
         of_clients = methods.served_to(Role.CLIENT, lifecycle.of_clients, note_call)
-        # Lanes between nodes carry sessions only.
+        carried = methods.of_lanes(Role.PEER, lifecycle.of_peers)
         self.peer_lanes = peer_lanes = LaneListener(
-            batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, {}, secure=secure
+            batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, carried, secure=secure, of_peers=True
         )
         held.callback(peer_lanes.close)
         # The peer listener has verified its callers; its tokens are valid for its own lanes only.

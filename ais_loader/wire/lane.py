@@ -22,8 +22,9 @@ answer gives it after LAST, as a MESSAGE; a node that has made up its mind befor
 answers gives each as a MESSAGE, at any time, never as LAST. A call of either that fails before the node has taken LAST
 says FAILED instead of REFUSED. A node that is done before it has taken LAST ends the connection.
 
-Between nodes it is the same: OpenLane is asked of the peer listener, which has checked who asks. Its offer names no
-methods, and its token is good at no other listener of the node.
+Between nodes it is the same: OpenLane is asked of the peer listener, which has checked who asks. Its token is good at
+no other listener of the node, and its calls are served for as long as the caller is in the node's map. An empty MESSAGE
+is no answer to such a call: it says that the node is alive, and works on it.
 
 A header is the size of what follows and its kind, both little-endian uint32. Whoever is told what makes no sense ends
 the connection. A node ends a session in good order between two messages; a client that ends the connection wants
@@ -56,6 +57,7 @@ LAST: Final = 5
 """The last message of a call. If it is empty, it only says that there are no more."""
 REFUSED: Final = 6
 """An Error: what has become of a call; the next one may begin."""
+ERRORS: Final = FAILED, REFUSED
 MAX_RESPONSE_BYTES: Final = 64 << 20
 """A node's frames are far smaller: a header that says more is none."""
 MAX_PUT_MESSAGE_BYTES: Final = 64 << 10

@@ -19,7 +19,6 @@ import asyncio
 import itertools
 import logging
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
@@ -34,16 +33,14 @@ from ais_loader.wire.channel_options import CHANNEL_OPTIONS, CONNECT_TIMEOUT, wi
 from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.batch.peer_lane import CONNECT_TIMEOUT_S, PeerLane, open_lane
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
+from storage_node.context.call_lanes import CallLanes
 from storage_node.context.channels import Caller, newer_map
+from storage_node.context.peer_lane import LANE_AGAIN, PeerLane
 
 log = logging.getLogger(__name__)
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
-_OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
-LANE_AGAIN = Backoff(1.0, 60.0, jitter=0.5)
-"""Delay before another lane is tried, after one could not be opened or has broken."""
 _PROBE = Backoff(1.0, 1.0, jitter=0.5)
 """Interval of probes (empty requests) to a peer that has failed, until it answers or no batch needs it any more."""
 _UNTIL_IT_ANSWERS = Backoff(math.inf, math.inf, jitter=0)
@@ -145,9 +142,7 @@ class Peer:
         self._probe: asyncio.Task[None] | None = None
         self._relieved: set[PeerSession] = set()
         """gRPC sessions that were replaced by a lane and end with their last stream."""
-        self._opening: asyncio.Task[None] | None = None
-        self._lane_failures = 0
-        self._lane_not_before_s = 0.0
+        self._lanes = CallLanes(lambda _: self._channel)
 
     def open(self, request: pb.BatchRequest, timeout_s: float) -> PeerStream:
         """Start a sub-request. Raises PeerUnavailable if this node is stopping."""
@@ -155,64 +150,22 @@ class Peer:
 
     def _begin(self, stream: PeerStream, request: pb.BatchRequest) -> tuple[PeerSession, int]:
         """Send a sub-request on the current session. Raises PeerUnavailable if this node is stopping."""
-        channel = self._connected()
+        channel, before = self._connected(), self.session
+        is_by_lane = isinstance(before, _LaneSession) and not before.broken
+        if not is_by_lane and self.endpoint not in self.suspects and (lane := self._lanes.take(self.endpoint)):
+            self.session = _LaneSession(self, lane)
+            if before is not None and not before.broken:
+                self._relieved.add(before)
+                self.rest(before)
         if self.session is None or self.session.broken:
             self.session = _GrpcSession(self, channel.stream_stream(_SESSION))
-        self._look_for_lane(channel)
         return self.session, self.session.begin(stream, request)
-
-    def _look_for_lane(self, channel: Any) -> None:
-        """Start opening a lane, if there is none. It is opened beside the existing session and carries later
-        sub-requests."""
-        if (
-            isinstance(self.session, _LaneSession)
-            or self._opening is not None
-            or self.endpoint in self.suspects
-            or time.monotonic() < self._lane_not_before_s
-        ):
-            return
-        self._opening = asyncio.create_task(self._open_lane(channel), name=f"lane to {self.endpoint}")
-
-    async def _open_lane(self, channel: Any) -> None:
-        host, _, port = self.endpoint.rpartition(":")
-        try:
-            ask = channel.unary_unary(
-                _OPEN_LANE,
-                request_serializer=pb.OpenLaneRequest.SerializeToString,
-                response_deserializer=pb.OpenLaneResponse.FromString,
-            )
-            offer = await ask(pb.OpenLaneRequest(port=int(port), user=os.geteuid()), timeout=CONNECT_TIMEOUT_S)
-            if not offer.token:
-                raise OSError("none is offered")
-            lane = await open_lane(host.strip("[]"), offer)
-        except (OSError, FrameError, ValueError, grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            log.debug("no lane to %s: %s", self.endpoint, error)
-            self._lane_failed()
-            return
-        finally:
-            self._opening = None
-        if lane.closed.done():
-            self._lane_failed()
-            return
-        if self._closed or channel is not self._channel:  # closed meanwhile because it was idle
-            lane.abort()
-            return
-        before, self.session = self.session, _LaneSession(self, lane)
-        if before is not None and not before.broken:
-            self._relieved.add(before)
-            self.rest(before)
-
-    def _lane_failed(self) -> None:
-        self._lane_not_before_s = time.monotonic() + LANE_AGAIN.pause_s(self._lane_failures)
-        self._lane_failures += 1
 
     def lane_broke(self, lasted_s: float) -> None:
         """Use gRPC until another lane is open. If the lane had existed for long, as when a node restarts, another one
         is tried at once."""
-        if lasted_s >= LANE_AGAIN.longest_s:
-            self._lane_failures = 0
-        else:
-            self._lane_failed()
+        if lasted_s < LANE_AGAIN.longest_s:
+            self._lanes.failed(self.endpoint)
 
     def _connected(self) -> Any:
         if self._closed:
@@ -278,6 +231,7 @@ class Peer:
     def _detached(self) -> tuple[list[PeerSession], Any]:
         sessions = [*self._relieved] if self.session is None else [self.session, *self._relieved]
         self.session, self._relieved = None, set()
+        self._lanes.distrust(self.endpoint)
         channel, self._channel = self._channel, None
         return sessions, channel
 
@@ -285,10 +239,10 @@ class Peer:
         self._closed = True
         if self._idle is not None:
             self._idle.cancel()
-        for task in (self._probe, self._opening):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.wait([self._probe])
+        await self._lanes.close()
         await _close_all(*self._detached())
         if self._tasks:
             await asyncio.wait(self._tasks)

@@ -25,12 +25,14 @@ import grpc.aio
 
 from ais_loader.wire.backoff import Backoff, Suspects
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, PROXY
+from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.map_delta import carried
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
 from ais_loader.wire.reserved import ERROR_KIND_KEY, NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
+from storage_node.context.call_lanes import CallLanes
 from storage_node.context.errors import ReplicaLost, refused
 from storage_node.context.membership import Membership
 from storage_node.security.identity.credentials import ChannelCredentials
@@ -223,6 +225,7 @@ class Channels:
         self._channels: dict[str, Any] = {}
         self._generation = caller.generation
         self._draining: set[asyncio.Task[None]] = set()
+        self.lanes = CallLanes(self.to)
         self._suspects: Suspects[str] = Suspects()
         self._unproved: dict[str, str | None] = {}
         """Reasons, already logged, for which nodes did not accept this node's identity."""
@@ -244,6 +247,8 @@ class Channels:
 
     def failed(self, endpoint: str, *, silent: bool = False) -> None:
         """Note that a node could not be reached, or did not answer in time."""
+        if silent:
+            self.lanes.distrust(endpoint)
         self._suspects.failed(endpoint, AVOID_SILENT if silent else AVOID)
 
     def answered(self, endpoint: str) -> None:
@@ -266,6 +271,9 @@ class Channels:
         except TimeoutError as error:
             self.failed(endpoint, silent=True)
             raise ReplicaLost(f"{endpoint}: no answer in time") from error
+        except (OSError, FrameError) as error:  # of a lane
+            self.failed(endpoint)
+            raise ReplicaLost(f"{endpoint}: {error}") from error
         except grpc.aio.AioRpcError as error:
             late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
             if late or error.code() == grpc.StatusCode.UNAVAILABLE:
@@ -301,6 +309,7 @@ class Channels:
         channels, self._channels = list(self._channels.values()), {}
         for task in self._draining:
             task.cancel()
+        await self.lanes.close()
         await asyncio.gather(*(channel.close() for channel in channels), *self._draining, return_exceptions=True)
 
 

@@ -95,9 +95,9 @@ class Methods:
             )
         self.add_registered_method_handlers(described.full_name, handlers)
 
-    def of_lanes(self, roles: Role, path: CallPath) -> dict[str, grpc.RpcMethodHandler]:
-        """Return the methods that lanes serve to one of these roles, by name."""
-        calls = [call for call in TABLE.values() if call.lanes and call.by & roles]
+    def of_lanes(self, role: Role, path: CallPath) -> dict[str, grpc.RpcMethodHandler]:
+        """Return the methods that lanes serve to this role, by name."""
+        calls = [call for call in TABLE.values() if call.lanes is role]
         return {call.name: self._served(f"/{PACKAGE}.{call.name}", path) for call in calls}
 
     def served_to(self, roles: Role, path: CallPath, note: Note | None = None) -> grpc.GenericRpcHandler:

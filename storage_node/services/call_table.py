@@ -38,7 +38,7 @@ class Role(enum.Flag):
 CALLER: ContextVar[Role] = ContextVar("caller", default=Role.CLIENT)
 """Role of the caller of the call that a task serves. At the client listener, all are clients."""
 ANYONE, INSIDE = Role.CLIENT | Role.PEER | Role.OPERATOR, Role.PEER | Role.OPERATOR
-PEER, OPERATOR = Role.PEER, Role.OPERATOR
+CLIENT, PEER, OPERATOR = Role
 
 # Rights that a call needs.
 NO_RIGHTS = 0
@@ -145,8 +145,8 @@ class Call:
     """The operation as which it is counted, with its errors and bytes."""
     rated: bool = True
     """Whether it counts toward its tenant's rate. Batches count one by one."""
-    lanes: bool = False
-    """Whether lanes serve it as well."""
+    lanes: Role | None = None
+    """The role to which lanes serve it as well."""
     strangers: bool = False
     """Whether a node may call nodes whose map does not contain it. It learns from them that it was removed."""
     finds_peers: bool = False
@@ -173,7 +173,7 @@ _ROWS = (
     Call("Buckets/ListBuckets", ANYONE, NO_RIGHTS, shows=rights.buckets),
     Call("Buckets/SetBucket", ANYONE, rights.settings, bucket("name"), log=CHANGE),
     Call("Buckets/DeleteBucket", ANYONE, Right.ADMIN, bucket("name"), log=CHANGE),
-    Call("Objects/Put", ANYONE, Right.WRITE, header_object, log=CHANGE, slots=TIMED, counts="put", lanes=True),
+    Call("Objects/Put", ANYONE, Right.WRITE, header_object, log=CHANGE, slots=TIMED, counts="put", lanes=CLIENT),
     Call(
         "Objects/PutMany",
         ANYONE,
@@ -183,7 +183,7 @@ _ROWS = (
         log=CHANGE,
         slots=PATIENT,
         counts="put",
-        lanes=True,
+        lanes=CLIENT,
     ),
     Call("Objects/Get", ANYONE, Right.READ, member, log=READ, slots=TIMED, counts="get"),
     Call("Objects/Head", ANYONE, SEES, one_object, counts="head"),
@@ -235,7 +235,7 @@ _ROWS = (
     Call("Promote/Have", PEER),
     Call("ContentsReplica/BuryMany", PEER),
     Call("ContentsReplica/ListNames", PEER),
-    Call("Replica/Write", PEER),
+    Call("Replica/Write", PEER, lanes=PEER),
     Call("Replica/Newest", PEER),
     Call("Replica/Bury", PEER),
     Call("Replica/Versions", PEER),

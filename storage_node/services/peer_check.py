@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -31,6 +32,7 @@ from storage_node.limits.tasks import settled
 from storage_node.security.identity.certified import certified
 from storage_node.services.call_table import CALLER, PACKAGE, Role, call_of
 from storage_node.services.errors import Context, abort
+from storage_node.services.lane.calls import LANE_CHECK
 from storage_node.settings.config import EVERY_ADDRESS
 
 LEARN_TIMEOUT_S = 2.0
@@ -118,11 +120,18 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if (by := call_of(method).by) and not by & role:
             raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for a caller of role {role.name}")
         CALLER.set(role)
-        if role is not Role.PEER:
-            return b""
-        uuid, version = _sender(meta)
-        await self._require_member(method, uuid, version)
+        uuid, version = _sender(meta) if role is Role.PEER else (b"", 0)
+        LANE_CHECK.set(partial(self._require_still, uuid))
+        if role is Role.PEER:
+            await self._require_member(method, uuid, version)
         return uuid
+
+    def _require_still(self, uuid: bytes) -> None:
+        """Check a call by lane. A node that is refused repeats it by gRPC, and is told there what to do."""
+        view = self._membership.view
+        if view is None or uuid not in view.position:
+            raise NotAMember(f"node {uuid.hex()} is not in the cluster by the map of the node that it called")
+        CALLER.set(Role.PEER)
 
     async def _require_proof(self, method: str, meta: dict[str, str], *, of_clients: bool = False) -> None:
         """Check the proof. `of_clients`: at the client listener. Raises _Refused, NodeUnavailable."""

@@ -21,7 +21,7 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_batch_pb2_grpc as rpc
 from ais_loader.wire.lane import CALL, FAILED, HEADER, LAST, REFUSED, WELCOME
-from storage_node.batch import peers
+from storage_node.context import call_lanes
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.faulty_link import FaultyLink
@@ -55,7 +55,7 @@ def shared() -> Iterator[LocalCluster]:
 @pytest.fixture
 def cluster(shared: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     """Without lanes to begin with, and with nothing held in the end."""
-    monkeypatch.setattr(peers, "LANE_AGAIN", SOON)
+    monkeypatch.setattr(call_lanes, "LANE_AGAIN", SOON)
     for node in shared.nodes:
         end_lanes(node)
     eventually(lambda: not shared.batches(0).resources.peers.open_lanes)
@@ -177,7 +177,7 @@ def peer_offer(node: NodeServer, uuid: bytes = b"") -> pb.OpenLaneResponse:
 def test_a_token_of_one_listener_lets_nobody_in_at_the_other(cluster: LocalCluster, tcp: bool) -> None:
     node = cluster.nodes[1]
     of_client, of_peer = offer_of(node), peer_offer(node)
-    assert of_client.tcp_port != of_peer.tcp_port and not of_peer.method
+    assert of_client.tcp_port != of_peer.tcp_port and of_peer.method == ["Replica/Write"]
     for where, token in ((of_client, of_peer.token), (of_peer, of_client.token), (of_peer, os.urandom(16))):
         with RawLane(where, tcp=tcp) as lane:
             assert error_of(*lane.greet(token)).kind == "lane-token"
@@ -202,8 +202,8 @@ def test_clients_and_strangers_get_no_token_of_the_peer_listener(cluster: LocalC
     assert "is not in the cluster" in str(refused.value.details())
 
 
-@pytest.mark.parametrize("method", ["Objects/Put", "Objects/PutMany", "Replica/Write", "GetBatch/Session"])
-def test_lanes_between_nodes_carry_no_calls(cluster: LocalCluster, method: str) -> None:
+@pytest.mark.parametrize("method", ["Objects/Put", "Objects/PutMany", "Replica/Newest", "GetBatch/Session"])
+def test_lanes_between_nodes_carry_no_other_calls(cluster: LocalCluster, method: str) -> None:
     offer = peer_offer(cluster.nodes[1])
     with RawLane(offer) as lane:
         lane.greet(offer.token)
@@ -307,7 +307,7 @@ def test_nodes_that_stop_end_their_lanes(tmp_path: Path) -> None:
 def test_a_node_that_begins_anew_on_the_same_port_gets_lanes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "LANE_AGAIN", SOON)
+    monkeypatch.setattr(call_lanes, "LANE_AGAIN", SOON)
     with LocalCluster(tmp_path, 2, spread=NAMES, peer_timeout_s=15.0) as cluster, ExitStack() as held:
         cluster.put(OBJECTS)
         until_lanes(cluster, 1)

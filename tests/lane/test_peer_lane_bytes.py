@@ -23,7 +23,7 @@ from ais_loader.wire.lane import (
     VERSION,
     WELCOME,
 )
-from storage_node.batch.peer_lane import PeerLane
+from storage_node.context.peer_lane import PeerLane
 from tests.node.loop_kit import settle
 from tests.table import table
 

@@ -14,6 +14,7 @@ import pytest
 from ais_loader.testing import eventually
 from storage_node.cluster.replication import invalidation, lease_keeper
 from storage_node.cluster.replication.lease_renewal import LeaseRenewal
+from storage_node.context.call_lanes import CallLanes
 from storage_node.context.channels import Caller, Channels
 from storage_node.server import NodeServer
 from tests.faulty_link import FaultyLink
@@ -33,6 +34,7 @@ class Cuts:
         self._held = held
         self._links: dict[tuple[bytes, str], FaultyLink] = {}
         to, to_renew = Channels.to, LeaseRenewal._channel
+        monkeypatch.setattr(CallLanes, "begin", lambda lanes, endpoint: None)  # a lane would not be cut
         monkeypatch.setattr(Channels, "to", lambda way, endpoint: to(way, self._by(way.caller, endpoint)))
         monkeypatch.setattr(
             LeaseRenewal, "_channel", lambda way, endpoint: to_renew(way, self._by(way._caller, endpoint))

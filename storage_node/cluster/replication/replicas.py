@@ -1,4 +1,4 @@
-"""Replicas of a write as its coordinator drives them, on this node or on another one over gRPC.
+"""Replicas of a write as its coordinator drives them, on this node or on another one, by lane or over gRPC.
 
 `Replicas` calls the nodes of a map, including this one. A `Participant` is one node's part in a group of writes: it
 stages puts over a `ReplicaStream`, or writes tombstones. Every step has a deadline. A node that misses one is lost to
@@ -21,6 +21,7 @@ import grpc.aio
 
 from ais_loader.errors import ClockOffset, InvalidRequest, LoaderError, SourceChanged, SourceUnreadable
 from ais_loader.wire.cluster_map import by_key
+from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_contents_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_contents_pb2 as contents
@@ -120,14 +121,26 @@ class RemoteReplicaStream(ReplicaStream):
         self._reach_timeout_s = reach_timeout_s
         self._endpoint = endpoint
         self._channels = channels
-        self._call: Any = ais_replica_pb2_grpc.ReplicaStub(channels.to(endpoint)).Write()
+        self._call: Any = channels.lanes.begin(endpoint) or self._by_grpc()
+
+    def _by_grpc(self) -> Any:
+        return ais_replica_pb2_grpc.ReplicaStub(self._channels.to(self._endpoint)).Write()
 
     async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
         with self._channels.reporting(self._endpoint):
             async with asyncio.timeout(self._reach_timeout_s):
-                await self._call.write(request)
-                await self._call.initial_metadata()  # sent at once, before the node does any work
+                try:
+                    await self._reach(request)
+                except (OSError, FrameError, ReplicaLost):  # of a lane; nothing is staged
+                    self._call.cancel()
+                    self._call = self._by_grpc()
+                    await self._reach(request)
         return await self.receive(STEP_TIMEOUT_S)
+
+    async def _reach(self, request: wire.WriteRequest) -> None:
+        """Begin the write, and wait until the node is known to be alive, which waits for no drive."""
+        await self._call.write(request)
+        await self._call.initial_metadata()
 
     async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
         with self._channels.reporting(self._endpoint):

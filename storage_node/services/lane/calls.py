@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,7 +20,7 @@ from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MAX_PUT_MESSAGE_BYTES, MESSAGE, REFUSED
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
-from storage_node.limits.call_slots import CallSlot, Received, Streams, current_tenant
+from storage_node.limits.call_slots import CallSlot, Received, Streams
 from storage_node.limits.tasks import retrieve
 from storage_node.services.lane.connection import LaneConnection
 from storage_node.services.lane.socket_payload import PIECE_BYTES, WAIT_S, SocketPayload
@@ -36,7 +37,13 @@ _TRICKLE_BYTES = 4 << 10
 _TRICKLE_S = 0.02
 """Pause after a late client has sent less than _TRICKLE_BYTES, so that it cannot wake the event loop for each byte."""
 _DRAIN_S = 5.0
+_SILENCE_S = 0.1
+"""Time without an answer after which a node tells another one that it is alive."""
 _MAX_NAME_BYTES = 200
+
+
+LANE_CHECK: ContextVar[Callable[[], object]] = ContextVar("lane_check", default=bool)
+"""Checks each call by a lane, in the task that serves it. Raises LoaderError."""
 
 
 class ObjectBytes:
@@ -108,13 +115,13 @@ class LaneCalls:
 
     async def serve(self) -> bool:
         """Serve one call; return whether another one may follow. Raises EOFError, OSError, SilenceTimeout."""
-        current_tenant.set(self._tenant)
         self._whole = self._from_socket = False
         self._data_bytes = 0
         try:
             handler, first = await self._first()
             self._undelivered = first
             try:
+                LANE_CHECK.get()()
                 await self._serve(handler, first)
             finally:
                 self._release(self._undelivered)
@@ -370,6 +377,7 @@ class _Context:
         self._connection = connection
         self._tenant = tenant
         self._serialize = handler.response_serializer
+        self._silence: asyncio.TimerHandle | None = None
 
     def invocation_metadata(self) -> tuple[tuple[str, bytes], ...]:
         return ((TENANT_KEY, self._tenant.encode()),)
@@ -377,7 +385,13 @@ class _Context:
     async def abort(self, code: object, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
         raise _Aborted(dict(trailing_metadata).get(ERROR_KIND_KEY, "internal"), details)
 
+    async def send_initial_metadata(self, _: object) -> None:
+        """Say that this node is alive, unless it writes an answer soon."""
+        self._silence = asyncio.get_running_loop().call_later(_SILENCE_S, self._connection.write_empty)
+
     async def write(self, response: Any) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
         await self._connection.write(self._serialize(response))
 
 

@@ -184,6 +184,12 @@ class LaneConnection:
         with self._whole():
             await self._write(HEADER.pack(len(message), kind), memoryview(message))
 
+    def write_empty(self) -> None:
+        """Write an empty message while nothing else is written, if the socket takes it at once."""
+        with contextlib.suppress(OSError):
+            if self._socket.send(HEADER.pack(0, MESSAGE)) < HEADER.size:
+                self._shut()
+
     async def _write(self, head: bytes, rest: memoryview) -> None:
         try:
             sent = self._socket.sendmsg((head, rest))

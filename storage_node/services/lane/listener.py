@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
@@ -25,12 +25,12 @@ from ais_loader.wire.channel_options import peer_of, set_tcp_options
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, TOKEN_BYTES, VERSION, WELCOME
 from storage_node.batch.session import BatchService
-from storage_node.limits.call_slots import CallSlot, CallSlots, limit_of_tenant, peer_of_address
+from storage_node.limits.call_slots import CallSlot, CallSlots, current_tenant, limit_of_tenant, peer_of_address
 from storage_node.limits.load_monitor import is_reserved
 from storage_node.limits.tasks import retrieve
 from storage_node.security.audit.subject import LANE, ORIGIN, UNKNOWN, CallOrigin, source_of
 from storage_node.security.rights.granted import GRANTED, Granted, lasting
-from storage_node.services.lane.calls import LaneCalls, error_message
+from storage_node.services.lane.calls import LANE_CHECK, LaneCalls, error_message
 from storage_node.services.lane.connection import LaneConnection
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class LaneClient(NamedTuple):
     """Rights of the client's own token; None if clients need none."""
     origin: CallOrigin = UNKNOWN
     """How the client has asked for the lane."""
+    check: Callable[[], object] = bool
+    """See LANE_CHECK."""
 
 
 class LaneTokens:
@@ -81,7 +83,7 @@ class LaneTokens:
         while self._pending and (len(self._pending) >= MAX_PENDING or next(iter(self._pending.values()))[0] < now):
             del self._pending[next(iter(self._pending))]
         token = secrets.token_bytes(TOKEN_BYTES)
-        self._pending[token] = now + LIFETIME_S, LaneClient(tenant, GRANTED.get(), ORIGIN.get()), user
+        self._pending[token] = now + LIFETIME_S, LaneClient(tenant, GRANTED.get(), ORIGIN.get(), LANE_CHECK.get()), user
         return token
 
     def take(self, token: bytes, user: int | None = None) -> LaneClient | None:
@@ -99,6 +101,7 @@ class LaneListener:
         max_request_bytes: Maximum size of one message.
         methods: gRPC's handlers of the methods that can also be called over lanes.
         secure: Whether there is no lane over TCP, and those of this machine are for the user who was offered them.
+        of_peers: Whether other nodes call over the lanes: their calls have a budget and turns of their own.
     """
 
     def __init__(
@@ -110,8 +113,10 @@ class LaneListener:
         methods: Mapping[str, Any],
         *,
         secure: bool = False,
+        of_peers: bool = False,
     ) -> None:
         self._batches = batches
+        self._of_peers = of_peers
         self._max_request_bytes = max_request_bytes
         self._methods = methods
         config = batches.node.config
@@ -214,6 +219,7 @@ class LaneListener:
                 # The maximum that the system permits (net.core.wmem_max): a frame is then sent in one call.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             else:
+                # Also during a message that the client no longer receives: its frames stay in memory until then.
                 set_tcp_options(sock, idle_s=60, probes=3)
             task = asyncio.create_task(self._serve(sock, peer), name="lane")
             self._serving.add(task)
@@ -267,6 +273,7 @@ class LaneListener:
                 return
             try:
                 GRANTED.set(client.granted)
+                LANE_CHECK.set(client.check)
                 source = "" if sock.family == socket.AF_UNIX else str(sock.getpeername()[0])
                 ORIGIN.set(client.origin._replace(source=source_of(source), transport=LANE))
                 async with lasting(client.granted):
@@ -350,10 +357,12 @@ class LaneListener:
             self._max_request_bytes,
             self._message_timeout_s,
             slot,
-            self._batches.node.streams,
+            self._batches.node.replica_streams if self._of_peers else self._batches.node.streams,
             self._waits,
         )
         calls.unread(received)
+        if not self._of_peers:
+            current_tenant.set(tenant)
         while await calls.serve() and not self._stopping:
             with self._waiting(slot):
                 await calls.wait()

@@ -7,18 +7,27 @@ transport calls this protocol, for received bytes and once for the end, whatever
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any
 
+import grpc.aio
 import numpy as np
 
+from ais_loader.errors import from_node
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.channel_options import set_tcp_options
 from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
-from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MAX_RESPONSE_BYTES, MESSAGE, VERSION, WELCOME
+from ais_loader.wire.lane import ERRORS, GREETING, HEADER, MAGIC, MAX_RESPONSE_BYTES, MESSAGE, VERSION, WELCOME
+from storage_node.context.errors import ReplicaLost
 
 CONNECT_TIMEOUT_S = 1.0
+LANE_AGAIN = Backoff(1.0, 60.0, jitter=0.5)
+"""Delay before another lane is tried, after one could not be opened or has broken."""
+LANE_ERRORS = (OSError, FrameError, ValueError, ReplicaLost, grpc.aio.AioRpcError, grpc.aio.UsageError)
+_OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
 _HEADS_BYTES = 4 << 10
 """Bytes received at once where a message may begin: its header, and small messages completely."""
 
@@ -38,6 +47,9 @@ class PeerLane(asyncio.BufferedProtocol):
         self._why: Exception | None = None
         self.welcome: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
+        self.has_room = asyncio.Event()
+        """Unset while much is buffered."""
+        self.has_room.set()
         self._came: Callable[[memoryview], None] = lambda message: None
         self._ended: Callable[[Exception], None] = lambda why: None
 
@@ -46,9 +58,9 @@ class PeerLane(asyncio.BufferedProtocol):
         A session exists only once its lane is open, so that the lane is made without these."""
         self._came, self._ended = came, ended
 
-    def send(self, message: bytes) -> None:
-        """Send a message. Never waits: what the socket does not accept at once is buffered."""
-        self._transport.write(HEADER.pack(len(message), MESSAGE) + message)
+    def send(self, message: bytes, kind: int = MESSAGE, before: bytes = b"") -> None:
+        """Send a message behind other bytes. Never waits: what the socket does not accept at once is buffered."""
+        self._transport.write(before + HEADER.pack(len(message), kind) + message)
 
     def abort(self) -> None:
         """End the connection now, including messages in progress. `closed` is done when nothing of it is left."""
@@ -59,6 +71,12 @@ class PeerLane(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         transport.write(GREETING.pack(MAGIC, VERSION, self._token))
+
+    def pause_writing(self) -> None:
+        self.has_room.clear()
+
+    def resume_writing(self) -> None:
+        self.has_room.set()
 
     def get_buffer(self, _: int) -> memoryview:
         if self._message is None:
@@ -85,6 +103,7 @@ class PeerLane(asyncio.BufferedProtocol):
             self.welcome.set_exception(why)
             self.welcome.exception()  # the opener may have been cancelled
         self.closed.set_result(None)
+        self.has_room.set()
         self._ended(why)
 
     # -- receiving
@@ -94,7 +113,7 @@ class PeerLane(asyncio.BufferedProtocol):
         at, heads = 0, self._heads[: self._heads_bytes]
         while len(heads) - at >= HEADER.size:
             size_bytes, kind = HEADER.unpack_from(heads, at)
-            if size_bytes > MAX_RESPONSE_BYTES or kind not in (MESSAGE, FAILED, WELCOME):
+            if size_bytes > MAX_RESPONSE_BYTES or kind not in (MESSAGE, WELCOME, *ERRORS):
                 raise FrameError(f"a header of kind {kind} that announces {size_bytes:,} bytes")
             at += HEADER.size
             # A bytearray would be filled with zeros first.
@@ -111,9 +130,9 @@ class PeerLane(asyncio.BufferedProtocol):
         if message is None or self._filled < len(message):
             return
         self._message = None
-        if self._kind == FAILED:
+        if self._kind in ERRORS:
             error = objects_pb.Error.FromString(bytes(message))
-            raise ConnectionError(error.message)
+            raise ReplicaLost(error.message, from_node(error.kind, error.message))
         if (self._kind == WELCOME) is self.welcome.done():
             raise FrameError(f"a message of kind {self._kind} out of its turn")
         if self._kind == WELCOME:
@@ -122,12 +141,22 @@ class PeerLane(asyncio.BufferedProtocol):
             self._came(message)
 
 
-async def open_lane(host: str, offer: pb.OpenLaneResponse) -> PeerLane:
-    """Open a lane: over a Unix socket if the node is on this machine, otherwise over TCP at `host`.
+async def open_lane(channel: Any, endpoint: str) -> PeerLane:
+    """Open a lane to the peer listener at this endpoint: over a Unix socket if the node is on this machine, otherwise
+    over TCP at the same host. `channel`: one to the endpoint.
 
-    Raises OSError, FrameError, TimeoutError.
+    Raises one of LANE_ERRORS.
     """
     loop = asyncio.get_running_loop()
+    host, _, port = endpoint.rpartition(":")
+    ask = channel.unary_unary(
+        _OPEN_LANE,
+        request_serializer=pb.OpenLaneRequest.SerializeToString,
+        response_deserializer=pb.OpenLaneResponse.FromString,
+    )
+    offer = await ask(pb.OpenLaneRequest(port=int(port), user=os.geteuid()), timeout=CONNECT_TIMEOUT_S)
+    if not offer.token:
+        raise OSError("none is offered")
 
     def lane() -> PeerLane:
         return PeerLane(offer.token)
@@ -139,7 +168,7 @@ async def open_lane(host: str, offer: pb.OpenLaneResponse) -> PeerLane:
         except OSError:
             if not offer.tcp_port:
                 raise
-            transport, opened = await loop.create_connection(lane, host, offer.tcp_port)
+            transport, opened = await loop.create_connection(lane, host.strip("[]"), offer.tcp_port)
             set_tcp_options(transport.get_extra_info("socket"))
         try:
             await opened.welcome
