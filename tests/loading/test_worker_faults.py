@@ -39,9 +39,8 @@ from process_kit import (
 
 from ais_loader import BatchLoader
 from ais_loader.errors import LoaderError, SilenceTimeout
-from ais_loader.loading.engine import Engine
+from ais_loader.loading.engine import Engine, StallWatch
 from ais_loader.loading.process_workers import error_of, hang_up, packed_error
-from ais_loader.loading.stall_watch import StallWatch
 from ais_loader.loading.workers import FetchedBatch
 from ais_loader.testing import eventually
 
