@@ -211,6 +211,7 @@ def _warn() -> None:
 
 def _after_fork_in_child() -> None:
     global _running, _shared
+    gc.freeze()  # the parent's garbage has handles of libraries, which may wait for the parent's threads when freed
     _running = _shared = False  # nothing runs here
     GATE.open_in_child()
     for part in _parts:

@@ -256,3 +256,24 @@ def test_a_fork_waits_for_threads_that_are_about_to_end(tmp_path: Path, monkeypa
         waiting = pool.submit(fork_safety.wait_for_ending_threads, 60.0)
         shutil.rmtree(task)
         assert waiting.result(60)
+
+
+@pytest.mark.slow
+def test_a_child_frees_nothing_that_its_parent_has_dropped(tmp_path: Path) -> None:
+    class Handle:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            (tmp_path / f"freed by {os.getpid()}").touch()
+
+    gc.collect()
+    gc.disable()
+    try:
+        Handle()
+        in_a_child(lambda: None)  # which collects garbage
+    finally:
+        gc.enable()
+    assert not list(tmp_path.iterdir())
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [f"freed by {os.getpid()}"]
