@@ -164,7 +164,7 @@ def test_what_lies_in_a_cycle_comes_back_when_the_cycle_has_gone_and_not_while_i
 
 
 def test_what_lies_idle_is_bounded_and_what_came_last_is_used_first() -> None:
-    views = [recycled.take(2048 * KIB) for _ in range(19)]
+    views = [recycled.take(2048 * KIB) for _ in range(3 + idle_bound_bytes(2048 * KIB) // (2048 * KIB))]
     last = block_of(views[-1])
     while views:
         views.pop(0)
