@@ -237,7 +237,10 @@ def test_an_identity_comes_back_or_says_that_its_metadata_did_not_fit(
     assert found.metadata == (metadata if fits else None)
 
 
-@given(numbers=st.tuples(U32, U64, U32, U64, U32, U64, U64), path=st.binary(max_size=60), metadata=METADATA)
+PATH = st.binary(max_size=60).filter(lambda path: not path.startswith(b"coded/"))  # which a group has to follow
+
+
+@given(numbers=st.tuples(U32, U64, U32, U64, U32, U64, U64), path=PATH, metadata=METADATA)
 def test_an_entry_comes_back(numbers: tuple[int, ...], path: bytes, metadata: dict[str, str]) -> None:
     record = fmt.CatalogEntry._make((*numbers, path, fmt.encode_metadata(metadata), b""))
     assert fmt.decode_entry(fmt.encode_entry(record)) == record
