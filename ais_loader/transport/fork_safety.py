@@ -205,7 +205,7 @@ def _warn() -> None:
             "gRPC is running in this process while it forks, and cannot be ended, as something else uses it or a call "
             "does not return: the child may crash or hang. Fork before gRPC is used, or start the child by 'spawn'",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
