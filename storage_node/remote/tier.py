@@ -13,7 +13,6 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.put_groups import PutGroup
 from storage_node.context.node import Node
-from storage_node.remote.ahead.plans import Plans
 from storage_node.remote.arriving.object_intake import StoreObject
 from storage_node.remote.bucket_writes import BucketWrites
 from storage_node.remote.copies.eviction_order import NeededAt
@@ -50,7 +49,7 @@ def node_tier(
     put_group: PutGroup[pb.ObjectInfo],
     delete_object: Callable[[str, str, Condition | None, bytes], Awaitable[None]],
     done_earlier: Callable[[pb.PutHeader], Awaitable[pb.ObjectInfo | None]],
-    plans: Plans,
+    needed_at: NeededAt,
 ) -> RemoteTier:
     """Make the tier of a node. `store_object`, `put_group`: store fetched objects here, or on their owners."""
     settings = node.config.remote
@@ -65,4 +64,4 @@ def node_tier(
         done_earlier,
         file_roots=tuple(map(Path, settings.file_roots)),
     )
-    return RemoteTier(host, settings, plans.needed_at)
+    return RemoteTier(host, settings, needed_at)

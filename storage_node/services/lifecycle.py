@@ -160,7 +160,7 @@ class NodeLifecycle:
             put_writer.store_group,
             put_writer.delete,
             put_writer.done_earlier,
-            plans,
+            plans.needed_at,
         )
         self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
         self.batches = BatchService(node, etl, self.remote)

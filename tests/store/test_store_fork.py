@@ -230,29 +230,29 @@ def test_a_fork_waits_for_a_thread_that_opens_or_closes_a_store(
 def test_a_fork_waits_for_threads_that_are_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(state: str, used_ns: int) -> None:
         task.mkdir(exist_ok=True)
-        (task / "stat").write_text(f"77 (a (b) c) {state} 1 1")
-        (task / "schedstat").write_text(f"{used_ns} 0 1")
+        for name, content in (("stat", f"77 (a (b) c) {state} 1 1"), ("schedstat", f"{used_ns} 0 1")):
+            (tmp_path / name).write_text(content)
+            (tmp_path / name).replace(task / name)  # a reader sees it whole, as in /proc
 
     def waits() -> bool:
         return not fork_safety.wait_for_ending_threads(0.01)
 
-    task, known = tmp_path / "77", tmp_path / str(threading.get_native_id())
-    monkeypatch.setattr(fork_safety, "_THREADS", str(tmp_path))
+    tasks = tmp_path / "tasks"
+    task, known = tasks / "77", tasks / str(threading.get_native_id())
+    known.mkdir(parents=True)  # without a state: nobody looks at it
+    monkeypatch.setattr(fork_safety, "_THREADS", str(tasks))
     assert not waits()
-    known.mkdir()  # without a state: nobody looks at it
     seen("R", 1_000_000)
     assert waits()
     seen("S", 1_000_000)
     assert not waits()
     seen("D", 1_000_000)
     assert waits()
+    first_ns = dict[str, int]()
+    for used_ns, may_end in ((1_000_000, True), (1_500_000, True), (9_000_000, False)):  # so long takes no end
+        seen("R", used_ns)
+        assert fork_safety._may_end("77", first_ns) == may_end
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(fork_safety.wait_for_ending_threads, 60.0)
-        seen("R", 1_500_000)
-        assert not waiting.done()
-        seen("R", 9_000_000)  # so long takes no end
-        assert waiting.result(60)
-        seen("R", 9_000_000)
         waiting = pool.submit(fork_safety.wait_for_ending_threads, 60.0)
         shutil.rmtree(task)
         assert waiting.result(60)
