@@ -373,12 +373,12 @@ class _Reader:
 
     def _done(self, ticket: int, asked: Iterable[int], future: Future[FetchedBatch]) -> None:
         began_s = time.perf_counter()
+        self._reading.pop(ticket, None)  # before a trainer has the last batch, and wants to keep the workers
         if not future.cancelled():
             try:
                 self._send(ticket, began_s, future.result(), asked)
             except BaseException as error:  # noqa: BLE001 - raised in each replica, for this batch
                 self._send(ticket, began_s, packed_error(error), asked)
-        self._reading.pop(ticket, None)
 
     def _send(self, ticket: int, began_s: float, result: Any, asked: Iterable[int]) -> None:
         """Send a batch, a parcel or an error to those that have asked for it and are there."""

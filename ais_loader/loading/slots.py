@@ -161,7 +161,9 @@ class SlotReader:
         """Return the parcel as it was written, without its slot; None if the slot has been written again."""
         parts = parcel.parts
         if parcel.slot is not None:
-            with mmap.mmap(self._slots[parcel.slot].file, 0, access=mmap.ACCESS_READ) as slot:
+            if (mapping := self._slots.get(parcel.slot)) is None:  # it is being replaced
+                return None
+            with mmap.mmap(mapping.file, 0, access=mmap.ACCESS_READ) as slot:
                 parts = [slot[start:stop] for start, stop in parcel.spans]
                 if slot[READERS:_HEADER_BYTES] != _STAMP.pack(parcel.stamp):  # now, as it may have begun meanwhile
                     return None

@@ -260,3 +260,16 @@ def test_a_batch_is_never_read_from_a_slot_that_was_replaced() -> None:
     for at in (empty, None):
         with pytest.raises((ValueError, KeyError)):
             reader.read(parcel, at)
+
+
+def test_a_slot_that_is_being_replaced_has_nothing_to_copy() -> None:
+    writer, reader = SlotWriter(1), SlotReader(shared_as=0)
+    parcel, file = writer.write(np.zeros(LARGE), [0])
+    reader.read(parcel, file)
+    copied = reader.copied(parcel)
+    assert copied is not None and len(copied.parts[0]) == 8 * LARGE
+    empty = os.memfd_create("empty")  # which cannot be mapped, as in the moment before another one is
+    with pytest.raises(ValueError, match="empty"):
+        reader.map(0, empty)
+    os.close(empty)
+    assert reader.copied(parcel) is None
