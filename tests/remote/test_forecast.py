@@ -249,21 +249,25 @@ def test_the_waiting_is_that_of_the_delays(
 @ALONE
 def test_latency_and_rate_are_measured_with_the_first_batch(s3: S3Server, client: Client, bucket_name: str) -> None:
     cloud = SlowCloud(16, 200_000)
-    with DecidedServer(cloud.answer) as server, FaultProxy(server.url) as proxy:
-        bucket = client.create_bucket(bucket_name, remote=Remote("s3://corpus", endpoint=proxy.url))
-        plan = ShufflePlan(16, 4, seed=1)
-        loader = BatchLoader(MapDataset(client, cloud.names, bucket=bucket.name), plan, expect_steps=0, in_flight=1)
-        proxy.latency_s, proxy.bytes_per_s = 1.0, 1e6
-        found = loader.forecast()
-        assert 1 <= found.cloud.latency_s < 5 and 0.1e6 < found.cloud.bytes_per_s < 1.1e6  # on a busy machine, too
-        first = {cloud.names[at] for at in plan.batch(0, 0)}
-        assert {info.name for info in bucket.head_many(cloud.names) if info is not None and info.is_stored} == first
-        for _ in loader:
-            pass
-        rows = compared(asdict(found), client, asdict(loader.summary()))
-        assert rows["gets"] == (12, 12) and rows["cloud_bytes"] == (2_400_000, 2_400_000)
-        assert rows["wait_s"][0] == pytest.approx(rows["wait_s"][1], rel=0.5)
-        client.delete_bucket(bucket_name, force=True)
+
+    def is_measured() -> bool:
+        with DecidedServer(cloud.answer) as server, FaultProxy(server.url) as proxy:
+            bucket = client.create_bucket(bucket_name, remote=Remote("s3://corpus", endpoint=proxy.url))
+            plan = ShufflePlan(16, 4, seed=1)
+            loader = BatchLoader(MapDataset(client, cloud.names, bucket=bucket.name), plan, expect_steps=0, in_flight=1)
+            proxy.latency_s, proxy.bytes_per_s = 1.0, 1e6
+            found = loader.forecast()
+            first = {cloud.names[at] for at in plan.batch(0, 0)}
+            assert {info.name for info in bucket.head_many(cloud.names) if info is not None and info.is_stored} == first
+            for _ in loader:
+                pass
+            rows = compared(asdict(found), client, asdict(loader.summary()))
+            assert rows["gets"] == (12, 12) and rows["cloud_bytes"] == (2_400_000, 2_400_000)
+            client.delete_bucket(bucket_name, force=True)
+            waited = rows["wait_s"][0] == pytest.approx(rows["wait_s"][1], rel=0.1)
+            return bool(waited and 1 <= found.cloud.latency_s < 1.5 and 0.5e6 < found.cloud.bytes_per_s < 1.1e6)
+
+    assert any(is_measured() for _ in range(4)), "a busy machine adds to what is measured, but not always"
 
 
 # -- caches
