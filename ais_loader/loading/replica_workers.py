@@ -37,6 +37,7 @@ from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
 from ais_loader.loading.workers import FetchedBatch, Workers
 from ais_loader.training.plan import first_difference
 from ais_loader.training.sample_seeds import digest_seed
+from ais_loader.wire.channel_options import peer_of
 
 JOIN_S = 60.0
 """Time after which a replica that has not begun an iteration is no longer waited for."""
@@ -46,7 +47,6 @@ _RETRY_S = 0.002
 _LOOK_S = 0.02
 _SEND_S = 10
 """Time after which a process that takes nothing from its socket is given up."""
-_PEER = struct.Struct("3i")
 log = logging.getLogger(__name__)
 
 
@@ -424,8 +424,8 @@ def _send(conn: Connection, message: Any) -> None:
 
 def _peer_of(sock: socket.socket) -> int | None:
     """Return the process at the other end; None if it is another user's."""
-    pid, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(pid) if user == os.geteuid() else None
+    pid, user = peer_of(sock)
+    return pid if user == os.geteuid() else None
 
 
 def _digest(work: Any) -> int:

@@ -124,11 +124,17 @@ def _grpc_may_run() -> bool:
                 return False
 
 
-def _may_be_of_grpc(thread: str) -> bool:
-    """A thread sets its name when it first runs, which on a busy machine is later than its creation."""
+def _stat_of(thread: str) -> tuple[str, list[str]]:
+    """Return the name of a thread, and the fields behind it, of which the first is its state."""
     with open(f"{_THREADS}/{thread}/stat") as file:  # format: proc(5)
         name, _, rest = file.read().partition("(")[2].rpartition(")")
-    state, *_, user_ticks, system_ticks = rest.split()[:13]
+    return name, rest.split()
+
+
+def _may_be_of_grpc(thread: str) -> bool:
+    """A thread sets its name when it first runs, which on a busy machine is later than its creation."""
+    name, fields = _stat_of(thread)
+    state, *_, user_ticks, system_ticks = fields[:13]
     return name in _GRPC_THREADS or (state in _AWAKE and user_ticks == system_ticks == "0")
 
 
@@ -154,8 +160,9 @@ def wait_for_ending_threads(timeout_s: float) -> bool:
 def _may_end(thread: str, first_ns: dict[str, int]) -> bool:
     """`first_ns`: the processor time of each thread when it was first seen."""
     try:
-        with open(f"{_THREADS}/{thread}/stat") as stat, open(f"{_THREADS}/{thread}/schedstat") as schedstat:
-            state, used_ns = stat.read().rpartition(")")[2].split()[0], int(schedstat.read().split()[0])
+        _, (state, *_) = _stat_of(thread)
+        with open(f"{_THREADS}/{thread}/schedstat") as file:
+            used_ns = int(file.read().split()[0])
     except (FileNotFoundError, ProcessLookupError):  # it has ended; or the kernel does not count
         return False
     return state in _AWAKE and used_ns - first_ns.setdefault(thread, used_ns) < _LONG_NS

@@ -267,8 +267,10 @@ class Coder:
             return await self._node.read(self._read_range, bucket.name, objects[0], at, size_bytes)
 
         names = tuple(places[index].name for index in range(redundancy.fragments))
-        placed = zip(((one.name, one.entry) for one in objects), offsets, strict=True)
-        slots = tuple(Slot(name, of.version, offset, of.size_bytes, of.checksum) for (name, of), offset in placed)
+        slots = tuple(
+            Slot(one.name, one.entry.version, offset, one.entry.size_bytes, one.entry.checksum)
+            for one, offset in zip(objects, offsets, strict=True)
+        )
         manifest = Manifest(group, redundancy.data, redundancy.parity, fragment_bytes, bucket.uuid, names, slots)
         await self._fragments.write(view, companion, manifest, places, read)
         return _Built(manifest, objects, by_key((place.node, place.name) for place in places.values()))

@@ -100,8 +100,8 @@ class Manifest(NamedTuple):
             if number != _FORMAT or len(fragments) != data + parity:
                 raise StoreFormatError(f"manifest of format {number}; this version reads {_FORMAT}")
             slots = tuple(Slot(name, Version(*version), *where) for name, version, *where in zip(*columns, strict=True))
-            sizes = data, parity, fragment_bytes
-            return cls(bytes.fromhex(group), *sizes, bytes.fromhex(bucket_uuid), tuple(fragments), slots)
+            group, bucket_uuid = bytes.fromhex(group), bytes.fromhex(bucket_uuid)
+            return cls(group, data, parity, fragment_bytes, bucket_uuid, tuple(fragments), slots)
         except (zlib.error, ValueError, TypeError) as error:
             raise StoreFormatError(f"damaged manifest of {len(encoded)} bytes: {error}") from error
 

@@ -342,14 +342,15 @@ class Keeper:
         nodes = by_key((place.node, place.name) for place in places.values())
         if not (await self._fragments.lasting(view, companion, nodes)).issuperset(names.values()):
             return None
-        changed = manifest._replace(fragments=tuple({**dict(enumerate(manifest.fragments)), **names}.values()))
-        if changed.fragments != manifest.fragments:
+        fragments = tuple(names.get(index, name) for index, name in enumerate(manifest.fragments))
+        changed = manifest._replace(fragments=fragments)
+        if fragments != manifest.fragments:
             whole = await self._groups.manifest(bucket, manifest.group)
             is_late = time.monotonic() - written_s > self._node.config.cluster.coding_grace_s / 2
             if is_late or whole.fragments != manifest.fragments:  # their nodes may be about to remove what is late
                 return None
             slots = tuple(slot for slot in whole.slots if slot.name not in gone)
-            await record(self._writes, bucket, [whole._replace(fragments=changed.fragments, slots=slots)])
+            await record(self._writes, bucket, [whole._replace(fragments=fragments, slots=slots)])
             self._groups.forget([manifest.group])
         return changed
 

@@ -163,7 +163,7 @@ class Catalog:
                 self._high_water = MarkWriter(path, mark)
                 self.published = PublishedCommits(path)
             except OSError as error:
-                self._db.close()
+                _close_rocksdb(self._db)
                 raise self._open_error(error) from error
         self.mark = commit_mark(path)
         self._synced = WriteOptions()
@@ -445,9 +445,7 @@ class Catalog:
                 return
             if not isinstance(self._db, _Reopening):
                 former, self._db = self._db, _Reopening(self)
-                # It cannot flush; it is released when the last call on it ends.
-                with GATE.call(), contextlib.suppress(Exception):
-                    _close_rocksdb(former)
+                _close_rocksdb(former)  # it cannot flush; it is released when the last call on it ends
                 del former
             with contextlib.suppress(Exception):  # the next user of the handle gets the error
                 self._come_back()
@@ -524,9 +522,7 @@ class Catalog:
             with self._reopening:
                 db, self._db = self._db, _ClosedHandle("the store has been closed")
             if not isinstance(db, _Reopening):
-                # If this fails, the handle is released when it is dropped, here.
-                with GATE.call(), contextlib.suppress(Exception):
-                    _close_rocksdb(db)
+                _close_rocksdb(db)
             if self._high_water is not None:
                 self._high_water.close()
             if self._salvaged is not None:
@@ -538,7 +534,9 @@ def _open_rocksdb(path: Path, options: Options, access: AccessType) -> Rdict:
 
 
 def _close_rocksdb(db: Rdict) -> None:
-    db.close()
+    """Close a handle. If this fails, it is released when it is dropped."""
+    with GATE.call(), contextlib.suppress(Exception):
+        db.close()
 
 
 def _state(path: Path, mark: Mark | None) -> object:
