@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from ais_loader.wire.lane import DATA as BYTES
 from storage_node.server import NodeServer
 from storage_node.services.lane import listener
 from storage_node.services.lane.connection import LaneConnection
+from storage_node.settings.config import ServerConfig
 from tests.lane.lane_kit import RawLane, error_of, offer_of, open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
 from tests.node.node_kit import serving
@@ -381,3 +383,20 @@ def test_what_is_said_of_a_lane_is_what_is_used(node: NodeServer, client: Client
     with connect(node.url, options=ClusterOptions(lane="grpc")) as plain:
         assert plain.bucket("b").get("s/001") == DATA["s/001"]
         assert plain.describe()["lane"] == "grpc"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", range(4))
+def test_a_connection_that_comes_as_the_node_stops_listening_is_closed(tmp_path: Path, turns: int) -> None:
+    """One that is left to the garbage collection is an error of a test."""
+    with NodeServer([tmp_path / "drive"], ServerConfig(port=0)) as node, socket.socket(socket.AF_UNIX) as sock:
+
+        async def come_and_stop() -> None:
+            sock.connect(f"\0{node.lanes._unix_name}")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            node.lanes.close()
+
+        [accepting, *_] = node.lanes._accepting
+        asyncio.run_coroutine_threadsafe(come_and_stop(), accepting.get_loop()).result(60)
+    gc.collect()

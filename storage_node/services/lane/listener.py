@@ -170,6 +170,8 @@ class LaneListener:
         for task in self._accepting:
             task.cancel()
         for listening in self._listening:
+            if listening.fileno() != -1 and self._accepting:
+                asyncio.get_running_loop().remove_reader(listening)
             listening.close()
 
     async def stop(self, grace_s: float) -> None:
@@ -204,10 +206,22 @@ class LaneListener:
         )
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+        loop, come = asyncio.get_running_loop(), asyncio.Event()
+
+        def heard() -> None:
+            loop.remove_reader(listening)  # or it would be called again and again until the connection is accepted
+            come.set()
+
         while True:
+            # Not `sock_accept`: cancelled as a connection comes, it leaves that one open.
+            come.clear()
+            loop.add_reader(listening, heard)
+            await come.wait()
             try:
-                sock, _ = await loop.sock_accept(listening)
+                sock, _ = listening.accept()
+                sock.setblocking(False)
+            except BlockingIOError:
+                continue
             except OSError as error:  # no descriptor is left, or the client has disconnected
                 log.warning("a lane could not be accepted: %s", error)
                 await asyncio.sleep(0.1)
