@@ -58,11 +58,9 @@ def filled(client: Client) -> list[str]:
 
 
 def loader(
-    client: Client, entries: list[str], decode: Callable[[Any], Any] | None = None, collate: Any = None
+    client: Client, entries: list[str], decode: Callable[[Any], Any] | None = None, **options: Any
 ) -> BatchLoader:
-    return BatchLoader(
-        MapDataset(client, entries, decode), ShufflePlan(len(entries), batch_size=BATCH), collate=collate
-    )
+    return BatchLoader(MapDataset(client, entries, decode), ShufflePlan(len(entries), batch_size=BATCH), **options)
 
 
 def slow_reads(folder: Path, store: Path) -> dict[str, str]:
@@ -132,7 +130,7 @@ def peer(folder: Path) -> Iterator[BatchLoader]:
 
 
 @contextlib.contextmanager
-def remote_loader(folder: Path, decide: Callable[[Asked], Reply | None]) -> Iterator[BatchLoader]:
+def remote_loader(folder: Path, decide: Callable[[Asked], Reply | None], **options: Any) -> Iterator[BatchLoader]:
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1"}
     with (
         DecidedServer(decide) as server,
@@ -140,7 +138,7 @@ def remote_loader(folder: Path, decide: Callable[[Asked], Reply | None]) -> Iter
         ais_loader.connect(node.url) as client,
     ):
         client.create_bucket("data", remote=server.remote())
-        yield loader(client, [f"ais://data/{at:04}" for at in range(SAMPLES)])
+        yield loader(client, [f"ais://data/{at:04}" for at in range(SAMPLES)], **options)
 
 
 def cloud(folder: Path) -> contextlib.AbstractContextManager[BatchLoader]:

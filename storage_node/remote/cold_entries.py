@@ -155,7 +155,9 @@ class ColdEntries(Generic[F]):
         for position, entry in entries.items():
             self._positions.setdefault(entry, []).append(position)
         self._arriving: dict[int, ArrivingPart] = {}
-        self._throttled = tier.backends.throttled
+        self._throttled = tier.backends.throttled - tier.backends.are_backing_off
+        """Less than the tier's number once this batch waits for a host that throttles, which it may have begun before:
+        objects are fetched ahead."""
         self._fetches: dict[ColdEntry, F] = {}
         for entry in self._positions:
             fetch = self._fetches[entry] = begin(entry.fetch(tier))

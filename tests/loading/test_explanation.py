@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import prometheus_client
@@ -19,6 +20,7 @@ from ais_loader.wire.frame import encode_prefix, without_end
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.node_waits import MergedWaits, NodeWaits
 from benchmarks.training import who_waits
+from storage_node.remote.cold_entries import ColdEntries
 from tests.remote.backend_kit import Reply, content
 from tests.table import table
 
@@ -95,6 +97,18 @@ def test_the_waits_of_the_node_that_was_waited_for_count() -> None:
     assert waits.spent_s == {"queue": 0.5, "drive": 3.0, "peer": 1.5, "cloud": 0.0, "throttle": 0.0}
 
 
+@table("throttled, backs_off, cause", [(0, False, "cloud"), (1, False, "throttle"), (0, True, "throttle")])
+def test_a_wait_for_remote_storage_is_its_throttling_also_if_that_began_before(
+    throttled: int, backs_off: bool, cause: str
+) -> None:
+    backends = SimpleNamespace(throttled=7, are_backing_off=backs_off)
+    cold = ColdEntries(cast("Any", None), {}, cast("Any", SimpleNamespace(backends=backends)), begin=pytest.fail)
+    backends.throttled += throttled
+    with cold.waiting(waits := NodeWaits()):
+        pass
+    assert waits.spent_s[cause] > 0 == sum(waits.spent_s.values()) - waits.spent_s[cause]
+
+
 def test_end_is_taken_out_of_an_encoded_message() -> None:
     end = pb.End(entries=1, digest=7, waits=pb.NodeWaits(drive_us=5000))
     one = np.ones(1, np.uint32)
@@ -105,10 +119,11 @@ def test_end_is_taken_out_of_an_encoded_message() -> None:
 
 
 def throttle_at_first(folder: Path) -> AbstractContextManager[BatchLoader]:
-    """Loader over remote storage that refuses a few requests, but not so many that readers give up."""
+    """Loader over remote storage that refuses a few requests, but not so many that readers give up. Nothing is fetched
+    ahead, which might be refused before a batch waits."""
     slow_down = Reply(503, b"<Error><Code>SlowDown</Code></Error>")
     return who_waits.remote_loader(
-        folder, lambda asked: slow_down if asked.number < 4 else content(asked, who_waits.DATA)
+        folder, lambda asked: slow_down if asked.number < 4 else content(asked, who_waits.DATA), expect_steps=0
     )
 
 
@@ -118,7 +133,7 @@ def throttle_at_first(folder: Path) -> AbstractContextManager[BatchLoader]:
     [
         (who_waits.drive, "drive_s", 0.5 * 48 * 0.003),
         (who_waits.cloud, "cloud_s", 0.02),
-        (throttle_at_first, "throttle_s", 0.1),
+        (throttle_at_first, "throttle_s", 0.04),
         (who_waits.queue, "queue_s", 0.01),
     ],
 )

@@ -43,11 +43,11 @@ def test_all_back_off_once_for_one_burst_and_recover() -> None:
             limiter.throttled(first)
             limiter.throttled(second)  # sent before the back-off: says nothing new
             assert limiter.limit == 4
-            assert limiter.is_busy
+            assert limiter.is_busy and limiter.is_backing_off
             limiter.answered(second)
             assert limiter.limit == 4
         now_s += 1
-        assert not limiter.is_busy
+        assert not limiter.is_busy and not limiter.is_backing_off
         async with limiter.turn() as third:
             limiter.throttled(third)
             assert limiter.limit == 2

@@ -91,6 +91,11 @@ class Backends:
         """How many answers have asked for fewer requests."""
         return self._usage.throttled
 
+    @property
+    def are_backing_off(self) -> bool:
+        """Whether requests wait now because a host has asked for fewer."""
+        return self._limiters.are_backing_off
+
     def usage_by_bucket(self) -> Mapping[str, UsageCounts]:
         """Return the sums of the counters by the uuid of the bucket. Thread-safe."""
         return self._usage.by_bucket()

@@ -112,6 +112,11 @@ class HostLimiter:
         not_before_s = max(self._not_before_s, self._due_s)
         return bool(self._waiting) or self.in_flight + 1 > self.limit or not_before_s > self._now_s()
 
+    @property
+    def is_backing_off(self) -> bool:
+        """Whether all requests wait because the host has throttled some."""
+        return self._not_before_s > self._now_s()
+
     def throttled(self, turn: HostTurn) -> None:
         """Note that the host refused a request because there were too many."""
         if turn.sent_s < self._backed_off_s:
@@ -208,3 +213,8 @@ class HostLimiters:
 
     def of(self, host: str) -> HostLimiter:
         return self._by_host.setdefault(host, HostLimiter(self._most, most_ahead=self._most_ahead))
+
+    @property
+    def are_backing_off(self) -> bool:
+        """Whether a host has throttled requests, so that others wait now. Thread-safe."""
+        return any(limiter.is_backing_off for limiter in tuple(self._by_host.values()))
